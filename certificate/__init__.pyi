@@ -107,6 +107,7 @@ from .privacy_curves import trade_off_chart as trade_off_chart
 from .proof import proof_document as proof_document
 from .proof import proof_sources as proof_sources
 from .proof import prove_certificate as prove_certificate
+from .proof import with_proof as with_proof
 from .provenance import BUILD_TYPE as BUILD_TYPE
 from .provenance import PREDICATE_TYPE as PREDICATE_TYPE
 from .provenance import BadProvenance as BadProvenance

@@ -85,7 +85,8 @@ class Assessment:
     ``epsilon`` (nats) and ``delta`` are the guarantee's brackets, the targets what the plan asks
     for. ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in
     clip norms, each where all phases share one. ``mu`` is the Gaussian-DP parameter where the
-    run is exactly one Gaussian mechanism.
+    run is exactly one Gaussian mechanism. ``proof`` is the witness that the checker accepted, and
+    ``proof_problem`` why there is none; both are None where nobody searched for one.
     """
 
     verdict: Verdict
@@ -111,6 +112,13 @@ class Assessment:
     planning: tuple[dict[str, Any], ...] = ()
     obligations: tuple[dict[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+    proof: dict[str, Any] | None = None
+    proof_problem: Reason | None = None
+
+    @property
+    def sought_proof(self) -> bool:
+        """Whether a proof was searched for."""
+        return self.proof is not None or self.proof_problem is not None
 
     @property
     def epsilon_text(self) -> str | None:

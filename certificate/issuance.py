@@ -88,14 +88,12 @@ def issue(
     under: PolicyEvaluation = AS_PROVED,
     former: PreviousIssue | None = None,
     ledger: Mapping[str, Any] | None = None,
-    prove: bool = False,
 ) -> Certificate:
     """Sign what was found about a plan; a development key makes it ``untrusted``.
 
     ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
     ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
-    data set's budget stands as this is issued, where there is one. ``prove`` adds a proof that
-    ``affidavit.accountants.checker`` checks, and raises its ``Unproved`` where there is none.
+    data set's budget stands as this is issued, where there is one.
     """
     document = statement(
         assessment,
@@ -106,11 +104,8 @@ def issue(
         under=under,
     )
     document["predicate"]["ledger"] = None if ledger is None else dict(ledger)
-    if prove:
-        # Whoever only signs or verifies need not load the search for proofs.
-        from affidavit.certificate.proof import proof_document
-
-        document["predicate"]["proof"] = proof_document(document["predicate"])
+    if assessment.proof is not None:
+        document["predicate"]["proof"] = assessment.proof
     return _sign(document, key, former)
 
 

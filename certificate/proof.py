@@ -9,6 +9,8 @@ proved too, by searching for the witness when asked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.accountants import (
@@ -21,9 +23,12 @@ from affidavit.accountants import (
     witness_document,
     witness_from,
 )
+from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.execution import PlanNotClosed, certified_plan
+from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
+from affidavit.certificate.statement import statement
 from affidavit.mechanisms import lower
-from affidavit.plan import Event, MalformedPlan, RefusedPlan
+from affidavit.plan import Event, MalformedPlan, Reason, RefusedPlan
 
 LOOSENESS = 1e-4
 """How far the ε of a proof may lie above the certified one, relative to it."""
@@ -38,6 +43,25 @@ def proof_document(predicate: Mapping[str, Any]) -> dict[str, Any]:
     witness = _search(predicate, event)
     proof = _within(prove(witness, event), predicate)
     return {**witness_document(witness), "statements": list(proof.theorems)}
+
+
+def with_proof(assessment: Assessment) -> Assessment:
+    """``assessment`` with a proof of its bound, or with the reason why there is none."""
+    stated = statement(
+        assessment,
+        requester="",
+        issued_at=datetime.now(UTC),
+        untrusted=False,
+        approvals=NONE_NEEDED,
+        under=AS_PROVED,
+    )
+    try:
+        return replace(assessment, proof=proof_document(stated["predicate"]))
+    except Unproved as failure:
+        problem = Reason(
+            code=failure.code, pointer="", message=failure.message, remedy=failure.remedy
+        )
+        return replace(assessment, proof_problem=problem)
 
 
 def prove_certificate(predicate: Mapping[str, Any]) -> Proof:

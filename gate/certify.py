@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from affidavit.certificate import (
     SigningPort,
     home,
     issue,
+    with_proof,
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation, judge
@@ -70,8 +70,13 @@ def certify(
     twice = second_opinion or key is not None or rules.second_opinion == "required"
     with working("certifying"):
         result = assess(file.plan, engine=engine, second_opinion=twice)
+    if prove or rules.proof == "required":
+        with working("searching for a proof"):
+            result = with_proof(result)
+    if prove and (problem := result.proof_problem) is not None:
+        fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
     assessment, under = judge(file.plan, result, rules)
-    certificate = None if key is None else _issue(assessment, key, under, prove=prove)
+    certificate = None if key is None else _issue(assessment, key, under)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
@@ -100,28 +105,14 @@ def _print(
         say(f"bundle written to {bundle}")
 
 
-def _issue(
-    assessment: Assessment, key: SigningPort, under: PolicyEvaluation, *, prove: bool
-) -> Certificate:
-    """Sign; with ``prove`` a proof too, and the command ends where there is none."""
-    sign = partial(
-        issue,
+def _issue(assessment: Assessment, key: SigningPort, under: PolicyEvaluation) -> Certificate:
+    return issue(
         assessment,
         key,
         requester=_user(),
         issued_at=datetime.now(UTC).replace(microsecond=0),
         under=under,
     )
-    if not prove:
-        return sign()
-    # Imported here because ball arithmetic is slow to load.
-    from affidavit.accountants import Unproved
-
-    try:
-        with working("searching for a proof"):
-            return sign(prove=True)
-    except Unproved as failure:
-        fail(f"{failure.code}: {failure.message} {failure.remedy}", Exit.UNDECIDED)
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:

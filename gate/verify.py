@@ -109,6 +109,7 @@ def verify(
     except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))
     problem = _recompute(verified) if recompute else None
+    prove = prove or any(policy.proof == "required" for policy in options.floors)
     proof = _prove(verified) if prove else None
     if as_json:
         print_json(_as_document(verified, problem, proof, recompute=recompute))

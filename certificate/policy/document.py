@@ -127,6 +127,7 @@ class Policy(StrictModel):
     engines: Annotated[tuple[Engine, ...], _Few, AfterValidator(_distinct_in_order)] | None = None
     accountants: dict[Engine, Release] = Field(default={})
     second_opinion: Literal["required", "if_available"] = "if_available"
+    proof: Literal["required"] | None = None
     epsilon_cap: Positive | None = None
     delta_cap: Probability | None = None
     caps: Annotated[dict[Name, Caps], Field(max_length=MOST_DATASETS)] = Field(default={})

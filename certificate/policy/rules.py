@@ -35,6 +35,7 @@ class PolicyFacts:
     """``verdict`` is the accounting's own; ``engines`` are (name, version), the first decided.
 
     ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
+    ``unproved`` says why there is no proof for the checker, empty where there is one.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class PolicyFacts:
     delta: float | None
     engines: tuple[tuple[str, str], ...]
     budget: Budget
+    unproved: str = "it has no proof"
 
     @classmethod
     def of(cls, plan: Plan, assessment: Assessment, budget: Budget = "unknown") -> PolicyFacts:
@@ -58,6 +60,7 @@ class PolicyFacts:
                 (accountant.name, accountant.version) for accountant in assessment.accountants
             ),
             budget=budget,
+            unproved=_unproved(assessment.proof, assessment.proof_problem),
         )
 
     @classmethod
@@ -71,7 +74,14 @@ class PolicyFacts:
             delta=None if guarantee is None else float(guarantee["delta"]["upper"]),
             engines=tuple((item["name"], item["version"]) for item in predicate["accountants"]),
             budget=budget,
+            unproved=_unproved(predicate.get("proof"), None),
         )
+
+
+def _unproved(proof: Any, problem: Reason | None) -> str:
+    if problem is not None:
+        return f"{problem.code}: {problem.message.rstrip('.')}"
+    return "" if isinstance(proof, Mapping) else "it has no proof"
 
 
 def accounted(predicate: Mapping[str, Any]) -> Verdict:
@@ -170,6 +180,17 @@ def _second_opinion(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         )
 
 
+def _proof(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
+    if policy.proof == "required" and facts.epsilon is not None and facts.unproved:
+        yield Reason(
+            code="policy_proof",
+            pointer="",
+            message=f"the policy {policy.name} asks for a proof that the checker accepts, and "
+            f"there is none ({facts.unproved}).",
+            remedy="Certify it with --prove, or choose sampling and noise that the checker covers.",
+        )
+
+
 def _epsilon_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     cap = policy.cap(facts.plan.dataset.name).epsilon
     if cap is not None and facts.epsilon is not None and facts.epsilon > cap:
@@ -240,6 +261,7 @@ RULES: Mapping[str, RuleCheck] = {
     "policy_engine": _engine,
     "policy_accountant_version": _accountant_version,
     "policy_second_opinion": _second_opinion,
+    "policy_proof": _proof,
     "policy_epsilon_cap": _epsilon_cap,
     "policy_delta_cap": _delta_cap,
     "policy_large_delta": _large_delta,

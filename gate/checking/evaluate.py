@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, certify
+from affidavit.certificate import Assessment, certify, with_proof
 from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge
 from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
 from affidavit.gate.checking.fixes import fixes_for
@@ -36,6 +36,8 @@ def evaluate(
     rules = policy or BUILT_IN
     twice = second_opinion or rules.second_opinion == "required"
     assessment = certify(plan, second_opinion=twice)
+    if rules.proof == "required":
+        assessment = with_proof(assessment)
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
     under, judgement = judge(plan, assessment, rules, budget=budget)

@@ -135,6 +135,8 @@ class CertificateView:
     sampling: tuple[dict[str, Any], ...]
     strategies: tuple[dict[str, Any], ...]
     engines: tuple[Engine, ...]
+    proof: tuple[str, ...]
+    """The statements of the signed proof."""
     agreement: str
     reasons: tuple[dict[str, Any], ...]
     warnings: tuple[dict[str, str], ...]
@@ -202,6 +204,7 @@ def certificate_view(
         sampling=tuple(predicate["sampling"]),
         strategies=tuple(predicate["strategies"]),
         engines=engines,
+        proof=tuple((predicate.get("proof") or {}).get("statements", ())),
         agreement=agreement(engines),
         reasons=tuple({"pointer": "", "remedy": "", **why} for why in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),

@@ -26,6 +26,7 @@ from affidavit.certificate import (
     path_trials,
     profile_chart,
     trade_off_chart,
+    with_proof,
 )
 from affidavit.certificate.charts import draw
 from affidavit.certificate.policy import Policy, PolicyEvaluation, judge
@@ -82,6 +83,10 @@ class PreviewPlan:
         policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
+        if policy.proof == "required":
+            assessment = await self._cache(
+                f"proof {digest(plan)} {required}", lambda: self._pool.run(with_proof, assessment)
+            )
         ledger = await self._position(plan, assessment)
         budget = budget_status(assessment, ledger)
         assessment, judgement = judge(plan, assessment, policy, requested.waivers, budget)

@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, SigningPort
+from affidavit.certificate import Assessment, SigningPort, with_proof
 from affidavit.certificate.policy import Waiver, judge
 from affidavit.plan import Plan, Syntax
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
@@ -172,6 +172,8 @@ class SubmitPlan:
     ) -> Submission:
         """Account, judge, sign and store ``asked``, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(asked.plan)
+        if asked.policy.proof == "required":
+            assessment = await self._pool.run(with_proof, assessment)
         ledger = await self._position(asked.plan, assessment)
         return await self._persist(CertificationJob(asked, assessment, request, is_stale, ledger))
 
@@ -224,6 +226,8 @@ class SubmitPlan:
                 requested = certification_request(
                     self._policies, job.certification.plan, job.certification.requester
                 )
+                if requested.policy.proof == "required" and not job.assessment.sought_proof:
+                    raise TooBusy from None
                 job = replace(job, certification=requested)
             else:
                 return Submission(stored, created)

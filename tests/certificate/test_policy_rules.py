@@ -41,6 +41,7 @@ def facts(plan: Plan, **changes: Any) -> PolicyFacts:
         delta=1e-5,
         engines=(("gaussian", "0.1.0"), ("pld", "dp-accounting 0.6.0")),
         budget="fits",
+        unproved="",
     )
     return replace(result, **changes)
 
@@ -73,6 +74,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ("policy_accountant_version", {"accountants": {"gaussian": "0.2"}}, {}, {}, ""),
     ("policy_accountant_version", {"accountants": {"pld": "0.10.0"}}, {}, {}, ""),
     ("policy_second_opinion", {"second_opinion": "required"}, {}, {"engines": ALONE}, ""),
+    ("policy_proof", {"proof": "required"}, {}, {"unproved": "it has no proof"}, ""),
     ("policy_epsilon_cap", {"epsilon_cap": 1.999}, {}, {}, "/target/epsilon"),
     ("policy_epsilon_cap", {"caps": {"toy": {"epsilon": 1}}}, {}, {}, "/target/epsilon"),
     ("policy_delta_cap", {"delta_cap": 9.9e-6}, {}, {}, "/target/delta"),
@@ -91,6 +93,7 @@ LENIENT: dict[str, dict[str, Any]] = {
     "policy_engine": {"engines": ["gaussian"]},
     "policy_accountant_version": {"accountants": {"gaussian": "0.1", "pld": "0.6.0", "prv": "9"}},
     "policy_second_opinion": {"second_opinion": "required"},
+    "policy_proof": {"proof": "required"},
     "policy_epsilon_cap": {"epsilon_cap": 1, "caps": {"toy": {"epsilon": 2}}},
     "policy_delta_cap": {"delta_cap": 1e-5},
     "policy_large_delta": {"allow_large_delta": False},

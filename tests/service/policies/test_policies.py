@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore, PublicKey, verify
+from affidavit.certificate import KeyStore, PublicKey, prove_certificate, verify
 from affidavit.certificate.policy import BUILT_IN, open_document, policy_from
 
 Document = Callable[..., dict[str, Any]]
@@ -271,3 +271,21 @@ def test_the_record_of_a_key_in_the_database_does_not_count_before_the_directory
     house.tamper("signing_keys", "UPDATE signing_keys SET record = :r", r=json.dumps(record))
     house.restarted()
     assert house.submit("sam", plan()).json()["verdict"] == "refused"
+
+
+def test_a_policy_that_asks_for_a_proof_has_one_signed_or_refuses(
+    house: Any, plan: Document
+) -> None:
+    house.activate(proof="required")
+    proved = house.submit("sam", plan())
+    assert proved.json()["verdict"] == "certified"
+    assert prove_certificate(statement(proved)).theorems == ("gaussian",)
+    page = house.ask("sam", "GET", proved.headers["location"].removeprefix("/v1"))
+    assert "affidavit verify --prove" in page.text
+    fixed = plan(adjacency="replace_one", sampling={"scheme": "fixed_size", "lot_size": 10})
+    refused = house.submit("sam", fixed).json()
+    assert (refused["verdict"], [item["code"] for item in refused["reasons"]]) == (
+        "refused",
+        ["policy_proof"],
+    )
+    assert "no_statement" in refused["reasons"][0]["message"]
