@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -9,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import DOCS, blocks
+from tests.docs.pages import DOCS, ROOT, blocks
 
 PAGE = DOCS / "library.md"
 ROW = re.compile(r"^\| `([^|]+)` \| `([^|]+)` \|$", re.MULTILINE)
-TABLE = PAGE.read_text(encoding="utf-8").partition("## Equivalents")[2]
+TABLE, _, OF_JAX = (
+    PAGE.read_text(encoding="utf-8")
+    .partition("## Equivalents\n")[2]
+    .partition("## Equivalents of jax-privacy\n")
+)
 ROWS = ROW.findall(TABLE)
+ANSWERS = json.loads((ROOT / "tests/vectors/jax_privacy.json").read_text())
+"""What jax-privacy said, as ``python -m tests.library.jax_answers`` wrote it."""
 AGREE = 1e-2
 """Relative difference between two libraries' numbers; Opacus adds 0.01 to its ε."""
 
@@ -53,3 +60,16 @@ def test_an_equivalent_gives_the_same_number(
     assert result == pytest.approx(expected, rel=AGREE)
     if hasattr(result, "lower"):
         assert result.lower <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ROW.findall(OF_JAX))
+def test_an_equivalent_gives_the_number_of_jax_privacy(
+    names: dict[str, Any], theirs: str, ours: str
+) -> None:
+    expected, result = ANSWERS[theirs], eval(ours, names)
+    assert result == pytest.approx(expected, rel=AGREE)
+    assert getattr(result, "lower", 0.0) <= expected * (1 + 1e-9)
+
+
+def test_every_answer_of_jax_privacy_stands_in_the_guide() -> None:
+    assert [theirs for theirs, _ in ROW.findall(OF_JAX)] == list(ANSWERS)

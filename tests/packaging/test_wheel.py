@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from affidavit import __version__
 from tests.release.building import copy_of_the_tree
@@ -55,9 +57,22 @@ def test_the_pages_that_messages_name_travel_with_it(wheel: zipfile.Path) -> Non
     named = {name for text in texts for name in re.findall(r"docs/[a-z/-]+\.md", text)}
     assert len(named) > 10
     assert named <= shared
-    assert {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.yaml")} <= shared
+    for folder in ("examples", "examples/policies"):
+        assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.yaml")} <= shared
     schema = next(name for name in names(wheel) if name.endswith("/plan.schema.json"))
     assert json.loads(wheel.root.read(schema))["$id"].endswith("/plan-v1.json")
+
+
+def test_the_recipe_of_conda_needs_what_the_wheel_needs() -> None:
+    recipe = YAML(typ="safe").load(ROOT / "deploy/conda/recipe.yaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["gate"]]
+    stated = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
+    bounds = {",".join(sorted(line.split(","), reverse=True)) for line in needed}
+    assert stated - {f"python{project['requires-python']}"} == bounds
+    assert recipe["context"]["version"] == __version__
+    (entry,) = recipe["build"]["python"]["entry_points"]
+    assert dict([entry.split(" = ")]) == project["scripts"]
 
 
 def test_every_module_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
