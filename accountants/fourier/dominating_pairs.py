@@ -51,7 +51,7 @@ Side = Literal["remove", "add"]
 
 NOISE_MULTIPLIERS = (0.2, 1000.0)
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
-MOST_STEPS = 10_000_000
+MOST_STEPS = 10_000_000_000
 """The range of the method; steps are those of the whole run."""
 
 

@@ -18,6 +18,7 @@ import pytest
 from scipy.special import ndtr
 
 from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
 
@@ -178,3 +179,16 @@ def test_the_width_s_effect_falls_by_four() -> None:
         for h in (8e-4, 4e-4, 2e-4)
     ]
     assert (result[0] - result[1]) / (result[1] - result[2]) == pytest.approx(4.0, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"), [(1e-4, 10.0, 10**8), (1e-4, 10.0, 10**9), (1e-3, 50.0, 10**9)]
+)
+def test_beyond_ten_million_steps_the_bracket_holds_the_gaussian_limit(
+    q: float, sigma: float, steps: int
+) -> None:
+    """Losses this small and this many add up to a Gaussian one, of variance T q² (e^{1/σ²} - 1)."""
+    event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    result = FourierAccountant().curve(Repeated(event=event, count=steps)).epsilon(1e-6)
+    limit = GaussianCurve(mu=q * math.sqrt(steps * math.expm1(sigma**-2))).epsilon(1e-6).upper
+    assert result.lower <= limit <= result.upper <= 1.06 * result.lower
