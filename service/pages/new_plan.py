@@ -28,6 +28,7 @@ from affidavit.service.pages.access import Submitter
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import (
+    EXAMPLES,
     RELEASE,
     SECTIONS,
     START,
@@ -65,6 +66,9 @@ class FieldView:
     choices: tuple[tuple[str, str], ...]
     value: str
     errors: tuple[str, ...]
+    of: str
+    when: tuple[str, ...]
+    folded: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +131,9 @@ class NewPlan:
     elsewhere: tuple[Reason, ...]
     curl: str
     digest: str | None
+    examples: tuple[tuple[str, str], ...] = tuple(
+        (name, label) for name, (label, _) in EXAMPLES.items()
+    )
     answer: PreviewView | None = None
     trouble: str | None = None
     no_curve: str | None = None
@@ -139,15 +146,21 @@ def new_plan(
     _: Submitter,
     services: TheServices,
     like: Annotated[str | None, Query(pattern=ID_PATTERN)] = None,
+    example: Annotated[str, Query(max_length=32)] = "",
 ) -> Response:
-    """An empty form, or the plan of the certificate ``like`` to be changed."""
+    """The form: empty, of an example, or of the certificate ``like`` to be changed.
+
+    The example ``yaml`` is an empty document to paste a plan into.
+    """
     certificate = None if like is None else services.store.find(like)
     if certificate is not None:
         yaml = yaml_of(as_document(plan_of(certificate)))
         return _respond(request, _view(request, "yaml", PlanForm.of({}), yaml))
-    form = PlanForm.of(START)
-    # Nobody has entered anything yet that could be wrong.
-    return _respond(request, replace(_view(request, "form", form, form.yaml), typed=False))
+    values = EXAMPLES[example][1] if example in EXAMPLES else {}
+    form = PlanForm.of({**START, **values})
+    # In an empty form nobody has entered anything yet that could be wrong.
+    view = _view(request, "yaml" if example == "yaml" else "form", form, form.yaml)
+    return _respond(request, replace(view, typed=bool(values)))
 
 
 @action(router, "/plans/new")

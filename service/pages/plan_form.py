@@ -51,13 +51,24 @@ Kind = Literal["text", "number", "choice"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """A field of the form; ``name`` is its path in the plan, with dots."""
+    """A field of the form; ``name`` is its path in the plan, with dots.
+
+    It belongs to the plan only while the field ``of`` has one of the values ``when``. One that
+    is ``folded`` is shown on request.
+    """
 
     name: str
     label: str
     kind: Kind = "number"
     hint: str = ""
     choices: tuple[tuple[str, str], ...] = ()
+    of: str = ""
+    when: tuple[str, ...] = ()
+    folded: bool = False
+
+    def applies(self, values: Mapping[str, str]) -> bool:
+        """Whether the field belongs to a plan with these values."""
+        return not self.of or values.get(self.of, "") in ("", *self.when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +103,58 @@ UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
 NOISES = {"independent": "independent", "bidiagonal": "bidiagonal"}
 OPTIMIZERS = {name: name for name in get_args(OptimizerName)}
 
+LOTS = tuple(scheme for scheme in SCHEMES if scheme != "full_batch")
 SECTIONS = (
-    Section(
-        "Plan",
-        (Field(name="name", label="Name", kind="text", hint="Letters, digits, . _ -"),),
-    ),
     Section(
         "Data set",
         (
-            Field(name="dataset.name", label="Name", kind="text", hint="As in its budget"),
-            Field(name="dataset.size", label="Number of records N"),
+            Field(name="name", label="Plan name", kind="text", hint="Letters, digits, . _ -"),
+            Field(name="dataset.name", label="Data set", kind="text", hint="As in its budget"),
+            Field(name="dataset.size", label="Records N"),
             _choice("dataset.unit", "Privacy unit", UNITS),
             Field(
-                name="dataset.contributions_per_user", label="Records per user", hint="User level"
+                name="dataset.contributions_per_user",
+                label="Records per user",
+                of="dataset.unit",
+                when=("user",),
             ),
             _choice("adjacency", "Adjacency", ADJACENCIES),
         ),
-        "The privacy unit and the neighbouring data sets that ε is defined for.",
     ),
     Section(
         "Lots and steps",
         (
             _choice("sampling.scheme", "Sampling", SCHEMES),
-            Field(name="sampling.lot_size", label="Lot size B", hint="Expected or fixed"),
-            Field(name="sampling.max_lot_size", label="Largest lot", hint="Truncated Poisson"),
-            Field(name="sampling.groups", label="Groups", hint="Cyclic Poisson"),
-            Field(name="steps", label="Steps T", hint="Optimizer steps; null: solve for the most"),
-            Field(name="epochs", label="Epochs", hint="Instead of steps"),
+            Field(name="sampling.lot_size", label="Lot size B", of="sampling.scheme", when=LOTS),
+            Field(
+                name="sampling.max_lot_size",
+                label="Largest lot",
+                of="sampling.scheme",
+                when=("truncated_poisson",),
+            ),
+            Field(
+                name="sampling.groups",
+                label="Groups",
+                of="sampling.scheme",
+                when=("cyclic_poisson",),
+            ),
+            Field(name="steps", label="Steps T", hint="null: solve for the most"),
+            Field(name="epochs", label="Epochs", hint="Instead of steps", folded=True),
         ),
-        "Sampling as the trainer performs it; the guarantee depends on it.",
     ),
     Section(
         "Noise and optimizer",
         (
-            _choice("noise.kind", "Noise over steps", NOISES),
-            Field(name="noise.lambda", label="λ", hint="Bidiagonal; empty: solve for the best"),
             _choice("optimizer.name", "Optimizer", OPTIMIZERS),
+            _choice("noise.kind", "Noise over steps", NOISES, folded=True),
+            Field(
+                name="noise.lambda",
+                label="λ",
+                hint="Empty: solve for the best",
+                of="noise.kind",
+                when=("bidiagonal",),
+                folded=True,
+            ),
         ),
     ),
     Section(
@@ -136,7 +163,6 @@ SECTIONS = (
             Field(name="target.epsilon", label="ε", hint="In nats; empty: computed"),
             Field(name="target.delta", label="δ", hint="Below 1/N; empty: computed"),
         ),
-        "Leave the noise empty to solve for it, or enter it to check the plan.",
     ),
 )
 RELEASE = (
@@ -163,6 +189,36 @@ START = {
     "releases.0.clip_norm": "1",
 }
 """The initial values of the form."""
+EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
+    "lora": (
+        "Fine-tune an LLM with LoRA",
+        {
+            **{"name": "e2e-lora-dp-adam", "dataset.name": "e2e-nlg", "dataset.size": "42061"},
+            **{"sampling.lot_size": "512", "steps": "150", "optimizer.name": "dp_adam"},
+            **{"releases.0.name": "adapters", "releases.0.clip_norm": "0.1"},
+            **{"target.epsilon": "3", "target.delta": "1e-5"},
+        },
+    ),
+    "scratch": (
+        "CIFAR-10 from scratch",
+        {
+            **{"name": "cifar10-dp-sgd", "dataset.name": "cifar10", "dataset.size": "50000"},
+            **{"sampling.lot_size": "4096", "steps": "875"},
+            **{"target.epsilon": "8", "target.delta": "1e-5"},
+        },
+    ),
+    "federated": (
+        "Federated rounds",
+        {
+            **{"name": "keyboard-rounds", "dataset.name": "keyboard", "dataset.size": "1000000"},
+            **{"dataset.unit": "user", "dataset.contributions_per_user": "1"},
+            **{"sampling.lot_size": "10000", "steps": "1000"},
+            **{"releases.0.name": "update", "releases.0.clip_norm": "0.5"},
+            **{"target.epsilon": "4", "target.delta": "1e-7"},
+        },
+    ),
+}
+"""Plans to start from: what each is called, and where it differs from ``START``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,7 +346,7 @@ def _yaml(values: Mapping[str, str], rows: int) -> str:
     document: dict[str, Any] = {"version": 1}
     for entry in fields():
         *parents, last = entry.name.split(".")
-        if value := values.get(entry.name):
+        if (value := values.get(entry.name)) and entry.applies(values):
             part = document
             for parent in parents:
                 part = part.setdefault(parent, {})

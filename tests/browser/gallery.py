@@ -44,6 +44,7 @@ def pages_of(company: Company) -> dict[str, str]:
         "sign-in": "/sign-in",
         "overview": "/",
         "new-plan": "/plans/new",
+        "new-plan-example": "/plans/new?example=federated",
         "certificates": "/certificates",
         **one,
         "compare": f"/compare?first={clicks}&second={greedy}",

@@ -87,7 +87,7 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
         _changing_it_takes_the_answer_away(page)
     page.click("text=Submit from a shell")
     assert "/v1/certificates" in page.inner_text("#findings")
-    page.click("button:text-is('Submit for certification')")
+    page.click("button:text-is('Certify')")
     page.wait_for_url("**/certificates/sha256:*")
 
 

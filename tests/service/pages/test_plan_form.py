@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from affidavit.plan import MalformedPlan, as_document, digest, load_yaml, parse_plan
 from affidavit.service.pages.new_plan import curl_of
+from affidavit.service.pages.plan_form import EXAMPLES as EXAMPLE_FORMS
 from affidavit.service.pages.plan_form import (
     MOST_RELEASES,
     START,
@@ -112,3 +114,21 @@ def test_null_steps_are_solved_for() -> None:
 def test_the_curl_command_quotes_the_address(base: str) -> None:
     words = shlex.split(curl_of(base))
     assert words[:3] == ["curl", "-sS", f"{base}/v1/certificates"]
+
+
+def test_a_field_of_what_was_not_chosen_is_no_part_of_the_plan_nor_of_the_page() -> None:
+    form = PlanForm.of({**WHOLE, "sampling.scheme": "full_batch", "sampling.groups": "7"})
+    assert load_yaml(form.yaml.encode()).data["sampling"] == {"scheme": "full_batch"}
+    assert form.value("sampling.groups") == "7"
+    style = (resources.files("affidavit.service.pages") / "static/affidavit.css").read_text()
+    choices = {field.name: [value for value, _ in field.choices] for field in fields()}
+    for name in {field.of for field in fields() if field.of}:
+        for value in choices[name]:
+            hidden = f'[data-of="{name}"]:not([data-when~={value}])'
+            assert f'[name="{name}"] > [value={value}]:checked) {hidden}' in style
+
+
+@pytest.mark.parametrize("name", EXAMPLE_FORMS)
+def test_an_example_is_a_plan(name: str) -> None:
+    form = PlanForm.of({**START, **EXAMPLE_FORMS[name][1]})
+    assert parse(form.yaml).plan is not None
