@@ -93,7 +93,7 @@ try-peers: install-trainer
 	.venv-peers/bin/python $(PIP) --no-compile --no-deps $(PEERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/affidavit.pth"
-	.venv-peers/bin/python -m pytest -q tests/trainer/clipping/vision.py tests/trainer/loop/flower.py
+	.venv-peers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/peers/*.py
 
 # Sign a trained model with its evidence, delete all else, verify it, and alter each part.
 demo-model: install-trainer
@@ -168,7 +168,7 @@ bench-strategies: install
 
 # Opacus runs beside it.
 bench-trainer: install-trainer
-	$(BIN)/python bench/trainer.py
+	$(BIN)/python -m bench.trainer
 
 # Check and time everything on a CUDA device in under ten minutes.
 bench-gpu: install-trainer
