@@ -86,6 +86,7 @@ from .keyset import SignedKeyset as SignedKeyset
 from .keyset import draft_keyset as draft_keyset
 from .keyset import read_keyset as read_keyset
 from .keyset import read_model as read_model
+from .notebook_table import html_table as html_table
 from .plan_comparison import ChangeRow as ChangeRow
 from .plan_comparison import ChangeTrial as ChangeTrial
 from .plan_comparison import Contribution as Contribution

@@ -38,6 +38,7 @@ from typing import Any, Literal
 from affidavit.accountants import Bracket, decimal_up
 from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
+from affidavit.certificate.notebook_table import html_table
 from affidavit.plan import (
     ABSENT,
     Change,
@@ -57,6 +58,10 @@ safe side by up to 0.01 % of the noise, and ε is below its target accordingly."
 Movement = Literal["raised", "lowered", "unmoved", "not_told_apart"]
 Ranking = Literal["first", "second", "not_told_apart"]
 Assess = Callable[[Plan], Assessment]
+
+
+LONGEST_SHOWN = 60
+"""Characters of a value in a notebook."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +138,7 @@ class Contribution:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class PlanComparison:
     """Two certified plans; ``alone`` has every change, including those of texts.
 
@@ -185,6 +190,17 @@ class PlanComparison:
         """Whether all changes move ε in a way that none of them does alone."""
         way = {"first": "raised", "second": "lowered"}.get(self.ranking or "")
         return way is not None and all(item.moved != way for item in self.alone)
+
+    def __repr__(self) -> str:
+        return f"<{self.sentence}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.rows(LONGEST_SHOWN)
+        return html_table(
+            ((row.field, row.first, row.second, row.epsilon or row.verdict) for row in rows),
+            headings=("field", "first", "second", "ε of this change alone"),
+            title=self.sentence,
+        )
 
     @property
     def sentence(self) -> str:

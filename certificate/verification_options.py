@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from affidavit.certificate.log.entry import Consistency
+from affidavit.certificate.notebook_table import html_table
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.trust_policy import TrustPolicy
 
@@ -79,7 +80,7 @@ class VerificationOptions:
     trust: TrustPolicy | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class VerifiedCertificate:
     """A bundle that passed every step: its statement and what each step saw.
 
@@ -92,6 +93,12 @@ class VerifiedCertificate:
     steps: tuple[tuple[int, str, str], ...]
     unchecked: tuple[int, ...] = ()
     checkpoint: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<verified: {self.predicate['verdict']}, {self.predicate['certificate_id']}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.steps, headings=("", "step", "what it saw"), title=repr(self)[1:-1])
 
     @property
     def predicate(self) -> dict[str, Any]:

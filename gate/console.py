@@ -7,6 +7,7 @@ yields a result document, so that programs find the reasons on standard output.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,7 +25,10 @@ from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
 from affidavit.gate.render import reason_line
 from affidavit.plan import MalformedPlan, Reason
 
-out = Console(soft_wrap=True)
+# Rich takes a pipe for a terminal of 80 columns, and breaks the numbers of wide tables in two.
+TERMINAL = sys.stdout is not None and sys.stdout.isatty()
+WIDEST = None if TERMINAL or "COLUMNS" in os.environ else 200
+out = Console(soft_wrap=True, width=WIDEST)
 err = Console(stderr=True, soft_wrap=True)
 
 

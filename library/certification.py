@@ -17,11 +17,11 @@ from affidavit.certificate import (
     SigningPort,
     certified_plan,
     home,
+    html_table,
     issue,
 )
 from affidavit.certificate.signers import private_key_source
 from affidavit.library.bounds import Bound, bound_of
-from affidavit.library.html import table
 from affidavit.plan import Plan, Reason
 
 if TYPE_CHECKING:
@@ -212,4 +212,4 @@ class Certification:
             for opinion in self.assessment.accountants
         ]
         rows += [(warning.code, warning.message) for warning in self.assessment.warnings]
-        return table(rows, title=self.headline, verdict=self.verdict)
+        return html_table(rows, title=self.headline, verdict=self.verdict)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from affidavit.certificate import html_table
 from affidavit.library.certification import Certification
-from affidavit.library.html import table
 from affidavit.library.plotting import axes
 from affidavit.library.questions import certify
 from affidavit.library.sources import Source, load
@@ -93,7 +93,9 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         rows = self.rows()
-        return table((list(row.values()) for row in rows), headings=list(rows[0]) if rows else ())
+        return html_table(
+            (list(row.values()) for row in rows), headings=list(rows[0]) if rows else ()
+        )
 
 
 def sweep(

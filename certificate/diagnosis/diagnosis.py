@@ -25,10 +25,11 @@ from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import claimed, examine, known, pointer_of, stated
 from affidavit.certificate.diagnosis.search import Explanation
+from affidavit.certificate.notebook_table import html_table
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Diagnosis:
     """The outcome for one claim; ``corrected`` is the plan with noise that makes it true."""
 
@@ -53,6 +54,18 @@ class Diagnosis:
             f"{message} {' and '.join(best.mistakes)} under {best.reading.accountant} "
             f"gives {best.reading.epsilon:.6g}."
         )
+
+    def __repr__(self) -> str:
+        return f"<{self.summary}>"
+
+    def _repr_html_(self) -> str:
+        steps = [
+            (found.reading.accountant, f"{found.reading.epsilon:.6g}", step["code"], step["fix"])
+            for found in self.explanations
+            for step in self.as_steps(found)
+        ]
+        headings = ("accountant", "ε", "mistake", "fix") if steps else ()
+        return html_table(steps, headings=headings, title=self.summary)
 
     def as_result(self) -> dict[str, Any]:
         """The diagnosis as the command line prints it and the service answers it."""

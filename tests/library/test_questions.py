@@ -237,3 +237,19 @@ def test_a_configuration_of_jax_privacy_is_read(plan: affidavit.Plan) -> None:
     assert affidavit.epsilon(Configuration(), delta=1e-5) == affidavit.epsilon(plan)
     with pytest.raises(affidavit.MalformedPlan, match="EQUAL_SPLIT"):
         affidavit.load(Configuration(strategy=np.array([1.0, 0.5])), delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: affidavit.certify(MUON, **QUICK),
+        lambda: affidavit.compare(MUON, affidavit.load(MUON, steps=400)),
+        lambda: affidavit.diagnose(MUON, claimed_epsilon="7.98"),
+        lambda: affidavit.sweep(MUON, {"steps": [10, 20]}),
+    ],
+)
+def test_results_show_themselves_on_a_line_and_as_a_table(answer: Any) -> None:
+    result = answer()
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 300
+    assert result._repr_html_().startswith(("<p>", "<table>"))

@@ -9,7 +9,7 @@ from typing import Any
 COLORS = {"certified": "#1a7f37", "under_noised": "#b42318", "refused": "#b42318"}
 
 
-def table(
+def html_table(
     rows: Iterable[Sequence[Any]],
     *,
     headings: Sequence[str] = (),
