@@ -19,17 +19,16 @@ from affidavit.accountants import (
     Bracket,
     Enclosed,
     OutOfReach,
+    PostProcessed,
     PrivacyCurve,
     Sampling,
     Unsupported,
-    accountant,
     attained,
     confirmed_noise,
     largest_probability,
     least_noise,
     most,
     most_steps,
-    parts,
 )
 from affidavit.mechanisms import (
     Lowered,
@@ -42,16 +41,14 @@ from affidavit.mechanisms import (
     with_steps,
 )
 from affidavit.plan import (
-    Composed,
     Event,
-    Gaussian,
     Plan,
-    PoissonSubsampledGaussian,
     RefusedPlan,
-    Repeated,
-    WithoutReplacementGaussian,
     schedule,
 )
+
+ONE_SIDED = ("rdp", "allocation_rdp")
+"""Engines whose own lower ends are 0."""
 
 Value = TypeVar("Value", int, float)
 
@@ -83,27 +80,28 @@ class Solver:
             self._curves[event] = self.engine.curve(event)
         return self._curves[event]
 
-    def enclosed(self, closed: Lowered) -> PrivacyCurve:
+    def enclosed(self, closed: Lowered, *, alone: bool = False) -> PrivacyCurve:
         """The curve of a run with nothing open, its lower ends by what a record attains.
 
-        Raises ``AccountantError``.
+        ``alone`` asks no other engine where this one has no lower ends. Raises ``AccountantError``.
         """
         event, own = closed.event(), closed.attained()
         above, least = self.curve(event), attained(own)
+        if isinstance(self.engine, Sampling):
+            return above if least == event else Enclosed(above=above, below=())
+        if self.engine.name in ONE_SIDED and not alone:
+            return Enclosed(above=above, below=(PostProcessed(event=least),))
         if least == event:
             return above
-        below = () if isinstance(self.engine, Sampling) else self._below(least)
-        return Enclosed(above=above, below=(above, *below) if own == event else below)
+        below = self._below(least)
+        return Enclosed(above=above, below=(above, below) if own == event else (below,))
 
-    def _below(self, least: Event) -> tuple[PrivacyCurve, ...]:
-        """One curve of what a record attains, by this engine or by one of ours that covers it."""
-        for engine in (self.engine, accountant("gaussian"), accountant("fourier")):
-            try:
-                return (engine.curve(least),)
-            except AccountantError:
-                continue
-        louder = noisier(least)
-        return () if louder is None else (louder,)
+    def _below(self, least: Event) -> PrivacyCurve:
+        """A curve of what a record attains, by this engine or by those of ours that cover it."""
+        try:
+            return self.engine.curve(least)
+        except AccountantError:
+            return PostProcessed(event=least)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""
@@ -240,37 +238,3 @@ def _event_of(plan: Plan) -> Event:
         if reason.code != "too_expensive":
             raise
         raise OutOfReach(reason.message, reason.remedy) from None
-
-
-LEAST_NOISE = 0.2
-"""The accountant's own least noise multiplier."""
-DOUBLINGS = 12
-
-
-def noisier(event: Event) -> PrivacyCurve | None:
-    """A curve whose lower ends are those of ``event`` too; None where there is none.
-
-    Releases that are left out, and noise that is added, cost no privacy: so it is ``event``
-    with the releases that the quick accountant knows and with the noise that it reaches.
-    """
-    known = [
-        (part, times)
-        for part, times in parts(event)
-        if isinstance(part, Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian)
-    ]
-    for doubling in range(DOUBLINGS):
-        least = LEAST_NOISE * 2**doubling
-        louder = Composed(
-            events=tuple(
-                Repeated(
-                    event=replace(part, noise_multiplier=max(part.noise_multiplier, least)),
-                    count=times,
-                )
-                for part, times in known
-            )
-        )
-        try:
-            return accountant("fourier").curve(louder)
-        except AccountantError:
-            continue
-    return None

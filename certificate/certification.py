@@ -247,7 +247,8 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
             continue
         try:
             other = accountant(name)
-            curve = Solver(lowered=answer.lowered, engine=other).enclosed(answer.lowered)
+            solver = Solver(lowered=answer.lowered, engine=other)
+            curve = solver.enclosed(answer.lowered, alone=True)
             return [_opinion(other, curve.epsilon(answer.delta.upper))]
         except (AccountantError, *FAULTS):
             continue

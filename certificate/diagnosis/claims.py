@@ -7,9 +7,6 @@ stands. Everything below that is wrong, whether or not the catalogue explains it
 
 A plan that carries a ``claim`` is certified together with it (``with_claim``): a claim that
 does not hold blocks the plan, and the mistakes that explain it stand among the reasons.
-
-Where the certifying engine has no lower bound, one comes from a noisier run: adding noise to a
-release, or ignoring some releases, is post-processing, so the noisier run costs at most as much.
 """
 
 from __future__ import annotations
@@ -17,28 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from affidavit.accountants import (
-    AccountantError,
-    Bracket,
-    decimal_down,
-    decimal_up,
-)
+from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.certificate.assessment import Assessment, Caveat
-from affidavit.certificate.calibration import noisier
 from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
 from affidavit.certificate.diagnosis.readings import Reading
 from affidavit.certificate.diagnosis.search import Explanation, search
-from affidavit.mechanisms import lower
 from affidavit.plan import (
     PHASE_FIELDS,
     Claim,
     LargeDelta,
     Plan,
     Reason,
-    RefusedPlan,
     pointer_to,
 )
 
@@ -96,8 +85,6 @@ def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Cl
     if any(reason.code == "large_delta" for reason in found.reasons):
         return _at_large_delta(plan, judgement, certify)
     truth = found.epsilon
-    if truth is not None and truth.lower <= 0:
-        truth = Bracket(lower=min(at_least(plan, delta), truth.upper), upper=truth.upper)
     undecided = truth is not None and judgement.value < truth.upper * (1 - WIDE)
     if truth is not None and _holds(judgement, truth) and not undecided:
         return ClaimOutcome(holds=True)
@@ -237,18 +224,3 @@ def pointer_of(mistake: Mistake, plan: Plan) -> str:
     if top == "steps" and plan.phases[0].epochs is not None:
         top = "epochs"
     return plan.pointer(0, top, *rest) if top in PHASE_FIELDS else pointer_to(top, *rest)
-
-
-def at_least(plan: Plan, delta: float) -> float:
-    """A lower bound on ε, in nats, of a closed ``plan`` at ``delta``; 0 where none is known."""
-    if plan.is_open:
-        return 0.0
-    try:
-        event = lower(plan).attained()
-    except RefusedPlan:
-        return 0.0
-    curve = noisier(event)
-    try:
-        return 0.0 if curve is None else curve.epsilon(delta).lower
-    except AccountantError:
-        return 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import Agreement
 from affidavit.certificate.diagnosis.case import Way
-from affidavit.certificate.diagnosis.claims import at_least, stated
+from affidavit.certificate.diagnosis.claims import stated
 from affidavit.certificate.diagnosis.diagnosis import diagnose
 from affidavit.certificate.diagnosis.readings import Reading
 from affidavit.certificate.diagnosis.search import Explanation
@@ -114,24 +113,11 @@ def test_what_nothing_explains_is_wrong_all_the_same(plan_of: PlanOf) -> None:
     assert result.corrected.epsilon.upper <= 0.0017312345 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("sigma", [0.3, 0.5, 2.0])
-def test_the_floor_is_below_the_truth_and_follows_it(plan_of: PlanOf, sigma: float) -> None:
-    changes: dict[str, Any] = {
-        **BLOCKS,
-        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}],
-    }
-    plan = plan_of(**changes)
-    exact, floor = truth(plan), at_least(plan, 8e-6)
-    assert floor <= exact.upper
-    assert floor >= exact.lower * 0.99
-
-
-def test_with_an_upper_bound_alone_a_claim_still_meets_a_floor(plan_of: PlanOf) -> None:
+def test_beyond_the_two_sided_engine_a_claim_still_meets_a_floor(plan_of: PlanOf) -> None:
     """σ_joint = 0.1 is below what the two-sided engine takes."""
     blocks = [{**BLOCKS["releases"][0], "noise_multiplier": 0.7}]  # type: ignore[index]
     plan = plan_of(**{**BLOCKS, "releases": blocks})
-    assert truth(plan).lower == 0
-    assert at_least(plan, 8e-6) > 100
+    assert truth(plan).lower > 100
     assert diagnose(plan, Claim(epsilon="8.31")).holds is False
     assert diagnose(plan, Claim(epsilon="5000")).holds is True
 

@@ -1,0 +1,141 @@
+"""Lower ends of ε from runs that a run contains, where no method bounds the run itself from below.
+
+Leaving releases out, adding noise to them, looking at one bin of many and at one repetition of
+several are post-processing: what is left costs at most as much as the run. ε falls with δ, so that
+the ε of a larger δ is a lower bound too. Whatever remains is answered by the exact Gaussian
+accountant or by the Fourier one, with the least noise added that these reach.
+
+>>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+>>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
+>>> curve = PostProcessed(event=Repeated(event=step, count=1000))
+>>> 100 < curve.epsilon(1e-6).lower < 1000
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import parts
+from affidavit.accountants.protocol import (
+    Accountant,
+    AccountantError,
+    PrivacyCurve,
+    require_delta,
+    require_epsilon,
+)
+from affidavit.accountants.registry import accountant
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    Leaf,
+    PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    RepeatAndSelect,
+    Repeated,
+    WithoutReplacementGaussian,
+)
+
+LEAST_NOISE, DOUBLINGS = 0.2, 12
+"""The Fourier accountant's least noise multiplier, and how often it is doubled at most."""
+LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
+"""Its least sampling probability, and the most steps that it answers for at once."""
+LEAST_DELTA = 1e-20
+"""Its least δ."""
+
+Known = Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostProcessed:
+    """Lower ends of what ``event`` contains; its upper ends are infinite, or 1 for δ."""
+
+    event: Event
+
+    def epsilon(self, delta: float) -> Bracket:
+        """``[lower end, ∞]`` of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        require_delta(delta)
+        chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
+        near = max(delta / chance * (1 + 1e-12), LEAST_DELTA)
+        lower = self._highest(lambda curve: curve.epsilon(near)) if near < 1 else 0.0
+        return Bracket(lower=lower, upper=math.inf)
+
+    def delta(self, epsilon: float) -> Bracket:
+        """``[lower end, 1]`` of δ at ``epsilon`` (nats).
+
+        Raises ``ValueError`` unless ε is finite and at least 0.
+        """
+        require_epsilon(epsilon)
+        chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
+        lower = chance * self._highest(lambda curve: curve.delta(epsilon)) * (1 - 1e-12)
+        return Bracket(lower=lower, upper=1.0)
+
+    def _highest(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
+        known = [item for part, times in parts(self.event) for item in _known(part, times)]
+        gaussian = [(leaf, times) for leaf, times in known if isinstance(leaf, Gaussian)]
+        exact = _lower(accountant("gaussian"), _composed(gaussian), ask) or 0.0
+        within = [(leaf, min(times, MOST_STEPS)) for leaf, times in known]
+        if len(gaussian) == len(known):
+            return exact
+        for doubling in range(DOUBLINGS):
+            least = LEAST_NOISE * 2**doubling
+            louder = [
+                (replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least)), times)
+                for leaf, times in within
+            ]
+            result = _lower(accountant("fourier"), _composed(louder), ask)
+            if result is not None:
+                return max(exact, result)
+        return exact
+
+
+def _lower(
+    engine: Accountant, event: Event, ask: Callable[[PrivacyCurve], Bracket]
+) -> float | None:
+    try:
+        return ask(engine.curve(event)).lower
+    except AccountantError:
+        return None
+
+
+def _composed(releases: Sequence[tuple[Known, int]]) -> Composed:
+    return Composed(events=tuple(Repeated(event=leaf, count=times) for leaf, times in releases))
+
+
+def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, int]]:
+    """Releases that ``part``, so many ``times``, contains and that our accountants know."""
+    match part:
+        case RepeatAndSelect(event=run):
+            for inner, count in parts(run):
+                yield from _known(inner, count * times)
+        case RandomAllocationGaussian(bins=bins, attained_at=attained):
+            sigma = part.noise_multiplier if attained is None else attained
+            if not math.isfinite(sigma):
+                return
+            if bins == 1:
+                yield Gaussian(noise_multiplier=sigma), times
+            else:
+                yield from _known(
+                    PoissonSubsampledGaussian(
+                        sampling_probability=1 / bins * (1 - 2.0**-52), noise_multiplier=sigma
+                    ),
+                    times,
+                )
+        case PoissonSubsampledGaussian(sampling_probability=rate):
+            if rate >= LEAST_RATE:
+                yield part, times
+        case Gaussian() | WithoutReplacementGaussian():
+            yield part, times
+        case _:
+            return
+
+
+def _chance_of_a_run(part: Leaf | RepeatAndSelect) -> float:
+    """That a selection has a run to release: 1 but where their number is Poisson."""
+    if isinstance(part, RepeatAndSelect) and math.isinf(part.shape):
+        return -math.expm1(-part.mean) * (1 - 2.0**-50)
+    return 1.0

@@ -1,0 +1,69 @@
+"""Lower ends of what a run contains: never above the truth, nor 0 where an attack gives more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from affidavit.accountants import GaussianCurve, PostProcessed, accountant
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    RepeatAndSelect,
+    Repeated,
+)
+
+
+def poisson(q: float, sigma: float, steps: int = 1) -> Event:
+    event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    return Repeated(event=event, count=steps)
+
+
+def one_release(q: float, sigma: float, delta: float) -> float:
+    """ε of one Poisson-subsampled release in closed form: δ is q times a Gaussian's."""
+    inner = GaussianCurve(mu=1 / sigma).epsilon(delta / q).upper
+    return math.log(1 - q) if inner == 0 else inner + math.log(q + (1 - q) * math.exp(-inner))
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.3, 0.05), (0.01, 0.15), (0.5, 0.2), (1e-3, 3.0)])
+@pytest.mark.parametrize("delta", [1e-4, 1e-12, 1e-30])
+def test_one_release_is_bounded_from_below(q: float, sigma: float, delta: float) -> None:
+    lower = PostProcessed(event=poisson(q, sigma)).epsilon(delta).lower
+    assert lower <= one_release(q, sigma, delta) * (1 + 1e-9)
+    assert lower > 0
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
+def test_a_selection_costs_at_least_a_run_and_at_most_its_bound(shape: float) -> None:
+    run = poisson(0.01, 1.0, 1000)
+    event = RepeatAndSelect(event=run, mean=10.0, shape=shape)
+    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    once = accountant("fourier").curve(run).epsilon(1e-6)
+    assert 0.99 * once.lower <= lower <= once.upper
+    assert lower <= accountant("rdp").curve(event).epsilon(1e-6).upper
+
+
+def test_a_poisson_number_of_runs_can_be_none() -> None:
+    """With a mean of 1 a third of the selections release nothing: δ is that much smaller."""
+    run = Gaussian(noise_multiplier=1.0)
+    selection = RepeatAndSelect(event=run, mean=1.0, shape=math.inf)
+    whole = GaussianCurve(mu=1.0).delta(1.0)
+    result = PostProcessed(event=selection).delta(1.0).lower
+    assert result == pytest.approx(whole.lower * -math.expm1(-1.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 300])
+def test_one_bin_of_many_is_below_the_bracket_of_all(bins: int) -> None:
+    event = RandomAllocationGaussian(bins=bins, noise_multiplier=1.0)
+    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    assert 0 < lower <= accountant("allocation").curve(event).epsilon(1e-6).upper
+
+
+def test_what_is_not_known_costs_at_least_nothing() -> None:
+    for event in (Composed(events=()), poisson(1e-9, 1.0), poisson(0.1, 1e-9)):
+        assert PostProcessed(event=event).epsilon(1e-6).lower >= 0
+    assert PostProcessed(event=poisson(0.1, 1.0)).epsilon(1 - 1e-9).lower == 0
