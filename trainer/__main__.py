@@ -136,6 +136,13 @@ def main(
         str, typer.Option(help="Of the learning rate: constant, linear or cosine.")
     ] = "constant",
     warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 0,
+    exact_noise: Annotated[
+        bool,
+        typer.Option(
+            "--exact-noise",
+            help="Release noisy sums on a grid, free of floating point's traces; slower.",
+        ),
+    ] = False,
     show_private: Annotated[
         bool,
         typer.Option(
@@ -166,6 +173,7 @@ def main(
         schedule=_schedule(schedule),
         warmup=warmup,
         show_private=show_private,
+        exact_noise=exact_noise,
     )
     read = _plan(plan)
     bundle = _bytes(certificate)

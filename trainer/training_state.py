@@ -144,12 +144,19 @@ class TrainingState:
 
     def _noise_of_phases(self) -> list[NoiseSource]:
         execution, result, first = self._config.execution, [], 0
+        if self._settings.exact_noise and any(
+            phase.noise.kind != "independent" for phase in self._config.plan.phases
+        ):
+            raise UnsupportedModel(
+                "exact noise is independent, and this plan's is not. Leave --exact-noise out."
+            )
         for steps, strategy in zip(execution.lengths, self._config.strategies, strict=True):
             source = NoiseSource(
                 bytes(32),  # every step brings a key of its own
                 self.layout.noise(execution.at(first)),
                 strategy=strategy,
                 device=str(self._peers.device),
+                exact=self._settings.exact_noise,
             )
             result.append(source)
             first += steps
@@ -281,7 +288,8 @@ class TrainingState:
         self._peers.add_up({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
         key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
-        NoiseSource(key, {"counts": noise}, device=device).add_to({"counts": sums})
+        exact = self._settings.exact_noise
+        NoiseSource(key, {"counts": noise}, device=device, exact=exact).add_to({"counts": sums})
         return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:

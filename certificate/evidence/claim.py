@@ -52,6 +52,8 @@ DECLARED = {
     "sole_release": "Nothing else that depends on the data was released: no other run, no choice "
     "of settings by results on the data.",
     "gaussian_noise": "Noise in floating point is taken for exactly Gaussian.",
+    "exact_noise": "Noise is exactly Gaussian and its sums are rounded to a grid; sums of clipped "
+    "gradients in floating point are taken for exact.",
     "weights": "The weights came out of the run of the record: they are in no form whose digest "
     "can be compared with the record's.",
     "canary_losses": "The losses of the canaries are those of these weights.",
@@ -91,13 +93,15 @@ class Training:
 
     ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
     the weights are those of the record, and ``untrained`` names tensors beside the trained ones.
-    ``audit`` is what the run's canaries prove, if it had any.
+    ``exact_noise`` is whether the record says so of all its steps. ``audit`` is what the run's
+    canaries prove, if it had any.
     """
 
     certificate: Mapping[str, Any]
     conformance: Conformance
     weights_checked: bool
     untrained: tuple[str, ...] = ()
+    exact_noise: bool = False
     audit: Audit | None = None
 
 
@@ -119,6 +123,8 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
             ("weights", not training.weights_checked),
             ("untrained_tensors", bool(training.untrained)),
             ("canary_losses", training.audit is not None),
+            ("gaussian_noise", not training.exact_noise),
+            ("exact_noise", training.exact_noise),
         )
         if not needed
     }

@@ -5,6 +5,7 @@ Signing and verifying a model both begin here, so that nothing is signed that do
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -106,8 +107,20 @@ def training_of(
         conformance=report,
         weights_checked=checked,
         untrained=untrained,
+        exact_noise=_exact_noise(record),
         audit=_audited(evidence, header, predicate["guarantee"]),
     )
+
+
+def _exact_noise(record: bytes) -> bool:
+    """Whether the run was begun, and each time resumed, with exact noise."""
+    for line in io.BytesIO(record):
+        if b'"performance"' not in line:
+            continue
+        performance = load_json(line).data.get("performance")
+        if not isinstance(performance, dict) or performance.get("exact_noise") is not True:
+            return False
+    return True
 
 
 def _audited(evidence: Evidence, header: RecordEntry, guarantee: Mapping[str, Any]) -> Audit | None:

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms.strategies import Strategy, identity
+from affidavit.trainer.noise.grid import add_on_grid
 from affidavit.trainer.noise.normal import pieces, standard_normal
 from affidavit.trainer.noise.recurrence import leaves_as_it_is, recurrence_of
 
@@ -61,7 +62,10 @@ class NoiseSource:
     """Noise for ``tensors`` under ``strategy``, by default independent at every step.
 
     ``key`` has 32 bytes and serves the noise alone. ``dtype`` is that of what is kept and
-    added; z is drawn in float32 in any case.
+    added; z is drawn in float32 in any case. With ``exact`` the noisy sum is rounded to a grid as
+    ``affidavit.trainer.noise.grid`` does.
+
+    Raises ``ValueError`` for ``exact`` beside correlated noise.
     """
 
     def __init__(
@@ -72,13 +76,16 @@ class NoiseSource:
         strategy: Strategy | None = None,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        exact: bool = False,
     ) -> None:
         self._key, self._tensors = key, dict(tensors)
         self._strategy = identity(1) if strategy is None else strategy
         self._most = None if strategy is None else strategy.steps
         self._recurrence = recurrence_of(self._strategy)
         self._is_z = leaves_as_it_is(self._strategy)
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._exact = device, dtype, exact
+        if exact and not self._is_z:
+            raise ValueError("exact noise is independent noise; leave exact out")
         self._kept: dict[str, list[Tensor]] = {name: [] for name in tensors}
         self._step = 0
 
@@ -111,6 +118,10 @@ class NoiseSource:
         at, self._step = self._step, self._step + 1
         scales = self.scales() if scales is None else scales
         with torch.no_grad():
+            if self._exact:
+                for place, name in enumerate(self._tensors):
+                    add_on_grid(sums[name], self._key, step=at, tensor=place, scale=scales[name])
+                return
             if self._is_z and all(sums[name].is_contiguous() for name in self._tensors):
                 self._add_pieces(at, sums, scales)
                 return

@@ -301,3 +301,18 @@ def test_weights_that_are_not_safetensors_are_refused(
     with pytest.raises(NotTrained) as failure:
         run.sign(folder)
     assert failure.value.finding.code == "other_weights"
+
+
+@pytest.mark.parametrize("said", [True, False, "yes", None])
+def test_exact_noise_is_declared_where_the_record_says_so(
+    key: SigningKey, tmp_path: Path, said: object
+) -> None:
+    def change(entries: list[dict[str, Any]]) -> None:
+        entries[0]["performance"] = [] if said is None else {"exact_noise": said}
+
+    run = run_of(key, change)
+    report = verify_model(run.signed(tmp_path / "model"), [key.public])
+    assert report.verified, report.findings
+    declared = set(report.claim["declared"])
+    expected = "exact_noise" if said is True else "gaussian_noise"
+    assert declared & {"exact_noise", "gaussian_noise"} == {expected}

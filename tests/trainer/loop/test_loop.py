@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
+from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise.normal import standard_normal
@@ -428,3 +429,17 @@ def test_unknown_data_is_told_by_name() -> None:
         data_of("nowhere")
     with pytest.raises(UnknownSource, match="no_such_module"):
         data_of("python:no_such_module:function")
+
+
+def test_exact_noise_is_on_the_grid_and_in_the_record(run: Run) -> None:
+    exact, ordinary = run(seed=3, exact_noise=True), run(seed=3)
+    assert exact.entries[0]["performance"]["exact_noise"] is True
+    assert "exact_noise" not in ordinary.entries[0]["performance"]
+    assert not torch.equal(exact.values, ordinary.values)
+    assert exact.outcome.released == ordinary.outcome.released == STEPS
+
+
+def test_exact_noise_is_refused_beside_correlated_noise(run: Run) -> None:
+    plan = plan_with(**CYCLIC, noise={"kind": "tree"})
+    with pytest.raises(UnsupportedModel, match="exact"):
+        run(plan, exact_noise=True)

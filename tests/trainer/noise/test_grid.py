@@ -1,0 +1,163 @@
+"""Noise on a grid: exact by an independent computation, Gaussian, and blind to attacks on low bits.
+
+The attack: from two neighbouring sums a mechanism in floating point releases different sets of
+numbers, and a release that only one of them can make tells which it was. It is run against the
+ordinary noise too, where it has to succeed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from affidavit.trainer.noise import grid
+from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, derived_key, words
+from affidavit.trainer.noise.grid import add_on_grid, grid_of
+from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.noise.source import NoiseSource, TensorNoise
+
+KEY = bytes(range(32))
+COUNT = 200_001
+
+
+def released(x: Tensor, scale: float, step: int = 0) -> Tensor:
+    """``x`` with noise on the grid."""
+    sums = x.clone()
+    add_on_grid(sums, KEY, step=step, tensor=1, scale=scale)
+    return sums
+
+
+def by_mpmath(x: float, place: int, scale: float) -> int:
+    """The steps of the grid at ``place`` in 400 digits, from the words of the streams."""
+    pair, side = divmod(place, 2)
+    stream = words(KEY, step=0, tensor=1, count=4 * pair + 4).tolist()[-4:]
+    own = derived_key(KEY, "affidavit further bits of grid noise")
+    more = words(own, step=0, tensor=1, count=WORDS_PER_BLOCK * (pair + 1)).tolist()[-16:]
+    with mpmath.workdps(400):
+        uniform, turn = (
+            mpmath.fsum(
+                mpmath.mpf(word) / mpmath.mpf(2) ** (32 * (at + 1))
+                for at, word in enumerate([*stream[2 * one : 2 * one + 2], *more[8 * one :][:8]])
+            )
+            for one in (0, 1)
+        )
+        radius = mpmath.sqrt(-2 * mpmath.log(uniform))
+        wave = mpmath.sinpi if side else mpmath.cospi
+        exact = (mpmath.mpf(x) + mpmath.mpf(scale) * radius * wave(2 * turn)) / grid_of(scale)
+        return int(mpmath.floor(exact + mpmath.mpf(1) / 2))
+
+
+def border_at(place: int) -> float:
+    """The sum, to float64, at which the release at ``place`` goes from 0 to a step; scale 1."""
+    low, high = -16.0, 16.0
+    while (middle := (low + high) / 2) not in (low, high) and high - low > 2.0**-51:
+        if by_mpmath(middle, place, 1.0) <= 0:
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.37, 5e-9, 1e7])
+def test_entries_are_the_exact_sums_rounded(scale: float) -> None:
+    x = (torch.rand(101, dtype=torch.float64) - 0.5) * 1000 * scale
+    steps = (released(x, scale) / grid_of(scale)).tolist()
+    assert [int(item) for item in steps] == [by_mpmath(float(x[i]), i, scale) for i in range(101)]
+
+
+def test_where_float64_does_not_settle_the_rounding_more_bits_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(64, dtype=torch.float64)
+    expected = released(x, 1.0)
+    rounded, asked = grid._rounded, []
+
+    def unsettled(*arguments: object) -> tuple[Tensor, Tensor]:
+        steps, _ = rounded(*arguments)  # type: ignore[arg-type]
+        asked.append(len(steps))
+        return torch.full_like(steps, math.nan), torch.ones_like(steps, dtype=torch.bool)
+
+    monkeypatch.setattr(grid, "_rounded", unsettled)
+    assert torch.equal(released(x, 1.0), expected)
+    assert asked
+
+
+def test_the_bound_of_the_error_holds_and_leaves_few_entries_open() -> None:
+    """Whatever is settled is right also where x puts the sum close to the border of a step."""
+    scale = 1.0
+    for place in range(0, 40, 7):  # a sum just below and just above the border of a step
+        border = border_at(place)
+        for x in (border - 2.0**-52, border + 2.0**-52, border - 2.0**-40, border + 2.0**-40):
+            sums = torch.full((place + 1,), x, dtype=torch.float64)
+            assert int(released(sums, scale)[place] / grid_of(scale)) == by_mpmath(x, place, scale)
+    stream = words(KEY, step=0, tensor=1, count=2 * COUNT + 2).view(-1, 4)
+    open_ = grid._rounded(torch.zeros(len(stream), 2, dtype=torch.float64), stream, scale)[1]
+    assert int(open_.sum()) <= 5
+
+
+def test_the_law_is_normal() -> None:
+    scale = 3.0
+    noise = released(torch.zeros(COUNT), scale).double() / scale
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-6
+    assert stats.kstest(noise.numpy() * 1.02, "norm").pvalue < 1e-6
+    even, odd = noise[:-1:2], noise[1::2]
+    assert abs(float((even * odd).mean())) < 5 / math.sqrt(len(even))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_set_of_releases_does_not_depend_on_the_sum(dtype: torch.dtype) -> None:
+    scale = 1.0
+    for sum_ in (0.0, 1 / 3, 1e-30):
+        out = released(torch.full((4096,), sum_, dtype=dtype), scale).double()
+        assert bool((out / grid_of(scale) == (out / grid_of(scale)).round()).all())
+
+
+def exposed(releases: Tensor) -> float:
+    """Of the releases near 0, how many are a multiple of 2^-26, half the spacing of floats at 1/3.
+
+    Near 0 a float32 variate has finer bits; the sum of 1/3 and a variate near -1/3 has not.
+    """
+    small = releases[(releases.abs() < 2.0**-6) & (releases != 0)].double()
+    assert len(small) > 1000
+    return float((small * 2.0**26 % 1 == 0).double().mean())
+
+
+def test_low_bits_of_ordinary_sums_tell_neighbours_apart_and_those_on_the_grid_do_not() -> None:
+    shape = (COUNT,)
+    zero, third = torch.zeros(shape), torch.full(shape, 1 / 3)
+
+    def ordinary(x: Tensor) -> Tensor:
+        sums = {"w": x.clone()}
+        NoiseSource(KEY, {"w": TensorNoise(shape=shape, scale=1.0)}).add_to(sums)
+        return sums["w"]
+
+    assert exposed(ordinary(third)) == 1.0
+    assert exposed(ordinary(zero)) < 0.1
+    assert exposed(released(zero, 1.0)) == exposed(released(third, 1.0)) == 1.0
+
+
+def test_a_source_with_exact_noise_draws_it_for_every_tensor_and_step() -> None:
+    tensors = {name: TensorNoise(shape=(3, 2), scale=0.5) for name in "ab"}
+    source = NoiseSource(KEY, tensors, exact=True)
+    seen = []
+    for _ in range(2):
+        sums = {name: torch.zeros(2, 3).t() for name in "ab"}  # not contiguous
+        source.add_to(sums)
+        seen += [sums["a"].flatten(), sums["b"].flatten()]
+    assert len({tuple(item.tolist()) for item in seen}) == 4
+    assert all(bool((item != 0).all()) for item in seen)
+    drawn = standard_normal(KEY, step=0, tensor=0, shape=(6,))
+    assert not torch.allclose(seen[0], 0.5 * drawn)
+
+
+def test_sums_that_are_no_numbers_stay_so() -> None:
+    out = released(torch.tensor([math.nan, math.inf, 1e30, 0.0]), 1.0)
+    assert out[0].isnan()
+    assert out[1] == math.inf
+    assert out[2] == 1e30
+    assert out[3] != 0
