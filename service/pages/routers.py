@@ -16,6 +16,7 @@ from affidavit.service.pages import (
     policies,
     policy_simulation,
     runs,
+    search,
     sign_in,
     templating,
     tokens,
@@ -39,5 +40,6 @@ PAGES = (
     policy_simulation.router,
     policies.router,
     runs.router,
+    search.router,
     waivers.router,
 )

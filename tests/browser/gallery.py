@@ -53,6 +53,7 @@ def pages_of(company: Company) -> dict[str, str]:
         "compare-showcase": f"/compare?id={certificates['published']}"
         f"&id={certificates['corrected']}",
         "compare-unranked": f"/compare?first={clicks}&second={zeroed}",
+        "search": "/search?q=c",
         "datasets": "/datasets",
         "dataset": "/datasets/clicks",
         "dataset-not-bounded": f"/datasets/digits?certificate={digits}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -63,3 +64,27 @@ def test_an_incomplete_search_is_stated(yard: Yard, monkeypatch: Monkey) -> None
     assert view["more_expiring"]
     page = yard.ask("GET", "/", "audit", accept="text/html").text
     assert "Some certificates were not searched." in page
+
+
+def test_a_search_has_what_the_reader_may_see(yard: Yard) -> None:
+    certificate = yard.certify()
+    run = yard.request(certificate).json()["id"]
+
+    def hits(text: str, who: str) -> set[tuple[str, str]]:
+        params = {"q": text}
+        result = yard.ask("GET", f"/search.json?{urlencode(params)}", who).json()
+        return {(item["kind"], item["path"]) for item in result["hits"]}
+
+    name = yard.document()["name"]
+    assert ("Certificate", f"/certificates/{certificate}") in hits(name[:3], "audit")
+    assert hits(certificate[:20], "audit") == {("Certificate", f"/certificates/{certificate}")}
+    assert ("Data set", "/datasets/toy") in hits("to", "audit")
+    assert hits(run[:13], "audit") == {("Run", f"/runs/{run}")}
+    assert ("Page", "/audit") in hits("aud", "audit")
+    # A worker may not see certificates, nor the log.
+    assert not {kind for kind, _ in hits(certificate[:20], "work")}
+    assert hits("aud", "work") == set()
+    for text in ("%", "_", "\u202e", "'", "sha256:", " "):
+        assert isinstance(hits(text, "audit"), set)
+    opened = yard.ask("GET", f"/search?q={run}", "audit", accept="text/html")
+    assert opened.url.path == f"/runs/{run}"

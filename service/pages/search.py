@@ -1,0 +1,116 @@
+"""``/search``: whatever begins with a text, of all that the reader may see.
+
+One exact hit is opened at once. Every other search is a page whose address can be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection, select
+
+from affidavit.service.identity.actor import Actor
+from affidavit.service.ledger.ledger_tables import ledgers
+from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.certificate_search import CertificateSearch, certificate_list
+from affidavit.service.pages.navigation import GROUPS, may_open
+from affidavit.service.pages.renderers import Rows
+from affidavit.service.pages.response import page, respond, see_other
+from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.runs.run_tables import run_leases, runs
+from affidavit.service.services import TheServices
+
+router = APIRouter()
+
+LISTED = 10
+"""Hits of one kind."""
+LONGEST = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """Something that the text begins, and its page; ``whole`` if the text is all of its name."""
+
+    kind: str
+    path: str
+    label: str
+    detail: str
+    whole: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchResults:
+    """The hits, those of one kind together."""
+
+    text: str
+    hits: tuple[Hit, ...] = ()
+
+
+@page(router, "/search")
+def search(
+    request: Request,
+    actor: Anyone,
+    services: TheServices,
+    q: Annotated[str, Query(max_length=LONGEST)] = "",
+) -> Response:
+    """Certificates, data sets, runs, policies and pages that ``q`` begins."""
+    text = q.strip()
+    hits: tuple[Hit, ...] = ()
+    if text:
+        rules = services.policies.policy_set()
+        with services.engine.connect() as connection:
+            hits = tuple(hits_of(connection, rules, actor, text))
+    exact = [hit for hit in hits if hit.whole]
+    is_page = request.url.path == "/search"
+    if is_page and (len(hits) == 1 or len(exact) == 1):
+        return see_other((exact or hits)[0].path)
+    return respond(
+        request, SearchResults(text=text, hits=hits), template="search.html", rows=Rows(Hit, hits)
+    )
+
+
+def hits_of(connection: Connection, rules: PolicySet, actor: Actor, text: str) -> Iterator[Hit]:
+    """What ``actor`` may see and ``text`` begins."""
+    for kind, path, name, detail in _everything(connection, rules, actor, text):
+        whole = text in (name, path.rsplit("/", 1)[-1])
+        yield Hit(kind=kind, path=path, label=name, detail=detail, whole=whole)
+
+
+def _everything(
+    connection: Connection, rules: PolicySet, actor: Actor, text: str
+) -> Iterator[tuple[str, str, str, str]]:
+    """Kind, path, name and detail of each hit."""
+    if may_open(actor, "/certificates"):
+        listed = certificate_list(connection, CertificateSearch(q=text), datetime.now(UTC))
+        for line in listed.lines[:LISTED]:
+            bound = f"ε ≤ {line.epsilon_at_most}, " if line.epsilon_at_most else ""
+            detail = f"{line.verdict.replace('_', '-')}, {bound}{line.created_at:%Y-%m-%d}"
+            yield "Certificate", f"/certificates/{line.id}", line.name or line.id, detail
+    budgets = (
+        select(ledgers.c.dataset)
+        .where(ledgers.c.dataset.startswith(text, autoescape=True))
+        .group_by(ledgers.c.dataset)
+        .order_by(ledgers.c.dataset)
+    )
+    for name in connection.scalars(budgets.limit(LISTED)):
+        yield "Data set", f"/datasets/{name}", name, "budget"
+    matching = (
+        select(runs.c.id, run_leases.c.state)
+        .join(run_leases, run_leases.c.run_id == runs.c.id)
+        .where(runs.c.id.startswith(text.lower(), autoescape=True))
+        .order_by(runs.c.id)
+    )
+    for row in connection.execute(matching.limit(LISTED)):
+        yield "Run", f"/runs/{row.id}", row.id, row.state
+    if may_open(actor, "/policies"):
+        for policy in rules.policies.values():
+            if policy.name.startswith(text):
+                path = f"/policies/{policy.name}/{policy.version}"
+                yield "Policy", path, policy.name, f"version {policy.version}, active"
+    for place in (place for group in GROUPS for place in group.places):
+        if place.label.lower().startswith(text.lower()) and may_open(actor, place.path):
+            yield "Page", place.path, place.label, ""
