@@ -209,19 +209,23 @@ def _without_object_default(part: Schema) -> Schema:
 
 
 def _name_operation(operation: Schema, method: str, path: str) -> None:
-    """Tag an operation by its resource, and name it by that and its function."""
+    """Tag an operation by its resource, and name it by a verb and that: ``cancel_run``.
+
+    A function that changes something is named by its verb, or by the whole; one that reads, by
+    what it reads.
+    """
     resource = path.removeprefix("/v1").split("/")[1]
     operation["tags"] = [resource if resource in TAGS else "health"]
     function = operation["operationId"].partition(_path_suffix(path))[0]
+    one = re.sub("ies$", "y", resource).removesuffix("s") if resource != "status" else resource
     if resource not in TAGS:
         name = function
-    elif method == "get" and function in (resource, resource.removesuffix("s")):
-        listed = function == resource and function not in ("keyset", "status")
-        name = f"{'list' if listed else 'get'}_{function}"
-    elif resource.rstrip("s") in function:
-        name = function
+    elif method != "get":
+        name = function if "_" in function else f"{function}_{one}"
+    elif function == resource and function not in ("keyset", "status"):
+        name = f"list_{function}"
     else:
-        name = f"{resource}_{function}"
+        name = f"get_{function}" if function.startswith(one) else f"get_{one}_{function}"
     operation["operationId"] = name
 
 

@@ -62,7 +62,7 @@ router = APIRouter()
     },
     openapi_extra=plan_body(),
 )
-async def certify(
+async def certify_plan(
     actor: Annotated[Actor, needs(Scope.SUBMIT)], http: Request, services: TheServices
 ) -> Response:
     """Every well-formed plan gets a signed certificate that is stored, whatever the verdict."""

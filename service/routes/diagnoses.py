@@ -30,7 +30,7 @@ router = APIRouter()
     },
     openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),
 )
-async def diagnose(
+async def diagnose_claim(
     _: Reader,
     services: TheServices,
     syntax: Annotated[Syntax, Depends(syntax_of_body)],

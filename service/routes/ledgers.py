@@ -83,7 +83,7 @@ async def ledger(
         **problems(400, 401, 403, 408, 409, 415, 422, 503),
     },
 )
-def budget(
+def set_budget(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
     http: Request,
     response: Response,
@@ -114,7 +114,7 @@ def budget(
         **problems(400, 401, 403, 408, 409, 415, 422, 503),
     },
 )
-async def reserve(
+async def reserve_budget(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],
     http: Request,
     response: Response,

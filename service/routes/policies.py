@@ -118,7 +118,7 @@ def activate_policy(
     responses=problems(400, 408, 409, 415),
     openapi_extra=body("Policy", "A draft of a policy."),
 )
-def simulation(
+def simulate_policy(
     _: Annotated[Actor, needs(Scope.ADMIN, Scope.AUDIT)],
     services: TheServices,
     page: Annotated[PageQuery, Query()],

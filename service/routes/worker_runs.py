@@ -54,7 +54,7 @@ def _lease(run_id: str, report: FencedRequest, actor: Actor) -> HeldLease:
     response_description="The run, or null if there is none to claim.",
     responses=problems(400, 401, 403, 408, 413, 415, 422, 503),
 )
-def claim(
+def claim_run(
     actor: Worker, services: TheServices, queue: Queue, request: RunClaimRequest
 ) -> Job | None:
     """The oldest run of the queue, or the one named, is this worker's until its lease ends.
@@ -92,7 +92,7 @@ def start(actor: Worker, services: TheServices, run_id: RunId, request: StartReq
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
-def heartbeat(
+def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> RenewedLease:
     """The lease starts again now."""
@@ -104,7 +104,7 @@ def heartbeat(
 
 
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
-def record(
+def upload_record(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: RecordPartRequest
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""

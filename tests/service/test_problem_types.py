@@ -26,3 +26,7 @@ def test_operations_have_tags_and_ids_of_their_own(client: Any) -> None:
     assert all(set(item["tags"]) <= tags for item in operations)
     assert len({item["operationId"] for item in operations}) == len(operations)
     assert not [item for item in operations if "v1" in item["operationId"]]
+    reads = [path["get"]["operationId"] for path in document["paths"].values() if "get" in path]
+    health = {"livez", "readyz", "metrics"}
+    assert not [name for name in {*reads} - health if not name.startswith(("get_", "list_"))]
+    assert all("_" in item["operationId"] for item in operations if item["tags"] != ["health"])
