@@ -94,7 +94,7 @@ BENCHES = (
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
     Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),
-    Bench(name="trainer", command=("bench/trainer.py",), minutes=30, lacks=_torch),
+    Bench(name="trainer", command=("-m", "bench.trainer"), minutes=30, lacks=_torch),
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),
     Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
     Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),

@@ -1,7 +1,7 @@
 """A private step against a plain one, in one run: processor time and peak memory.
 
-A GPT-shaped model (4 layers, d = 256, T = 64, vocabulary 5000, lot 32) takes whole steps:
-private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
+A GPT, a Llama and a ResNet-18 with group normalisation (``bench/trainer_models.py``) take whole
+steps: private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
 hidden matrix a block and the rest one auxiliary block, noise, Newton-Schulz, update), plain ones
 with the same update from the gradient of the mean loss. Beside them stands the part that
 clipping changes, forward and backward alone, where Opacus' ghost clipping stands next to it on
@@ -12,6 +12,7 @@ processor time of single steps, alternated between the processes by turns of ``S
 ratio is that of medians, with the least and the largest ratio of a turn as its spread.
 
     make bench-trainer
+    python -m bench.trainer resnet
 """
 
 from __future__ import annotations
@@ -35,82 +36,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-LAYERS, WIDTH, HEADS, TIME, WORDS, LOT = 4, 256, 4, 64, 5000, 32
-TURNS, STEPS = 11, 3
+from bench.trainer_models import LOT, SHAPES, Shape
 
-
-class Attention(nn.Module):
-    """Causal self-attention with its four matrices apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, T, d)."""
-        q, k, v = (
-            item(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for item in (self.query, self.key, self.value)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+TURNS, STEPS = 7, 3
 
 
-class Layer(nn.Module):
-    """Attention and a feed-forward part, normalised before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.second = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, T, d)."""
-        x = x + self.attention(self.first(x))
-        return x + self.down(functional.gelu(self.up(self.second(x))))
-
-
-class Model(nn.Module):
-    """Token and position tables, layers, a head of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(TIME, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits (n, T, words)."""
-        x = self.tokens(ids) + self.places(torch.arange(TIME).repeat(len(ids), 1))
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
-def data() -> tuple[Tensor, Tensor]:
-    """Ids and targets, (LOT, TIME) each."""
-    torch.manual_seed(1)
-    return torch.randint(WORDS, (LOT, TIME)), torch.randint(WORDS, (LOT, TIME))
-
-
-def token_losses(model: nn.Module) -> Tensor:
-    """(LOT, TIME)."""
-    ids, targets = data()
-    logits = model(ids).flatten(0, 1)
-    return functional.cross_entropy(logits, targets.flatten(), reduction="none").view(LOT, TIME)
-
-
-def hidden_of(model: Model) -> list[str]:
-    """Names of the hidden matrices."""
-    names = [name for name, _ in model.named_parameters()]
-    return [n for n in names if n.startswith("layers.") and model.get_parameter(n).ndim == 2]
-
-
-def plan_of(model: Model) -> Any:
+def plan_of(shape: Shape, model: nn.Module) -> Any:
     """DP-Muon on the whole of ``LOT`` records at every step."""
     from affidavit.plan import plan_from
 
@@ -124,7 +56,7 @@ def plan_of(model: Model) -> Any:
             "releases": [
                 {
                     "name": "hidden",
-                    "count": len(hidden_of(model)),
+                    "count": len(shape.hidden(model)),
                     "clip_norm": 0.1,
                     "noise_multiplier": 1.0,
                 },
@@ -136,16 +68,16 @@ def plan_of(model: Model) -> Any:
     )
 
 
-def plain(model: Model) -> Callable[[], None]:
+def plain(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """A Muon step without privacy."""
     from affidavit.trainer.optimizers.registry import optimizer_of
 
     of = dict(model.named_parameters())
-    hidden = {name: of.pop(name) for name in hidden_of(model)}
-    optimizer = optimizer_of(plan_of(model), {"hidden": hidden, "auxiliary": of})
+    hidden = {name: of.pop(name) for name in shape.hidden(model)}
+    optimizer = optimizer_of(plan_of(shape, model), {"hidden": hidden, "auxiliary": of})
 
     def step() -> None:
-        token_losses(model).mean().backward()
+        shape.losses(model, *shape.data()).mean().backward()
         optimizer.step()
 
     return step
@@ -156,35 +88,32 @@ class Adapter:
 
     digest = "sha256:" + "0" * 64
 
-    def __init__(self, model: Model) -> None:
-        self.module = model
+    def __init__(self, shape: Shape, model: nn.Module) -> None:
+        self.shape, self.module = shape, model
 
     def losses(self, batch: Any) -> Tensor:
-        """(LOT,)."""
-        ids, targets = batch
-        logits = self.module(ids).flatten(0, 1)
-        item = functional.cross_entropy(logits, targets.flatten(), reduction="none")
-        return item.view(len(ids), TIME).mean(1)
+        """(n,)."""
+        return self.shape.losses(self.module, *batch)
 
     def blocks(self) -> Any:
         """A block for each hidden matrix, one for the rest."""
         from affidavit.trainer.models.layout import hidden_and_rest
 
-        return hidden_and_rest(self.module, {"hidden": hidden_of(self.module)})
+        return hidden_and_rest(self.module, {"hidden": self.shape.hidden(self.module)})
 
     def made_up(self, records: int) -> Any:
         """Some of the lot."""
-        return tuple(item[:records] for item in data())
+        return tuple(item[:records] for item in self.shape.data())
 
     def __len__(self) -> int:
         return LOT
 
     def collate(self, indices: Tensor) -> Any:
         """Records of the lot."""
-        return tuple(item[indices] for item in data())
+        return tuple(item[indices] for item in self.shape.data())
 
 
-def private(model: Model) -> Callable[[], None]:
+def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """The trainer's own step."""
     from affidavit.certificate import Execution
     from affidavit.trainer.distributed import Peers
@@ -193,7 +122,7 @@ def private(model: Model) -> Callable[[], None]:
     from affidavit.trainer.settings import Settings
     from affidavit.trainer.training_state import RunKeys, TrainingState
 
-    plan, adapter = plan_of(model), Adapter(model)
+    plan, adapter = plan_of(shape, model), Adapter(shape, model)
     config = RunConfig(
         certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
         strategies=(None,), guarantee={},
@@ -210,27 +139,27 @@ def private(model: Model) -> Callable[[], None]:
     return step
 
 
-def plain_gradients(model: Model) -> Callable[[], None]:
+def plain_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Forward and backward."""
-    return lambda: token_losses(model).mean().backward()
+    return lambda: shape.losses(model, *shape.data()).mean().backward()
 
 
-def private_gradients(model: Model) -> Callable[[], None]:
+def private_gradients(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Forward and backward that leaves clipped sums."""
     from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 
-    hidden = hidden_of(model)
+    hidden = shape.hidden(model)
     rest = tuple(name for name, _ in model.named_parameters() if name not in hidden)
     blocks = [BlockSpec(name=name, clip_norm=0.1, names=(name,)) for name in hidden]
     held = PrivateModel(model, [*blocks, BlockSpec(name="rest", clip_norm=0.1, names=rest)])
 
     def step() -> None:
-        held.accumulate(lambda: token_losses(model).mean(1), records=LOT)
+        held.accumulate(lambda: shape.losses(model, *shape.data()), records=LOT)
 
     return step
 
 
-def opacus(model: Model) -> Callable[[], None]:
+def opacus(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """Opacus' ghost clipping: two backward passes, one norm for all tensors."""
     warnings.simplefilter("ignore")
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
@@ -248,16 +177,16 @@ def opacus(model: Model) -> Callable[[], None]:
     criterion = DPLossFastGradientClipping(
         held, optimizer, nn.CrossEntropyLoss(reduction="mean"), loss_reduction="mean"
     )
-    ids, targets = data()
+    inputs, targets = shape.data()
 
     def step() -> None:
-        loss = criterion(held(ids).flatten(0, 1), targets.flatten(), shape=(LOT, TIME, WORDS))
+        loss = criterion(held(inputs).flatten(0, -2), targets.flatten(), shape=shape.logits)
         loss.backward()
 
     return step
 
 
-KINDS: dict[str, Callable[[Model], Callable[[], None]]] = {
+KINDS: dict[str, Callable[[Shape, nn.Module], Callable[[], None]]] = {
     "plain": plain,
     "private": private,
     "plain gradients": plain_gradients,
@@ -268,12 +197,13 @@ BASES = {"plain": "plain", "private": "plain"}
 """What a kind is compared with, where it is not plain gradients."""
 
 
-def serve(kind: str) -> None:
+def serve(name: str, kind: str) -> None:
     """Answer each line with the processor times of ``STEPS`` steps and the peak so far."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Model()
-    step = KINDS[kind](model)
+    shape = SHAPES[name]
+    model = shape.build()
+    step = KINDS[kind](shape, model)
 
     def once() -> float:
         model.zero_grad(set_to_none=True)
@@ -300,10 +230,13 @@ def ask(server: subprocess.Popen[str]) -> dict[str, Any]:
     return result
 
 
-def start(kind: str, python: str) -> subprocess.Popen[str] | None:
+def start(name: str, kind: str) -> subprocess.Popen[str] | None:
     """A process that is warm, or None where it cannot run."""
     server = subprocess.Popen(
-        [python, __file__, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.trainer", "serve", name, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     return server if server.stdout.readline().strip() == "ready" else None
@@ -314,23 +247,20 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    pythons = dict.fromkeys(list(KINDS)[:-1], sys.executable)
-    pythons["opacus gradients"] = sys.executable
-    servers = {kind: start(kind, python) for kind, python in pythons.items()}
-    running = {kind: server for kind, server in servers.items() if server is not None}
-    turns = [{kind: ask(server) for kind, server in running.items()} for _ in range(TURNS)]
-    for server in running.values():
-        server.communicate()
-    _print(
-        f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread; "
-        f"{LAYERS} layers, d = {WIDTH}, T = {TIME}, {WORDS} words, lot {LOT}\n"
-    )
-    _print("| step | seconds | over plain | spread | peak MiB | over plain | above rest |")
-    _print("|---|---|---|---|---|---|---|")
-    for kind in running:
-        _print(row(kind, turns))
+def main(names: list[str]) -> None:
+    """Measure, and print a table for each shape."""
+    _print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
+    for name in names or SHAPES:
+        servers = {kind: start(name, kind) for kind in KINDS}
+        running = {kind: server for kind, server in servers.items() if server is not None}
+        turns = [{kind: ask(server) for kind, server in running.items()} for _ in range(TURNS)]
+        for server in running.values():
+            server.communicate()
+        _print(f"\n{SHAPES[name].size}\n")
+        _print("| step | seconds | over plain | spread | peak MiB | over plain | above rest |")
+        _print("|---|---|---|---|---|---|---|")
+        for kind in running:
+            _print(row(kind, turns))
 
 
 def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:
@@ -352,7 +282,7 @@ def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        serve(sys.argv[1])
+    if sys.argv[1:2] == ["serve"]:
+        serve(*sys.argv[2:])
     else:
-        main()
+        main(sys.argv[1:])

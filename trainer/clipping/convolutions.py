@@ -12,7 +12,8 @@ torch.Size([4, 3, 2, 2, 2, 2])
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -91,20 +92,62 @@ def _factors(
     if weight.ndim > 4 or geometry.transposed or geometry.groups > 1:
         full = by_record(kernel_gradients(x, weight, gy, geometry), len(steps))
         return DenseFactors.of(full if full.ndim == weight.ndim + 1 else full.sum(1))
-    if weight.ndim == 3:
-        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
-        stride, padding, dilation = (
-            (fill, *of)
-            for fill, of in zip(
-                (1, 0, 1), (geometry.stride, geometry.padding, geometry.dilation), strict=True
-            )
-        )
-    else:
-        stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
-    patches = by_record(
-        functional.unfold(x, weight.shape[2:], dilation, padding, stride).mT, len(steps)
+    return PatchFactors(x, weight, gy, geometry, len(steps))
+
+
+class PatchFactors(LinearFactors):
+    """G_i = B_iᵀ A_i with A_i the patches of the input, which are made where they are needed.
+
+    A processor convolves one record after the other where each G_i is formed anyway.
+    """
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry, records: int
+    ) -> None:
+        self.__dict__.update(x=x, weight=weight, gy=gy, geometry=geometry, records=records)
+
+    x: Tensor
+    weight: Tensor
+    gy: Tensor
+    geometry: Geometry
+    records: int
+
+    @cached_property
+    def given(self) -> tuple[Tensor, Tensor]:
+        """Patches (n, T, in) and output gradients (n, T, out)."""
+        x, weight = self.x, self.weight
+        stride, padding, dilation = self.geometry[:3]
+        if weight.ndim == 3:
+            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+            stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        patches = functional.unfold(x, weight.shape[2:], dilation, padding, stride).mT
+        steps = by_record(self.gy.flatten(2).mT, self.records)
+        return by_record(patches, self.records).flatten(1, -2), steps.flatten(1, -2)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        steps = self.gy.numel() // (self.records * len(self.weight))
+        return steps, self.weight[0].numel(), len(self.weight)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.x.device
+
+    def _products(self) -> Iterator[Tensor]:
+        if self._device.type != "cpu":
+            yield from super()._products()
+            return
+        rows = len(self.x) // self.records
+        for x, gy in zip(widened(self.x).split(rows), widened(self.gy).split(rows), strict=True):
+            yield kernel_gradient(x, self.weight, gy, self.geometry).flatten(1).unsqueeze(0)
+
+
+def kernel_gradient(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) -> Tensor:
+    """The kernel's gradient of all rows of x and gy together, (*kernel)."""
+    _, result, _ = torch.ops.aten.convolution_backward(
+        gy, x, weight.to(x.dtype), None, *geometry, [False, True, False]
     )
-    return LinearFactors.of(patches.flatten(1, -2), steps.flatten(1, -2))
+    return result
 
 
 def kernel_gradients(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) -> Tensor:
@@ -112,15 +155,7 @@ def kernel_gradients(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) 
     wide, grad = widened(x), widened(gy)
 
     def of_one(a: Tensor, b: Tensor) -> Tensor:
-        _, result, _ = torch.ops.aten.convolution_backward(
-            b.unsqueeze(0),
-            a.unsqueeze(0),
-            weight.to(a.dtype),
-            None,
-            *geometry,
-            [False, True, False],
-        )
-        return result
+        return kernel_gradient(a.unsqueeze(0), weight, b.unsqueeze(0), geometry)
 
     return vmap(of_one)(wide, grad)
 

@@ -239,7 +239,11 @@ class LinearFactors:
 
     @property
     def _moving(self) -> int:
-        return MOVING.get(self.given[0].device.type, MOVING_ELSEWHERE)
+        return MOVING.get(self._device.type, MOVING_ELSEWHERE)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.given[0].device
 
     @property
     def prefers_gram(self) -> bool:
@@ -307,12 +311,16 @@ class LinearFactors:
         """Each G_i formed once, for its norm and for the sum: no slack is needed."""
         _, wide, high = self._sizes
         total: Tensor | None = None
-        for products in products_of(*self.given):
+        for products in self._products():
             weights, retained = weighed(products, clip_norm)
             item = retained.flatten(1).mT
             total = torch.mv(item, weights) if total is None else total.addmv_(item, weights)
         assert total is not None
         return total.view(high, wide)
+
+    def _products(self) -> Iterator[Tensor]:
+        """Each G_i once, (chunk, out, in), for whoever takes it to change."""
+        return products_of(*self.given)
 
 
 def weighed(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

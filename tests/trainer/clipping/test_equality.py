@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from affidavit.trainer.clipping import ghost_norm as factors
+from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
+from affidavit.trainer.clipping.ghost_norm import clipped_by_norm
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 from affidavit.trainer.clipping.tied_weights import untie
 from affidavit.trainer.numerics import clip_weights
@@ -252,3 +254,20 @@ def test_detach_gives_the_model_back(losses_of: Callable[..., Tensor]) -> None:
     assert torch.equal(model(inputs), inside)
     losses_of(model, inputs, targets).sum().backward()
     assert float(model.words.weight.grad.norm()) > 1e-2  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("size", [(9,), (7, 9)])
+def test_kernels_of_records_with_several_rows_are_clipped_by_their_joint_norm(
+    size: tuple[int, ...],
+) -> None:
+    records, rows, clip_norm = 3, 2, 4.0
+    x, gy = (torch.randn(records * rows, n, *size).double() for n in (2, 5))
+    weight, one = torch.randn(5, 2, *(3,) * len(size)).double(), (1,) * len(size)
+    geometry = Geometry(one, one, one, False, (0,) * len(size), 1)
+    patches = PatchFactors(x, weight, gy, geometry, records)
+    assert patches.prefers_reuse
+    expected = torch.zeros(5, weight[0].numel()).double()
+    for row in kernel_gradients(x, weight, gy, geometry).unflatten(0, (records, rows)).sum(1):
+        expected += row.flatten(1) * min(1.0, clip_norm / float(row.norm()))
+    for clipped in (patches.clipped_sum(clip_norm), clipped_by_norm(patches, clip_norm)):
+        torch.testing.assert_close(clipped, expected)
