@@ -23,6 +23,7 @@ from affidavit.service.pages.checklist import Item
 from affidavit.service.pages.registry_entry import as_yaml, registry_entry
 from affidavit.service.pages.renderers import Rows, is_fragment
 from affidavit.service.pages.response import PRIVATE, download, page, respond
+from affidavit.service.pages.technical_documentation import technical_documentation
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
@@ -101,6 +102,15 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     drawings = [drawing for _, drawing in _named(charts)]
     content = await run_in_threadpool(certificate_pdf, view, drawings, datetime.now(UTC))
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
+
+
+@router.get(f"{ONE}/documentation.md", include_in_schema=False, response_class=Response)
+def documentation(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """The technical documentation, to be completed."""
+    _stored, view = _read(services, certificate_id)
+    content = technical_documentation(view, datetime.now(UTC))
+    name = f"documentation-{certificate_id[7:19]}.md"
+    return download(content, "text/markdown; charset=utf-8", name)
 
 
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)

@@ -167,6 +167,11 @@ def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
     assert ("Privacy parameters", "open") in marks
     assert "checked" not in {mark for _, mark in marks}
     _get(yard, f"{path}/registry.yaml", status=409)
+    document = _get(yard, f"{path}/documentation.md").text
+    assert document.count("NIST SP 800-226") == 2
+    for part in ("Purpose", "Data", "Method", "Guarantee", "Residual risk"):
+        assert f". {part}\n" in document
+    assert certificate in document
     printed = _get(yard, f"{path}/certificate.pdf")
     assert printed.content.startswith(b"%PDF-")
     _get(yard, f"{path}/charts/profile.svg", status=404)
