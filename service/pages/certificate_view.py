@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.certificate import Approvals, verdict_sentence
+from affidavit.certificate import Approvals
 from affidavit.certificate.log import Inclusion
-from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import Status
@@ -23,7 +22,17 @@ from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.pages.checklist import Item, checklist
 from affidavit.service.pages.renderers import view_of
 from affidavit.service.pages.runs import read_provenance
-from affidavit.service.pages.text import ADJACENCIES, down, up
+from affidavit.service.pages.signed_numbers import (
+    Engine,
+    Guarantee,
+    Noise,
+    agreement,
+    claim_of,
+    engines_of,
+    guarantee_of,
+    noise_of,
+    sentence,
+)
 from affidavit.service.pages.verification import Verification, trusted_keys, verification
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
@@ -31,7 +40,6 @@ from affidavit.service.services import Services
 from affidavit.service.store import StoredCertificate
 
 MOST_RUNS = 20
-UNITS = {"example": "record", "user": "user"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,52 +64,6 @@ class IssueView:
         return next(
             (decision for decision in self.decisions if decision["decision"] == "reject"), None
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Guarantee:
-    """The proved guarantee: ε in nats between its bounds at δ; all are decimals rounded outward."""
-
-    epsilon_at_most: str
-    epsilon_at_least: str
-    delta: str
-    adjacency: str
-    unit: str
-    confidence: str | None
-    target_epsilon: str | None
-    target_delta: str | None
-    mu: str | None
-
-    @property
-    def words(self) -> str:
-        """The guarantee in one line, with everything that gives the number its meaning."""
-        chance = "" if self.confidence is None else f" with confidence {self.confidence}"
-        return (
-            f"ε ≤ {self.epsilon_at_most} at δ = {self.delta}{chance} "
-            f"({self.adjacency}, per {self.unit})"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
-    """The noise multiplier of one release, over its clip norm on the sum."""
-
-    release: str
-    blocks: int
-    given: str | None
-    required: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
-    """One engine's bracket of ε at the certificate's δ."""
-
-    name: str
-    version: str
-    at_least: str
-    at_most: str
-    decides: bool
-    agrees: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,8 +152,8 @@ def certificate_view(
     unusable = standing(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
     bundle = with_inclusion(services.log, certificate.bundle)
-    guarantee = _guarantee(predicate)
-    engines = _engines(predicate)
+    guarantee = guarantee_of(predicate)
+    engines = engines_of(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)
     return view_of(
         CertificateView,
@@ -200,7 +162,7 @@ def certificate_view(
         standing=unusable,
         guarantee=guarantee,
         joint_noise=predicate["noise_multiplier"]["joint"],
-        noise=tuple(map(_noise, predicate["noise_multiplier"]["releases"])),
+        noise=tuple(map(noise_of, predicate["noise_multiplier"]["releases"])),
         sampling=tuple(predicate["sampling"]),
         strategies=tuple(predicate["strategies"]),
         engines=engines,
@@ -210,7 +172,7 @@ def certificate_view(
         warnings=tuple(predicate["warnings"]),
         plan=plan,
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
-        claim=_claim(plan),
+        claim=claim_of(plan),
         policy=dict(predicate["policy"]),
         waived=tuple(map(_waived, predicate["waived"])),
         ledger=predicate.get("ledger"),
@@ -269,95 +231,6 @@ def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
     return words.split(" by ", maxsplit=1)[0] + "."
 
 
-def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
-    """The verdict in one sentence."""
-    codes = [reason["code"] for reason in predicate["reasons"]]
-    return verdict_sentence(
-        predicate["verdict"],
-        None if guarantee is None else guarantee.words,
-        "" if guarantee is None else _target(predicate["plan"], guarantee),
-        by_policy=refused_by_policy(predicate["verdict"], codes),
-    )
-
-
-def _target(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
-    if guarantee.target_epsilon is not None:
-        return f"the target is ε = {guarantee.target_epsilon}"
-    claimed = _claim(plan)
-    return "less is claimed" if claimed is None else f"ε = {claimed} is claimed"
-
-
-def agreement(engines: tuple[Engine, ...]) -> str:
-    """How the engines agree, in one sentence."""
-    if not engines:
-        return "No engine ran: the plan was refused before accounting."
-    if len(engines) == 1:
-        return "One engine supports this plan; there is no independent second opinion."
-    others = [engine for engine in engines if not engine.decides]
-    if all(other.agrees == "meets" for other in others):
-        return f"{len(engines)} independent engines agree: their brackets of ε overlap."
-    return (
-        "The engines agree within the documented accuracy of the second. Where brackets do not "
-        "overlap, ours decides, which is proved on both sides."
-    )
-
-
-def _guarantee(predicate: Mapping[str, Any]) -> Guarantee | None:
-    guarantee = predicate["guarantee"]
-    if guarantee is None:
-        return None
-    return Guarantee(
-        epsilon_at_most=up(guarantee["epsilon"]["upper"]),
-        epsilon_at_least=down(guarantee["epsilon"]["lower"]),
-        delta=up(guarantee["delta"]["upper"]),
-        adjacency=ADJACENCIES.get(guarantee["adjacency"], guarantee["adjacency"]),
-        unit=UNITS.get(guarantee["unit"], guarantee["unit"]),
-        confidence=guarantee.get("confidence"),
-        target_epsilon=_rounded(guarantee["target"]["epsilon"]),
-        target_delta=_rounded(guarantee["target"]["delta"]),
-        mu=up(guarantee["mu"]),
-    )
-
-
-def _noise(release: Mapping[str, Any]) -> Noise:
-    phase = f"phase {release['phase'] + 1}, " if "phase" in release else ""
-    return Noise(
-        release=f"{phase}{release['name']}",
-        blocks=release["count"],
-        given=down(release["given"], 7),
-        required=up(release["required"], 7),
-    )
-
-
-def _engines(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
-    accountants = predicate["accountants"]
-    return tuple(
-        Engine(
-            name=accountant["name"],
-            version=accountant["version"],
-            at_least=down(accountant["epsilon"]["lower"], 8),
-            at_most=up(accountant["epsilon"]["upper"], 8),
-            decides=number == 0,
-            agrees=_agrees(accountants[0]["epsilon"], accountant["epsilon"])
-            if number
-            else "decides",
-        )
-        for number, accountant in enumerate(accountants)
-    )
-
-
-def _agrees(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    apart = float(one["upper"]) < float(other["lower"]) or float(other["upper"]) < float(
-        one["lower"]
-    )
-    return "near" if apart else "meets"
-
-
-def _claim(plan: Mapping[str, Any]) -> str | None:
-    epsilon = (plan.get("claim") or {}).get("epsilon")
-    return None if epsilon is None else str(epsilon)
-
-
 def _place(services: Services, certificate: StoredCertificate) -> Inclusion | None:
     try:
         return services.log.inclusion_of(certificate.bundle)
@@ -393,7 +266,3 @@ def _run(run: StoredRun) -> RunView:
         record=outcome.get("record"),
         weights=None if record is None else record.subject_digest,
     )
-
-
-def _rounded(text: str | None) -> str | None:
-    return None if text is None else f"{float(text):g}"
