@@ -135,3 +135,13 @@ def test_canaries_are_drawn_and_their_losses_compared_with_the_certificate(
     losses.write_text("{}")
     assert run(*check).exit_code == 2
     assert run("audit-model", "new", "--count", "1", "--out", str(canaries)).exit_code == 2
+
+
+def test_exports_are_written_and_signed_and_another_form_is_refused(
+    sign: Any, verify: Any, tmp_path: Path
+) -> None:
+    assert sign("--export", "pdf").exit_code == 2
+    assert sign("--export", "spdx", "--export", "model-card").exit_code == 0
+    assert (tmp_path / "model" / "affidavit" / "model.spdx3.json").is_file()
+    assert "## Differential privacy" in (tmp_path / "model" / "README.md").read_text()
+    assert verify().exit_code == 0

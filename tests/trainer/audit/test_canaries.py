@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binom
 from typer.testing import CliRunner
 
 from affidavit.certificate import Audit, Canaries, audit_canaries, certify
-from affidavit.plan import plan_from
+from affidavit.plan import Plan, plan_from
 from affidavit.trainer import Labelled, digits, mlp
 from affidavit.trainer.__main__ import app
 from affidavit.trainer.audit.transcript import _config_of
@@ -49,7 +50,7 @@ class Silent(TrainingState):
         """Nothing is added."""
 
 
-def audited(kind: type[TrainingState]) -> Audit:
+def audited(kind: type[TrainingState], plan: Plan = PLAN) -> Audit:
     """The audit of one run of a trainer."""
     canaries, all_digits = Canaries.fresh(COUNT), digits("part=train")
     few = Labelled(all_digits.inputs[:RECORDS], all_digits.labels[:RECORDS], classes=10)
@@ -57,17 +58,17 @@ def audited(kind: type[TrainingState]) -> Audit:
     model = AuditedModel(mlp("64,seed=1,blocks=all", data))
     key = derived_key(canaries.nonce, "run")
     keys = RunKeys(lots=key, probes=key)
-    training = faults.build_of(kind)(_config_of(PLAN, len(data)), model, data, keys)
+    training = faults.build_of(kind)(_config_of(plan, len(data)), model, data, keys)
     ratchet = Ratchet(key)
-    for step in range(STEPS):
+    for step in range(plan.phases[0].steps or 0):
         training.step(step, ratchet, lambda _: None)
         ratchet = ratchet.next()
     training.close()
     return audit_canaries(canaries, canary_losses(model, data), delta=1e-5)
 
 
-def certified() -> float:
-    result = certify(PLAN, second_opinion=False).epsilon
+def certified(plan: Plan = PLAN) -> float:
+    result = certify(plan, second_opinion=False).epsilon
     assert result is not None
     return result.upper
 
@@ -78,9 +79,13 @@ def test_missing_noise_is_found_from_the_losses_of_one_run() -> None:
 
 @pytest.mark.soak
 def test_correct_runs_are_not_accused() -> None:
-    """At the level 0.05 more than three of ten have probability 0.001."""
-    bound = certified()
-    assert sum(audited(TrainingState).epsilon > bound for _ in range(10)) <= 3
+    """200 short runs; at the level 0.05 more of them are above ε with probability 1e-4."""
+    plan = PLAN.model_copy(
+        update={"phases": tuple(p.model_copy(update={"steps": 10}) for p in PLAN.phases)}
+    )
+    bound = certified(plan)
+    above = sum(audited(TrainingState, plan).epsilon > bound for _ in range(200))
+    assert above <= binom.isf(1e-4, 200, 0.05)
 
 
 def test_a_canary_that_takes_no_part_has_no_gradient() -> None:
