@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -56,3 +59,42 @@ def test_an_example_ends_in_a_conformant_record(
     result = check_conformance((tmp_path / "run" / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
     assert result.steps_released == 3
+
+
+RANK = """
+import sys
+from pathlib import Path
+import plain_loop
+from affidavit.certificate import read_public_keys
+from affidavit.trainer import private_loop
+
+folder = Path(sys.argv[1])
+keys = read_public_keys(folder / "keys.json")
+private_loop.TrustRoot.public_keys = lambda _: keys
+plain_loop.PLAN = folder / "plan.json"
+plain_loop.main(folder / "bundle.json", folder / "run")
+"""
+
+
+@pytest.mark.soak
+def test_torchrun_trains_the_plain_loop_on_two_ranks(tmp_path: Path) -> None:
+    _, _, content = short(EXAMPLES / "digits-dp-muon.yaml", tmp_path)
+    (tmp_path / "bundle.json").write_bytes(content)
+    (tmp_path / "keys.json").write_text(json.dumps(KEY.public.as_record()))
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    path = os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(tmp_path / "rank.py"), str(tmp_path)],
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    predicate = verify(content, [KEY.public]).predicate
+    record = (tmp_path / "run" / "record.jsonl").read_bytes()
+    result = check_conformance(record, predicate)
+    assert result.conformant, result.findings
+    assert json.loads(record.splitlines()[0])["performance"]["ranks"] == 2
