@@ -113,7 +113,7 @@ class PatchFactors(LinearFactors):
     records: int
 
     @cached_property
-    def given(self) -> tuple[Tensor, Tensor]:
+    def pair(self) -> tuple[Tensor, Tensor]:
         """Patches (n, T, in) and output gradients (n, T, out)."""
         x, weight = self.x, self.weight
         stride, padding, dilation = self.geometry[:3]

@@ -172,12 +172,12 @@ def lengths_in(grams: Tensor, entries: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearFactors:
-    """G_i = B_iᵀ A_i; ``given`` are A (n, T, in) and B (n, T, out) as they came.
+    """G_i = B_iᵀ A_i; ``pair`` is A (n, T, in) and B (n, T, out) as they came.
 
     Whatever is not needed for the way to the norm that is taken is not computed.
     """
 
-    given: tuple[Tensor, Tensor]
+    pair: tuple[Tensor, Tensor]
 
     @classmethod
     def of(cls, inputs: Tensor, outputs: Tensor) -> LinearFactors:
@@ -190,7 +190,7 @@ class LinearFactors:
 
         Of the factors as they came: a record that is lost spoils no other's.
         """
-        (a, b), (_, wide, high) = self.given, self._sizes
+        (a, b), (_, wide, high) = self.pair, self._sizes
         ours, theirs = batched(a, a.mT), batched(b, b.mT)
         long, tall = lengths_in(ours, wide), lengths_in(theirs, high)
         return long, tall, ours.mul_(theirs).sum(-1).sum(-1)
@@ -199,7 +199,7 @@ class LinearFactors:
     def _kept_and_reach(self) -> tuple[Tensor, Tensor]:
         # Where Gram matrices are needed anyway the lengths are on their diagonals, and the
         # factors, which may be as wide as a vocabulary, are not read once more.
-        lengths = self._grams[:2] if self.prefers_gram else map(lengths_of, self.given)
+        lengths = self._grams[:2] if self.prefers_gram else map(lengths_of, self.pair)
         long, high = lengths
         steps, wide, tall = self._sizes
         terms = steps + max(wide, tall) + 8
@@ -216,7 +216,7 @@ class LinearFactors:
 
     @cached_property
     def _zeroed(self) -> tuple[Tensor, ...]:
-        return zeroed_unless(self._kept_and_reach[0], *self.given)
+        return zeroed_unless(self._kept_and_reach[0], *self.pair)
 
     @property
     def inputs(self) -> Tensor:
@@ -231,10 +231,10 @@ class LinearFactors:
     @property
     def narrow(self) -> bool:
         """Whether these are multiplied in bfloat16, with coarser sums and a coarser scaling."""
-        return are_narrow(*self.given)
+        return are_narrow(*self.pair)
 
     def _rounding(self, terms: int) -> float:
-        wide = accumulated_in(self.given[0])
+        wide = accumulated_in(self.pair[0])
         return rounding(terms * (MATRIX_UNIT if self.narrow else 1), wide)
 
     @property
@@ -243,7 +243,7 @@ class LinearFactors:
 
     @property
     def _device(self) -> torch.device:
-        return self.given[0].device
+        return self.pair[0].device
 
     @property
     def prefers_gram(self) -> bool:
@@ -263,7 +263,7 @@ class LinearFactors:
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
-        a, b = self.given
+        a, b = self.pair
         return a.shape[1], a.shape[2], b.shape[2]
 
     def norms(self) -> Tensor:
@@ -320,7 +320,7 @@ class LinearFactors:
 
     def _products(self) -> Iterator[Tensor]:
         """Each G_i once, (chunk, out, in), for whoever takes it to change."""
-        return products_of(*self.given)
+        return products_of(*self.pair)
 
 
 def weighed(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
