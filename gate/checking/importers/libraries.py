@@ -207,6 +207,7 @@ TENSORFLOW_ACCOUNTING = Library(
     notes=("these are an accountant's numbers; state how the training draws its lots.",),
 )
 _PLAN_TARGET = Call(names=("calibrate",), positional=("epsilon", "delta"),
+                    replaces=("noise_multiplier",),
                     quantities={"target_epsilon": "epsilon", "target_delta": "delta"})  # fmt: skip
 _BANDS = Rule(
     argument="num_bands",
@@ -223,6 +224,7 @@ JAX_PLAN = Library(
     modules=("jax_privacy",),
     private=Call(
         names=("BandMFExecutionPlanConfig", "BandMFExecutionPlan", "DpsgdConfig"),
+        makers=("default",),
         quantities={
             "steps": "iterations",
             "probability": "sampling_prob",

@@ -18,10 +18,13 @@ class Call:
 
     ``positional`` are the names of its arguments in order. A call that ``trains`` is counted with
     the loops around it. One that only ``accounts`` says what was told to an accountant: it must
-    agree with what trains.
+    agree with what trains. ``makers`` are class methods that take the same arguments.
+    ``replaces`` are quantities that another call stated, and that do not hold after this one.
     """
 
     names: tuple[str, ...]
+    makers: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     quantities: Mapping[str, str] = field(default_factory=dict)
     positional: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -71,6 +71,9 @@ class Quantities:
         """The calls that state a quantity: what trains first, what accounts last."""
         calls = [self.library.private, *self.library.beside]
         for call in sorted(calls, key=lambda item: item.accounts):
+            if name in call.replaces and (use := self._use_beside(call, [])) is not None:
+                line = getattr(use, "lineno", "?")
+                raise Unreadable(use, f"line {line}: {text_of(use)} may replace it.")
             if name not in call.quantities:
                 continue
             nodes = [self.call] if call is self.library.private else list(self._calls(call))
@@ -83,20 +86,22 @@ class Quantities:
         if len(nodes) > 1:
             lines = ", ".join(str(node.lineno) for node in nodes)
             return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
-        called = {node.func for node in nodes}
-        other = next(
-            (
-                node
-                for node in self.script.nodes
-                if isinstance(node, ast.Attribute)
-                and node.attr in (*call.names, *OTHER_TRAINING)
-                and node not in called
-            ),
-            None,
-        ) or hidden_use(self.values, (*call.names, *OTHER_TRAINING))
+        other = self._use_beside(call, nodes, OTHER_TRAINING)
         if other is None:
             return None
         return f"line {getattr(other, 'lineno', '?')}: {text_of(other)} may train too."
+
+    def _use_beside(
+        self, call: Call, nodes: list[ast.Call], others: tuple[str, ...] = ()
+    ) -> ast.AST | None:
+        """A use of a method that ``call`` names, or of ``others``, beside the calls ``nodes``."""
+        called, names = {node.func for node in nodes}, (*call.names, *others)
+        used = (
+            node
+            for node in self.script.nodes
+            if isinstance(node, ast.Attribute) and node.attr in names and node not in called
+        )
+        return next(used, None) or hidden_use(self.values, names)
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
         return (node for node in self.script.calls if last_name(node.func) in call.names)

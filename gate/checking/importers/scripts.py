@@ -84,11 +84,7 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
         )
     (library,) = entries
     named = list(_named(script, library))
-    calls = [
-        outer
-        for node in named
-        if isinstance(outer := script.parents[node], ast.Call) and outer.func is node
-    ]
+    calls = [call for node in named if (call := _call_of(script, library, node)) is not None]
     kind = f"{library.name} script"
     lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
     if len(named) > len(calls) or not _exclude_each_other(script, calls):
@@ -170,6 +166,14 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
                     yield node
 
 
+def _call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | None:
+    """The call of a named private call, or of a class method of it that takes its arguments."""
+    outer = script.parents[node]
+    if isinstance(outer, ast.Attribute) and outer.attr in library.private.makers:
+        node, outer = outer, script.parents[outer]
+    return outer if isinstance(outer, ast.Call) and outer.func is node else None
+
+
 def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
     """Where a class is named that one of these functions makes."""
     for node in script.nodes:
@@ -208,7 +212,9 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         (method and not isinstance(call.func, ast.Attribute))
         or rebound
         or (method and any(bound in library.private.names for _, bound in script.bindings))
-        or not script.stored_attributes.keys().isdisjoint(library.private.names)
+        or not script.stored_attributes.keys().isdisjoint(
+            (*library.private.names, *library.private.makers)
+        )
     ):
         raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
     for use in () if method else uses_of(script, call):
