@@ -143,7 +143,7 @@ class PatchFactors(LinearFactors):
 
 
 def kernel_gradient(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) -> Tensor:
-    """The kernel's gradient of all rows of x and gy together, (*kernel)."""
+    """The kernel's gradient of all rows of x and gy together, in the shape of ``weight``."""
     _, result, _ = torch.ops.aten.convolution_backward(
         gy, x, weight.to(x.dtype), None, *geometry, [False, True, False]
     )
