@@ -262,8 +262,26 @@ JAX_KERAS = Library(
             "target_delta": "delta",
         },
     ),
+    beside=(
+        Call(
+            names=("update_with_calibrated_noise_multiplier",),
+            replaces=("noise_multiplier",),
+        ),
+    ),
     poisson=("poisson_sampling_in_fit", False),
     scheme="shuffled",
+    rules=(
+        Rule(
+            argument="sampling_prob",
+            holds=_absent_or(None),
+            broken=Broken(
+                code="sampling_not_read",
+                message="sampling_prob is not known to be None: lots are then drawn with it, and "
+                "not with batch_size / train_size.",
+                remedy="Leave it out, or write a plan with that probability.",
+            ),
+        ),
+    ),
 )
 JAX_CORE = Library(
     name="jax-privacy's privatizers",
