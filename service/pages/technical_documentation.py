@@ -49,7 +49,7 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
         yield f"- Release {_plain(noise.release)}, {noise.blocks} blocks: noise multiplier {sigma}"
     yield f"- Plan: `{view.plan_digest}`"
     yield "\n```json"
-    yield visible(view.plan_text)
+    yield visible(view.plan_text).replace("<", "\\u003c")  # the same JSON, and never markup
     yield "```"
     yield "\n## 4. Guarantee\n"
     yield _plain(view.sentence)

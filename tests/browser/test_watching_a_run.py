@@ -49,7 +49,7 @@ def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: W
     page.fill("#r-model", "mlp:8,seed=1")
     page.fill("#r-output", "../outside")
     page.click("text=Start run")
-    assert "Output: " in visitor.text()
+    assert "Error Output" in visitor.text()
     page.fill("#r-output", "runs-of-today")
     page.click("text=Start run")
     assert "Waiting for a worker" in visitor.text()

@@ -71,6 +71,7 @@ def test_every_field_changes_the_digest(field: str) -> None:
         "engines": ["fourier"],
         "accountants": {"pld": "0.6.0"},
         "second_opinion": "required",
+        "proof": "required",
         "epsilon_cap": 8,
         "delta_cap": 1e-5,
         "caps": {"dart": {"epsilon": 2}},

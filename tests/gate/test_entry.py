@@ -186,6 +186,8 @@ def test_an_interrupted_command_decides_nothing() -> None:
         [sys.executable, "-m", "affidavit.gate", "check", "-"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Whatever runs in the background of a shell inherits that the signal is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert running.stdin is not None
     running.stdin.write(b"#" * 2**17)  # more than a pipe holds: it returns when the command reads

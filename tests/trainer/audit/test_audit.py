@@ -55,7 +55,14 @@ def test_low_epsilon(stage: Stage, claims: Claims) -> None:
     assert (1 + delta) / 2 < 0.68
 
 
-@pytest.mark.parametrize("fault", [faults.Reseeded, faults.RealisedLot, faults.LeftOut])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.RealisedLot,
+        pytest.param(faults.Reseeded, marks=pytest.mark.soak),
+        pytest.param(faults.LeftOut, marks=pytest.mark.soak),
+    ],
+)
 def test_a_plain_fault_is_falsified(fault: type[TrainingState], claims: Claims) -> None:
     result = attacked(SILENT, claims, faults.build_of(fault), FEW)
     assert result.falsified, result
