@@ -102,7 +102,7 @@ demo-model: install-trainer
 # Two processes, one thread each, for two cores. Compiled modules are kept although the environment
 # may say otherwise: the tests start hundreds of processes.
 test: install-trainer install-browser $(PROGRAMS)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 4 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
 
 check: install-trainer
 	$(BIN)/ruff check .

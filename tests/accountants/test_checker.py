@@ -174,6 +174,14 @@ def test_ten_thousand_dishonest_witnesses_prove_nothing_below_the_truth() -> Non
     assert attack(seed=2, count=10_000) > 0
 
 
+@pytest.mark.soak
+def test_rare_losses_are_proved_with_less_noise() -> None:
+    run = poisson(0.0011, 0.91, 8760)
+    bracket = FourierAccountant().curve(run).epsilon(DELTA)
+    proof = prove(search_witness(run, bracket.upper, DELTA), run)
+    assert float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
+
+
 def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
     bracket = FourierAccountant().curve(RUNS["add_remove"]).epsilon(DELTA)
     witness = search_witness(RUNS["add_remove"], bracket.upper, DELTA)

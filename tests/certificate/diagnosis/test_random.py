@@ -23,7 +23,7 @@ from affidavit.certificate.diagnosis.readings import Effort, Reading, central_li
 from affidavit.plan import Claim, Plan, plan_from
 from tests.seeds import seeded
 
-NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "20"))
+NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "14"))
 ANYTHING = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
 """A claim that every reading may be, so that every reading is computed, and finely."""
 BLOCKS = {"independent_blocks", "single_block", "clip_not_joint"}
