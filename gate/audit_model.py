@@ -1,8 +1,8 @@
 """``affidavit audit-model``: a measured lower end of ε, from the canaries of one run.
 
-``new`` draws canaries before a training, ``affidavit train --canaries`` trains with them and
-``check`` says what their losses prove, of a model of Affidavit's trainer or of any other whose
-canaries took part as their coins say. Exit codes of ``check``: 0 nothing contradicts the
+Where a plan has ``canaries``, ``affidavit train`` draws them and leaves them with their losses;
+``new`` draws them for any other training, in which they take part as their coins say. ``check``
+says what their losses prove. Exit codes of ``check``: 0 nothing contradicts the
 certificate; 1 the lower end is above the certified ε, or the certificate does not verify; 2 usage.
 """
 
@@ -45,13 +45,16 @@ def new(
         int | None, typer.Option(help="Even number of guesses; a third of the count by default.")
     ] = None,
 ) -> None:
-    """Draw canaries, and print the digest to which the run record commits."""
+    """Draw canaries for a training by other means, and print the digest to commit to.
+
+    For affidavit train, write canaries into the plan instead.
+    """
     try:
         canaries = Canaries.fresh(count, guesses)
     except BadCanaries as error:
         stop(str(error))
     write(out, canaries.as_bytes(), mode=0o600)
-    say(f"{canaries.commitment}  {count} canaries in {out}; train with --canaries {out}")
+    say(f"{canaries.commitment}  {count} canaries in {out}; publish the digest before training")
 
 
 @audit_model.command("check")
@@ -79,8 +82,8 @@ def check(
         fail(f"{certificate}: {error.code}: {error.message} {error.remedy}")
     except (BadCanaries, KeyFailure) as failure:
         stop(str(failure))
-    upper = guarantee["epsilon"]["upper"]
-    falsified = result.epsilon > float(upper)
+    upper, mu = guarantee["epsilon"]["upper"], guarantee["mu"]
+    falsified = result.falsifies(guarantee)
     if as_json:
         print_json(
             {
@@ -90,13 +93,15 @@ def check(
                 "canaries": result.canaries,
                 "confidence": result.confidence,
                 "epsilon": {"at_least": decimal_down(result.epsilon), "certified": upper},
+                "mu": {"at_least": decimal_down(result.mu), "certified": mu},
             }
         )
     else:
         say(
             f"{result.right} of {result.guesses} guesses are right: with confidence "
-            f"{result.confidence:g}, ε ≥ {result.epsilon:.4g} at δ = {result.delta:g}; "
-            f"certified: ε ≤ {upper}"
+            f"{result.confidence:g}, ε ≥ {result.epsilon:.4g} at δ = {result.delta:g}, and "
+            f"μ ≥ {result.mu:.4g} if its noise is Gaussian; certified: ε ≤ {upper}"
+            + ("" if mu is None else f", μ ≤ {mu}")
         )
     if falsified:
         fail("the training did not keep its certificate.")

@@ -157,7 +157,8 @@ def certify_lines(
             if line is not None:
                 yield certify_line(line, engine, second_opinion, directory)
         return
-    context = multiprocessing.get_context("forkserver")
+    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
     context.set_forkserver_preload(["affidavit.gate.batch"])
     pending: deque[Future[Result]] = deque()
     with ProcessPool(max_workers=jobs, context=context) as pool:

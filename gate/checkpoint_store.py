@@ -9,13 +9,12 @@ use them at once.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.markup import escape
 
@@ -68,7 +67,7 @@ class Store:
     def _locked(self) -> Iterator[None]:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.path.with_name(self.path.name + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock)
             yield
 
     def _bad(self, detail: str) -> BadStore:
@@ -83,6 +82,18 @@ class Store:
             "be detected.",
             highlight=False,
         )
+
+
+def _lock(file: IO[str]) -> None:
+    """Wait for the lock on ``file``, which its closing gives back."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows locks bytes, and gives up after ten seconds
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class CheckpointStore(Store):

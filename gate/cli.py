@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Training": {
         "train": ("programs", "Train exactly what a certificate certifies."),
+        "search": ("programs", "Train a random number of times, and release the best."),
         "worker": ("programs", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from ruamel.yaml import YAML
 
-from affidavit.gate.checking.importers import imported
 from affidavit.gate.console import err, read_file, refuse, say, stop, write
 from affidavit.gate.exit_codes import Exit
+from affidavit.importers import imported
 from affidavit.plan import MalformedPlan, parse_plan, with_fields
 
 QUESTIONS: dict[str, tuple[str, str, Any]] = {

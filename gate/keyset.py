@@ -79,7 +79,7 @@ def keyset_new(
         typer.Option(
             min=1,
             max=10,
-            help="People who must ask for a budget or a policy; default: as before, first 1.",
+            help="Administrators who must ask for the same change; default: as before, first 1.",
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,

@@ -61,7 +61,8 @@ def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
     """Each line of ``stream`` as it arrives, and None for each interval without one."""
     try:
         descriptor = stream.fileno()
-    except OSError:  # an in-memory stream never blocks
+        select.select([descriptor], [], [], 0)
+    except OSError:  # a stream in memory never blocks, and Windows waits for sockets alone
         yield from stream
         return
     partial = bytearray()

@@ -160,6 +160,17 @@ def run_trainer(context: typer.Context) -> None:
     _exec("trainer", *context.args)
 
 
+search = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@search.command("search", add_help_option=False, context_settings=PASS_THROUGH)
+def run_search(context: typer.Context) -> None:
+    """Train a random number of times as certified, and release the best."""
+    if importlib.util.find_spec("torch") is None:
+        stop(f"training needs PyTorch: {REMEDY}")
+    _exec("trainer.search", *context.args)
+
+
 worker = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

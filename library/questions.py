@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+LARGE_DELTA_REASON = "δ is asked for, not chosen."
+"""Why δ of 1/N or more is no refusal where it is the question."""
+
 
 def certify(
     source: Source,
@@ -76,13 +79,15 @@ def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[Pl
 
 
 def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
-    """The least proved δ at the plan's ε, or at ``epsilon`` nats.
+    """The least proved δ at the plan's ε, or at ``epsilon`` nats; 1/N or more is an answer too.
 
     Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
     """
     plan = load(source, **fields)
     at = plan.target.epsilon
-    plan = load(plan, target={} if at is None else {"epsilon": at})
+    plan = load(
+        plan, target={} if at is None else {"epsilon": at}, allow_large_delta=LARGE_DELTA_REASON
+    )
     answer = Certification(plan, assess(plan, engine=engine, second_opinion=False))
     return _answered(answer, answer.delta)
 

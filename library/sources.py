@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from affidavit.gate import Partial, imported_document, read_bytes
+import numpy as np
+
+from affidavit.gate import read_bytes
+from affidavit.importers import Partial, imported_document
 from affidavit.mechanisms import attach
 from affidavit.plan import (
     MalformedPlan,
@@ -42,6 +45,7 @@ def load(source: Source, /, **fields: Unpack[PlanFields]) -> Plan:
     Files that a plan names are read relative to it. Raises ``MalformedPlan`` with every reason,
     and with positions where there is a text.
     """
+    fields = _numbers(fields)
     if isinstance(source, Plan):
         return plan_from(with_fields(as_document(source), **fields)) if fields else source
     if isinstance(source, str | bytes | os.PathLike):
@@ -93,7 +97,7 @@ def _completed(partial: Partial, fields: PlanFields) -> dict[str, Any]:
 def _document_of(source: Any) -> Any:
     """Another library's object as the document that an importer reads."""
     if isinstance(source, Mapping):
-        return source
+        return _numbers(source)
     if hasattr(source, "to_named_tuple"):
         return _plain(source.to_named_tuple())
     if dataclasses.is_dataclass(source) and hasattr(source, "sampling_prob"):
@@ -121,6 +125,15 @@ def _configuration(source: Any) -> dict[str, Any]:
             value = {"neighboring_relation": str(value.neighboring_relation)}
         document[field.name] = _plain(value)
     return document
+
+
+def _numbers(value: Any) -> Any:
+    """``value`` with Python's own numbers and lists in place of NumPy's."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(item) for item in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _plain(value: Any) -> Any:

@@ -62,11 +62,12 @@ def evaluate(
 
 def _broken(source: Source, plan: Plan) -> tuple[Reason, ...]:
     """The obligations that the library of an imported plan is known not to fulfil."""
+    schemes = {phase.sampling.scheme for phase in plan.phases}
     return source.locate(
         tuple(
             Reason(code=item.code, pointer="", message=item.message, remedy=item.remedy)
             for item in source.broken
-            if item.applies(plan.adjacency)
+            if item.applies(plan.adjacency, schemes)
         )
     )
 

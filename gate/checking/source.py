@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.gate.checking import pyproject
-from affidavit.gate.checking.importers import LIBRARIES, imported
-from affidavit.gate.checking.importers.base import Broken, Partial
-from affidavit.gate.checking.importers.directives import key_of
 from affidavit.gate.checking.pyproject import given_for
 from affidavit.gate.checking.sections import (
     Section,
@@ -22,6 +19,7 @@ from affidavit.gate.checking.sections import (
     sections,
 )
 from affidavit.gate.plan_io import read_bytes
+from affidavit.importers import LIBRARIES, Broken, Partial, imported, key_of
 from affidavit.mechanisms import attach
 from affidavit.plan import (
     Document,
@@ -87,7 +85,20 @@ class Source:
                 hints = (self._with_hint(reason) for reason in self._all_lacking(reasons))
                 reasons = tuple(hints)
             raise MalformedPlan(*self.locate(reasons)) from None
+        if plan.target is not None and plan.target.delta is None and self._names("/target/delta"):
+            # What the script says of δ is asked for, and not answered.
+            lacking = Reason(
+                code="missing_field",
+                pointer="/target/delta",
+                message="delta is not given.",
+                remedy="",
+            )
+            raise MalformedPlan(*self.locate((self._with_hint(lacking),)))
         return plan
+
+    def _names(self, pointer: str) -> bool:
+        """Whether a script has an expression for a field, which could not be read."""
+        return any(where == pointer for where, _ in self.unread)
 
     def _all_lacking(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """The reasons, and the missing fields that show once the first ones are given."""

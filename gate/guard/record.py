@@ -50,7 +50,7 @@ class RunRecord:
         self.charged = self.released = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             self._stream: int | None = os.open(self.path, flags, 0o600)
             fsync_directory(folder)
         except FileExistsError:

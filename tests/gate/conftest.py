@@ -74,7 +74,7 @@ def affidavit() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def invoke(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "affidavit.gate", *arguments],
+            [sys.executable, "-m", "affidavit", *arguments],
             input=stdin,
             capture_output=True,
             check=False,

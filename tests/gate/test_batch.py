@@ -124,7 +124,7 @@ def test_two_processes_answer_as_one_does(lines: list[bytes], save: Any, affidav
 def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A batch that reads from this test and writes to it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "affidavit.gate", "batch", "-", "--jobs", request.param],
+        [sys.executable, "-m", "affidavit", "batch", "-", "--jobs", request.param],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

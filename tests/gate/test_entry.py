@@ -16,14 +16,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from typer.main import get_command
 
+from affidavit.certificate.evidence import manifest
 from affidavit.gate import entry
+from affidavit.gate.checkpoint_store import Store
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit
 from tests.seeds import seeded
@@ -69,7 +73,7 @@ def files(document: Make, save: Any) -> dict[str, str]:
 
 def process(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "affidavit.gate", *arguments],
+        [sys.executable, "-m", "affidavit", *arguments],
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
         check=False,
         timeout=60,
@@ -143,7 +147,7 @@ def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequenc
 
 @pytest.mark.parametrize(("name", "code"), [("certified", 0), ("blocked", 1), ("malformed", 2)])
 def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: int) -> None:
-    command = f'exec "{sys.executable}" -m affidavit.gate check "{files[name]}" >&- 2>&- <&-'
+    command = f'exec "{sys.executable}" -m affidavit check "{files[name]}" >&- 2>&- <&-'
     assert subprocess.run(["sh", "-c", command], check=False, timeout=60).returncode == code
 
 
@@ -183,7 +187,7 @@ def test_a_fault_has_a_code_and_a_line_of_its_own(
 
 def test_an_interrupted_command_decides_nothing() -> None:
     running = subprocess.Popen(
-        [sys.executable, "-m", "affidavit.gate", "check", "-"],
+        [sys.executable, "-m", "affidavit", "check", "-"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Whatever runs in the background of a shell inherits that the signal is ignored.
@@ -209,6 +213,35 @@ def test_a_fault_of_another_program_is_no_verdict() -> None:
     assert ended.returncode == Exit.FAULT
     assert b"ZeroDivisionError" in ended.stderr
     assert b"Traceback" not in ended.stderr
+
+
+# ---- another system
+
+
+def test_without_what_posix_alone_has(
+    inside: Any, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    locked: list[int] = []
+    windows = SimpleNamespace(LK_LOCK=1, locking=lambda *given: locked.append(given[1]))
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", windows)
+    for module, name in ((os, "fchmod"), (os, "O_DIRECTORY"), (signal, "SIGALRM")):
+        monkeypatch.delattr(module, name)
+    monkeypatch.setattr(manifest, "FLAGS", dict.fromkeys(manifest.FLAGS, 0))
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    bundle = str(tmp_path / "bundle.json")
+    assert inside("keys", "new").code == 0
+    assert inside("certify", files["certified"], "--out", bundle).code == 0
+    assert inside("verify", bundle, "--plan", files["certified"]).code == 0
+    with Store(tmp_path / "seen.json")._locked():
+        assert locked == [windows.LK_LOCK]
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_bytes(b"1\r\n")
+    assert manifest.manifest_of(model).digests() == {"weights": sha256(b"1\r\n").hexdigest()}
+    (model / "link").symlink_to(model / "weights")
+    with pytest.raises(OSError, match="link"):
+        manifest.hash_file(model / "link")
 
 
 # ---- random argument lists

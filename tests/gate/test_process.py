@@ -46,7 +46,7 @@ def test_output_that_nobody_reads_decides_nothing_and_says_nothing(
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "affidavit.gate", *arguments, save(document())],
+        [sys.executable, "-m", "affidavit", *arguments, save(document())],
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,

@@ -228,10 +228,10 @@ def test_a_bound_is_proved_again_and_an_unprovable_one_is_undecided(
     assert run("certify", plan, "--prove", "--out", str(path)).exit_code == 0
     code, result = answer("verify", str(path), "--prove", "--json")
     assert (code, result["proved"]["statements"]) == (0, ["gaussian"])
-    sampling = {"scheme": "fixed_size", "lot_size": 600}
-    fixed = save(document(adjacency="replace_one", sampling=sampling), "fixed.json")
+    extra = [{"kind": "laplace", "name": "count", "noise_multiplier": 20.0}]
+    counted = save(document(steps=50, extra=extra), "counted.json")
     refused = tmp_path / "refused.json"
-    assert run("certify", fixed, "--prove", "--out", str(refused)).exit_code == 3
+    assert run("certify", counted, "--prove", "--out", str(refused)).exit_code == 3
     assert not refused.exists()
     policy = tmp_path / "policy.yaml"
     rules = {"schema_version": 1, "name": "strict", "version": 1, "datasets": "default"}
@@ -240,5 +240,5 @@ def test_a_bound_is_proved_again_and_an_unprovable_one_is_undecided(
     assert issued.exit_code == 0, issued.output
     code, result = answer("verify", str(path), "--policy", str(policy), "--json")
     assert (code, result["proved"]["statements"]) == (0, ["gaussian"])
-    assert run("certify", fixed, "--policy", str(policy)).exit_code == 1
-    assert run("check", fixed, "--policy", str(policy)).exit_code == 1
+    assert run("certify", counted, "--policy", str(policy)).exit_code == 1
+    assert run("check", counted, "--policy", str(policy)).exit_code == 1

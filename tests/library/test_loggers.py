@@ -24,6 +24,13 @@ def record(tmp_path: Path) -> Path:
     return path
 
 
+def held(store: str) -> dict[str, Any]:
+    """What that store held; processors differ in the last digits of a sum."""
+    values = HELD[store]
+    spent = [[step, pytest.approx(value, rel=1e-9)] for step, value in values["spent"]]
+    return {**values, "metrics": pytest.approx(values["metrics"], rel=1e-9), "spent": spent}
+
+
 def tracker(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
     """A module of that name, with these functions alone."""
     module = ModuleType(name)
@@ -47,7 +54,7 @@ def test_mlflow_is_told_what_its_stores_held(
         log_artifact=lambda path, folder: told["files"].append(f"{folder}/{Path(path).name}"),
     )
     affidavit.log_to_mlflow(answer(), record=record, key=SigningKey.generate("logs"))
-    assert told == HELD[store]
+    assert told == held(store)
 
 
 def test_wandb_is_told_what_it_wrote_offline(monkeypatch: pytest.MonkeyPatch, record: Path) -> None:
@@ -64,7 +71,7 @@ def test_wandb_is_told_what_it_wrote_offline(monkeypatch: pytest.MonkeyPatch, re
         log_artifact=lambda _: None,
     )
     affidavit.log_to_wandb(answer(), run, record=record, key=SigningKey.generate("logs"))
-    assert told == HELD["wandb offline"]
+    assert told == held("wandb offline")
 
 
 def test_what_was_spent_rises_to_what_is_certified() -> None:

@@ -69,6 +69,9 @@ def test_delta_and_epsilon_are_inverse(plan: affidavit.Plan) -> None:
     at = affidavit.epsilon(plan)
     assert affidavit.delta(plan, epsilon=at.upper) <= 1e-5 * (1 + 1e-3)
     assert affidavit.delta(plan, epsilon=at.lower) >= 1e-5 * (1 - 1e-3)
+    peer = PLDAccountant(value_discretization_interval=1e-3).compose(EVENT)
+    at_one = affidavit.delta(plan, epsilon=1.0)
+    assert 1 / 60_000 < at_one.lower <= peer.get_delta(1.0) <= at_one * (1 + 1e-2)
 
 
 def test_what_is_solved_for_meets_the_target_and_no_less_does(plan: affidavit.Plan) -> None:
@@ -112,6 +115,8 @@ def test_every_form_of_a_plan_is_the_same_plan(plan: affidavit.Plan, tmp_path: P
         affidavit.epsilon(str(file)),
         affidavit.epsilon(EVENT, **given),
         affidavit.epsilon(opacus, sampling="poisson", **given),
+        affidavit.epsilon(plan, noise_multiplier=np.float64(1.1), steps=np.int64(1000)),
+        affidavit.epsilon({**document, "steps": np.arange(1001)[-1]}),
     }
     assert len(bounds) == 1
 

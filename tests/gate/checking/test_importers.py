@@ -12,7 +12,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.gate.checking.importers import jax_privacy, scripts
+from affidavit.importers import jax_privacy, scripts
 from affidavit.plan import MalformedPlan
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(2.3395)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking.importers import scripts
+from affidavit.importers import scripts
 from affidavit.plan import MalformedPlan
 
 KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"

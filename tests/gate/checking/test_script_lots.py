@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affidavit.gate.checking.importers import scripts
+from affidavit.importers import scripts
 
 HEAD = """\
 from opacus import PrivacyEngine
@@ -53,13 +53,35 @@ def test_a_step_that_sums_several_poisson_lots_is_not_certified(body: str) -> No
     "body",
     [
         "        f(x).backward()\n        optimizer.step()\n",
-        "        if len(x):\n            f(x).backward()\n            optimizer.step()\n",
         "        f(x).backward()\n        if True:\n            optimizer.step()\n",
         "        if i == 0:\n            continue\n        f(x).backward()\n"
         "        optimizer.step()\n",
     ],
 )
 def test_a_step_for_each_lot_is(body: str) -> None:
+    assert broken(PRIVATE + EACH + body) == set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "        if len(x):\n            f(x).backward()\n            optimizer.step()\n",
+        "        if x.size(0) == 0:\n            continue\n"
+        "        f(x).backward()\n        optimizer.step()\n",
+        "        loss = f(x)\n        if not isfinite(loss):\n            continue\n"
+        "        loss.backward()\n        optimizer.step()\n",
+        "        try:\n            f(x).backward()\n            optimizer.step()\n"
+        "        except RuntimeError:\n            pass\n",
+    ],
+)
+def test_a_lot_that_its_own_records_can_skip_is_not_certified(body: str) -> None:
+    assert broken(PRIVATE + EACH + body) == {"skipped_lots"}
+
+
+@pytest.mark.parametrize("test", ["i < START", "args.resume and i < args.start", "step < 100"])
+def test_what_is_settled_before_the_loop_may_skip_a_lot(test: str) -> None:
+    body = f"        if {test}:\n            continue\n        step += 1\n"
+    body += "        f(x).backward()\n        optimizer.step()\n"
     assert broken(PRIVATE + EACH + body) == set()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking.importers import scripts
+from affidavit.importers import scripts
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_mutations import BASES, SIZE, run, script
 

@@ -127,7 +127,7 @@ def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/guard.md").read_text()
     (shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     environment = {**os.environ, "AFFIDAVIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    programs = {"affidavit": [sys.executable, "-m", "affidavit.gate"], "python": [sys.executable]}
+    programs = {"affidavit": [sys.executable, "-m", "affidavit"], "python": [sys.executable]}
     for line in shown.splitlines():
         name, *words = shlex.split(line)
         provided = [str(ROOT / word) if word.startswith("examples/") else word for word in words]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from affidavit.gate.checking.importers.script import Script, last_name
+from affidavit.importers.script import Script, last_name
 
 Held = ast.Name | ast.Attribute | ast.Subscript
 READ_ONLY = frozenset(

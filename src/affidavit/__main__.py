@@ -1,4 +1,4 @@
-"""``python -m affidavit.gate`` is ``affidavit``."""
+"""``python -m affidavit`` is ``affidavit``."""
 
 from affidavit.gate.entry import main
 

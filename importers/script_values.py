@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from affidavit.gate.checking.importers.script import FUNCTIONS, Binding, Scope, Script, last_name
-from affidavit.gate.checking.importers.script_aliases import escape_of, holders_of
+from affidavit.importers.script import FUNCTIONS, Binding, Scope, Script, last_name
+from affidavit.importers.script_aliases import escape_of, holders_of
 
 DEPTH = 40
 LARGEST_EXPONENT = 64
@@ -74,6 +74,8 @@ class Values:
     """Command-line options and variables of the environment whose default was read."""
     ignored: ast.AST | None = None
     """A statement whose own bindings are not counted: it rebinds what it takes."""
+    exclusive: tuple[ast.AST, ...] = ()
+    """Statements of which one runs where ``ignored`` does not: other branches of a condition."""
     plain_loaders: bool = False
     """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
     _depth: int = 0
@@ -175,6 +177,9 @@ class Values:
         if self.script.dynamic is not None:
             line = getattr(self.script.dynamic, "lineno", "?")
             raise Unreadable(node, f"line {line} may bind any name while the script runs")
+        line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
+        if scope is self.script.tree and any(star > line for star in self.script.stars):
+            raise Unreadable(node, f"a star import may bind {node.id}")
         if len(bindings) != 1:
             count = f"{len(bindings)} times" if bindings else "nowhere in this file"
             raise Unreadable(node, f"{node.id} is bound {count}")
@@ -327,7 +332,8 @@ class Values:
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
         stores = self.script.stored_attributes.get(name, [])
         if len(stores) != 1 or name in self.script.set_attributes:
-            raise Unreadable(node, f"self.{name} is set {len(stores)} times")
+            times = f"{len(stores)} times" if stores else "nowhere in this file"
+            raise Unreadable(node, f"self.{name} is set {times}")
         statement = self.script.parents[stores[0]]
         owner = self.script.scope_of(stores[0])
         if getattr(owner, "name", "") != "__init__" or not isinstance(statement, ast.Assign):
@@ -363,6 +369,15 @@ class Values:
             case ast.Name(id=name), args if name in BUILTINS and args and not node.keywords:
                 if not self.script.resolve(name, self.script.tree)[1]:
                     return self._apply(node, BUILTINS[name], [self.of(arg) for arg in args])
+            case ast.Attribute(value=value, attr="get"), [ast.Constant(value=str(key)), *other] if (
+                not node.keywords and len(other) < 2
+            ):
+                record = self.attempt(value)
+                if isinstance(record, Record) and record.kind in ("dict", "file"):
+                    self._require_unchanged(node, value, str(key))
+                    default = other[0] if other else ast.Constant(None)
+                    fields = {key: self.attempt(default)} | record.fields
+                    return self._item(node, Record(record.kind, fields), key)
             case ast.Attribute(value=ast.Name() as module, attr=name), args if name in MATH:
                 if self.script.imports(module, "math") or self.script.imports(module, "numpy"):
                     return self._apply(node, MATH[name], [self._number(arg) for arg in args])
@@ -379,8 +394,18 @@ class Values:
             raise Unreadable(node, f"it fails: {error}") from None
 
     def _returned(self, node: ast.Call) -> Any:
-        """What a plain function of this file returns, if it has one ``return``, at its end."""
-        function = self._function(node.func)
+        """The value that a plain function of this file returns."""
+        made = self.returned(node)
+        if made is node:
+            raise Unreadable(node, "it is what a call returns")
+        return self.of(made)
+
+    def returned(self, node: ast.expr) -> ast.expr:
+        """What a plain function of this file returns, if it has one ``return``, at its end.
+
+        Anything else is returned as it is.
+        """
+        function = self._function(node.func) if isinstance(node, ast.Call) else None
         if function is not None and not function.decorator_list:
             inside = list(ast.walk(function))
             returns = [
@@ -390,8 +415,8 @@ class Values:
             ]
             plain = not any(isinstance(item, ast.Yield | ast.YieldFrom) for item in inside)
             if plain and len(returns) == 1 and returns[0] in function.body:
-                return self.of(returns[0].value or ast.Constant(None))
-        raise Unreadable(node, "it is what a call returns")
+                return returns[0].value or ast.Constant(None)
+        return node
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
         if not isinstance(node, ast.Name):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from affidavit.gate.checking.importers.base import not_imported
+from affidavit.importers.base import not_imported
 
 KIND = "notebook"
 MAGICS = ("%", "!", "?")

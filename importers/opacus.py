@@ -16,28 +16,23 @@ import ast
 import importlib
 import math
 import warnings
+from functools import cache
 from typing import Any
 
-from affidavit.gate.checking.importers.base import Broken, Partial, not_imported
-from affidavit.gate.checking.importers.libraries import PRIVATE_DIVISOR
-from affidavit.gate.checking.importers.library import Library
-from affidavit.gate.checking.importers.reading import Reading
-from affidavit.gate.checking.importers.script import Binding, Script, imports_of, last_name
-from affidavit.gate.checking.importers.script_values import Unreadable
-from affidavit.gate.checking.importers.training_loop import accumulation, passes_of
+from affidavit.importers.base import Broken, Partial, not_imported
+from affidavit.importers.libraries import PRIVATE_DIVISOR
+from affidavit.importers.library import Library
+from affidavit.importers.quantities import POINTERS
+from affidavit.importers.reading import Reading
+from affidavit.importers.script import Binding, Script, imports_of, last_name
+from affidavit.importers.script_values import Unreadable
+from affidavit.importers.training_loop import passes_of
 
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
     message="A PrivacyEngine is made more than once, and each starts its ε at 0: the ε that this "
     "script reports leaves out what was spent before.",
     remedy="Make one PrivacyEngine before the first round, or keep its accountant's history.",
-)
-ACCUMULATED = Broken(
-    code="accumulated_lots",
-    message="optimizer.step() does not run for each lot. Lots are drawn independently, so that a "
-    "record in several of those that one step sums moves it by a multiple of the clip norm, and "
-    "the noise is that of one.",
-    remedy="Step at each lot, and split large lots with BatchMemoryManager.",
 )
 UNCLIPPED = Broken(
     code="unclipped_loss",
@@ -76,12 +71,6 @@ class OpacusReading(Reading):
         if self._may_be_skipped():
             self.broken.append(SKIPPED)
         return super().partial()
-
-    def judge(self, lot: Any) -> None:
-        """Add what Opacus does not do with these arguments."""
-        super().judge(lot)
-        if self.is_poisson is not False and accumulation(self.values) is not None:
-            self.broken.append(ACCUMULATED)
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -128,17 +117,11 @@ class OpacusReading(Reading):
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
 
     def passes(self) -> tuple[str, float, int]:
-        """The loops around ``optimizer.step()``, else the epochs of the calibration.
+        """The loops around ``optimizer.step()``; the epochs of a calibration are only a promise.
 
         Raises ``Unreadable``.
         """
-        try:
-            own = passes_of(self.values)
-        except Unreadable as reason:
-            epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
-            if not self.calibrates or epochs is None:
-                raise reason
-            return "epochs", epochs, self.call.lineno
+        own = passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def note(self) -> None:
@@ -180,13 +163,28 @@ class OpacusReading(Reading):
         if len(own_bindings) != 1:
             return None
         binding = own_bindings[0]
-        if not isinstance(binding.node, ast.arg) or depth > 20:
-            return binding.value
+        if depth > 20:
+            return None
+        if binding.value is not None:
+            return self._made(self.values.returned(binding.value), depth + 1)
+        if not isinstance(binding.node, ast.arg):
+            return self._made(self._unpacked(binding.node), depth + 1)
         try:
             passed = self.values.arguments_of(node, binding.node)
         except Unreadable:
             return None
         return self._made(passed[0], depth + 1) if len(passed) == 1 else None
+
+    def _unpacked(self, name: ast.AST) -> ast.expr | None:
+        """What a function of this file returns for one of the names that unpack its call."""
+        outer = self.script.parents[name]
+        statement = self.script.parents.get(outer)
+        if not isinstance(outer, ast.Tuple) or not isinstance(statement, ast.Assign):
+            return None
+        made = self.values.returned(statement.value)
+        if isinstance(made, ast.Tuple) and len(made.elts) == len(outer.elts):
+            return made.elts[outer.elts.index(name)]  # type: ignore[arg-type]
+        return None
 
     def _is_rebinding(self, binding: Binding) -> bool:
         return self._is_rebound(binding.node)
@@ -360,26 +358,23 @@ class OpacusReading(Reading):
         lacking = [key for key, value in stated.items() if value is None]
         if lots is None or epochs is None or lacking:
             unknown = [*lacking, *(["the argument epochs"] if epochs is None else [])]
+            keys = [*lacking, *(["epochs"] if epochs is None else [])]
+            why = [self.unread[POINTERS[key]] for key in keys if POINTERS[key] in self.unread]
+            because = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
             raise not_imported(
                 self.kind,
                 "the noise that make_private_with_epsilon calibrates is not settled by the text"
-                + (f": {', '.join(unknown)} cannot be read." if unknown else "."),
+                + (f": {', '.join(unknown)} cannot be read" if unknown else "")
+                + (f" ({because})." if because else "."),
                 f"Add {remedy if lacking and epochs is not None else ''}"
                 '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.',
                 self.call.lineno,
             )
         try:
-            calibrate = importlib.import_module("opacus.accountants.utils").get_noise_multiplier
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of orders and precisions that it tries on its way
-                noise = calibrate(
-                    target_epsilon=target["epsilon"],
-                    target_delta=target["delta"],
-                    sample_rate=1 / lots,
-                    epochs=epochs,
-                    accountant=self._accountant(),
-                )
+            return _noise_of_opacus(
+                target["epsilon"], target["delta"], lots, epochs, self._accountant()
+            )
         except ImportError:
             raise not_imported(
                 self.kind,
@@ -389,10 +384,9 @@ class OpacusReading(Reading):
                 "optimizer.noise_multiplier.",
                 self.call.lineno,
             ) from None
-        except (ValueError, ArithmeticError, RuntimeError) as error:
+        except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             message = f"Opacus' calibration fails: {error}."
             raise not_imported(self.kind, message, "Change the target.", self.call.lineno) from None
-        return float(noise)
 
     def _accountant(self) -> str:
         for call in self.script.calls:
@@ -410,6 +404,24 @@ class OpacusReading(Reading):
             'Add "# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.',
             self.call.lineno,
         )
+
+
+@cache
+def _noise_of_opacus(
+    epsilon: float, delta: float, lots: int, epochs: float, accountant: str
+) -> float:
+    """The noise multiplier that Opacus calibrates; scripts of one repository often share it."""
+    calibrate = importlib.import_module("opacus.accountants.utils").get_noise_multiplier
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of orders and precisions that it tries on its way
+        noise = calibrate(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            sample_rate=1 / lots,
+            epochs=epochs,
+            accountant=accountant,
+        )
+    return float(noise)
 
 
 def _mentions_engine(node: ast.expr) -> bool:

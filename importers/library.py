@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from affidavit.gate.checking.importers.base import Broken
+from affidavit.importers.base import Broken
 
 NOT_SHUFFLED = ("poisson", "truncated_poisson", "cyclic_poisson", "balls_in_bins", "fixed_size")
 """Schemes that no shuffling loader draws."""
@@ -53,6 +53,7 @@ class Library:
     is what the library's own loader draws otherwise; None if the script's loader decides. ``runs``
     is the method of what the private call returns that trains once. If ``makes_classes``, the names
     of ``private`` are functions that return classes, and a call of such a class is private.
+    ``methods`` of what it returns change nothing of what was told to the call.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Library:
     scheme: str | None = None
     runs: str | None = None
     makes_classes: bool = False
+    methods: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     broken: tuple[Broken, ...] = ()
     notes: tuple[str, ...] = ()

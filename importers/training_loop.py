@@ -9,10 +9,11 @@ than none.
 from __future__ import annotations
 
 import ast
+import itertools
 from dataclasses import dataclass
 
-from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_values import (
+from affidavit.importers.script import Script, last_name
+from affidavit.importers.script_values import (
     Unreadable,
     Values,
     branch,
@@ -101,6 +102,75 @@ def accumulation(values: Values) -> ast.AST | None:
         if loops and (skip := _continue_between(script, loops[0], step)) is not None:
             return skip
     return None
+
+
+def skipping(values: Values) -> ast.AST | None:
+    """What lets some lots pass without a step, by a condition on what the loop makes; else None.
+
+    A condition is public if it names only what is bound before the loop, and counters in it.
+    """
+    for step in values.script.calls:
+        if not _is_method(step, "step") or not _optimises(step):
+            continue
+        outers = _inside(values.script, step, values.script.scope_of(step))
+        loop = next((outer for outer in outers if isinstance(outer, ast.For | ast.While)), None)
+        if loop is None:
+            continue
+        made = _made_in(loop)
+        for outer in outers[: outers.index(loop)]:
+            if isinstance(outer, ast.If) and not _is_public(values, outer.test, made):
+                return outer
+            if isinstance(outer, ast.Try) and not all(_ends(item.body) for item in outer.handlers):
+                return outer
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Continue) and node.lineno < step.lineno:
+                around_it = _inside(values.script, node, loop)
+                if any(isinstance(outer, ast.For | ast.While) for outer in around_it):
+                    continue  # of another loop
+                tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
+                if not tests or not all(_is_public(values, test, made) for test in tests):
+                    return node
+    return None
+
+
+def _inside(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
+    """What stands around ``node`` inside of ``end``, from the inside out."""
+    return list(itertools.takewhile(lambda outer: outer is not end, script.above(node)))
+
+
+def _made_in(loop: ast.AST) -> set[str]:
+    """The names and attributes that a loop sets, but for those that only count its turns."""
+    made: set[str] = set()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            made.add(last_name(node) or "")
+    counts = {
+        last_name(node.target)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)
+    }
+    match loop:
+        case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call() as data):
+            called = (node for node in ast.walk(data) if isinstance(node, ast.Call))
+            if any(last_name(call.func) == "enumerate" for call in called):
+                counts.add(name)
+    return made - counts
+
+
+def _is_public(values: Values, test: ast.expr, made: set[str]) -> bool:
+    """Whether a condition is settled, or names nothing that the loop makes and calls nothing."""
+    if values.known(test) is not None:
+        return True
+    for node in ast.walk(test):
+        if isinstance(node, ast.Name | ast.Attribute) and last_name(node) in made:
+            return False
+        if isinstance(node, ast.Call) and last_name(node.func) not in ("len", "int", "min", "max"):
+            return False
+    return True
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Raise | ast.Return)
 
 
 def _is_skipped(values: Values, outer: ast.AST, step: ast.AST, scope: ast.AST) -> bool:
@@ -240,7 +310,8 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     if not isinstance(node, ast.Name):
         return False
     _, bindings = script.resolve(node.id, script.scope_of(node))
-    inside_names = [item for item in bindings if statement in script.above(item.node)]
+    private = {statement, *values.exclusive}
+    inside_names = [item for item in bindings if not private.isdisjoint(script.above(item.node))]
     if inside_names:
         return all(
             item in inside_names or getattr(item.node, "lineno", 0) < statement.lineno

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.gate.checking.importers.base import is_number, not_imported
-from affidavit.gate.checking.importers.directives import FIELDS
-from affidavit.gate.checking.importers.library import Call, Library
-from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_options import READERS
-from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
-from affidavit.gate.checking.importers.training_loop import around, hidden_use
+from affidavit.importers.base import is_number, not_imported
+from affidavit.importers.directives import FIELDS
+from affidavit.importers.library import Call, Library
+from affidavit.importers.script import Script, last_name
+from affidavit.importers.script_options import READERS
+from affidavit.importers.script_values import Unreadable, Values, text_of
+from affidavit.importers.training_loop import around, hidden_use
 
 POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
     "noise_multiplier": "/releases/0/noise_multiplier",
@@ -44,6 +44,8 @@ class Quantities:
         running = 0
         try:
             for call, node in self._sources(name):
+                if name == "target_delta" and call.accounts and running:
+                    break  # ε at another δ may be asked too
                 value = self._evaluated(call, node, name)
                 if value is not None:
                     read.append((value, node.lineno))

@@ -154,9 +154,26 @@ class Script:
                 case ast.Attribute(attr=name) if name in DYNAMIC_ATTRIBUTES:
                     if not (name == "__dict__" and self._is_looked_up(node)):
                         return node
-                case ast.alias(name="*"):
+                case ast.alias(name="*") if not self._is_foreign(node):
                     return node
         return None
+
+    @cached_property
+    def stars(self) -> list[int]:
+        """The lines on which all names of another project's module are imported."""
+        return [node.lineno for node in self.nodes
+                if isinstance(node, ast.alias) and node.name == "*"]  # fmt: skip
+
+    def _is_foreign(self, star: ast.AST) -> bool:
+        """Whether a star import is of another project's module, once and before it runs."""
+        statement = self.parents[star]
+        if not isinstance(statement, ast.ImportFrom) or statement.level or self.folder is None:
+            return False
+        if any(isinstance(outer, (ast.For, ast.While, *FUNCTIONS)) for outer in self.above(star)):
+            return False
+        package = package_of(statement.module or "")
+        places = [self.folder / place / package for place in (".", "..", "../..")]
+        return not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
 
     def _is_looked_up(self, node: ast.Attribute) -> bool:
         """Whether an item of an imported module's ``__dict__`` is read, and nothing else."""
@@ -236,14 +253,43 @@ class Script:
         return len(bindings) == 1 and isinstance(bindings[0].node, ast.ClassDef | ast.FunctionDef)
 
     def uses(self, function: ast.AST) -> list[ast.expr]:
-        """Where the function is named, by its name or as a method."""
+        """Where the function is named, by its name or as a method; for a constructor, its class."""
         name = getattr(function, "name", None)
-        method = isinstance(self.parents.get(function), ast.ClassDef)
+        owner = self.parents.get(function)
+        if isinstance(owner, ast.ClassDef) and name == "__init__":
+            return [*self.uses(owner), *self._super_inits(owner)]
+        method = isinstance(owner, ast.ClassDef)
         return [
             node
             for node in self.nodes
-            if (isinstance(node, ast.Name) and node.id == name and not method)
+            if (isinstance(node, ast.Name) and node.id == name and self._may_be(node, function))
             or (isinstance(node, ast.Attribute) and node.attr == name and method)
+        ]
+
+    def _may_be(self, node: ast.Name, function: ast.AST) -> bool:
+        """Whether a name is looked up where ``function`` is bound, or bound nowhere."""
+        _, bindings = self.resolve(node.id, self.scope_of(node))
+        return isinstance(node.ctx, ast.Load) and (
+            not bindings or any(binding.node is function for binding in bindings)
+        )
+
+    def _super_inits(self, owner: ast.ClassDef) -> list[ast.expr]:
+        """Calls of ``__init__`` that may reach this class: those of classes made of it."""
+        heirs = [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.ClassDef)
+            and any(last_name(base) == owner.name for base in node.bases)
+        ]
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Attribute)
+            and node.attr == "__init__"
+            and (
+                last_name(node.value) == owner.name
+                or any(heir in self.above(node) for heir in heirs)
+            )
         ]
 
 

@@ -18,18 +18,21 @@ from affidavit.plan import LARGEST_INTEGER, PHASE_FIELDS, MalformedPlan, Reason,
 class Broken:
     """An obligation that the document's library is known not to fulfil.
 
-    ``adjacencies`` are those under which it matters; None stands for all. A plan to which it
-    applies is not certified.
+    ``adjacencies`` and ``schemes`` are those under which it matters; None stands for all. A plan
+    to which it applies is not certified.
     """
 
     code: str
     message: str
     remedy: str
     adjacencies: tuple[str, ...] | None = None
+    schemes: tuple[str, ...] | None = None
 
-    def applies(self, adjacency: str) -> bool:
-        """Whether it matters under this adjacency."""
-        return self.adjacencies is None or adjacency in self.adjacencies
+    def applies(self, adjacency: str, schemes: Collection[str]) -> bool:
+        """Whether it matters under this adjacency, where lots are drawn by ``schemes``."""
+        return (self.adjacencies is None or adjacency in self.adjacencies) and (
+            self.schemes is None or not set(self.schemes).isdisjoint(schemes)
+        )
 
 
 def as_it_is(plan: dict[str, Any]) -> dict[str, Any]:

@@ -10,15 +10,29 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.gate.checking.importers.base import Broken, Partial, is_number, not_imported
-from affidavit.gate.checking.importers.directives import FIELDS
-from affidavit.gate.checking.importers.library import NOT_SHUFFLED, Library
-from affidavit.gate.checking.importers.quantities import POINTERS, Quantities
-from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_values import Unreadable, text_of
-from affidavit.gate.checking.importers.training_loop import passes_of
+from affidavit.importers.base import Broken, Partial, is_number, not_imported
+from affidavit.importers.directives import FIELDS
+from affidavit.importers.library import NOT_SHUFFLED, Library
+from affidavit.importers.quantities import POINTERS, Quantities
+from affidavit.importers.script import Script, last_name
+from affidavit.importers.script_values import Unreadable, text_of
+from affidavit.importers.training_loop import accumulation, passes_of, skipping
 from affidavit.plan import MalformedPlan, Reason
 
+ACCUMULATED = Broken(
+    code="accumulated_lots",
+    message="optimizer.step() does not run for each lot. Lots are drawn independently, so that a "
+    "record in several of those that one step sums moves it by a multiple of the clip norm, and "
+    "the noise is that of one.",
+    remedy="Step at each lot, and split large lots with BatchMemoryManager.",
+    schemes=NOT_SHUFFLED,
+)
+SKIPPED_LOTS = Broken(
+    code="skipped_lots",
+    message="a condition skips the step of some lots. No noise is released for these, so that "
+    "what the condition tells of their records is seen.",
+    remedy="Step at every lot; an empty one releases noise alone.",
+)
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -72,7 +86,10 @@ class Reading(Quantities):
             raise not_imported(
                 self.kind,
                 "noise_multiplier is not settled by the text: "
-                + self.unread.get(POINTERS["noise_multiplier"], "it is not an argument."),
+                + self.unread.get(
+                    POINTERS["noise_multiplier"],
+                    " ".join(("it is not an argument.", *self.library.notes)),
+                ),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
                 "that runs.",
                 self.call.lineno,
@@ -94,7 +111,8 @@ class Reading(Quantities):
             raise conflict("scheme", sampling["scheme"], scheme, self.call.lineno)
         rate = self.quantity("probability")
         rate = self.quantity("expected_rate") if rate is None else rate
-        if (rate := self.pick("probability", rate)) is not None:
+        rate = self.pick("probability", rate)
+        if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
             return sampling | {"probability": rate}
         lot = self.pick("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
@@ -152,10 +170,18 @@ class Reading(Quantities):
                 data[name] = value
 
     def judge(self, lot: Any) -> None:
-        """Add what the library is known not to do with these arguments."""
+        """Add what the library, or the script's loop, is known not to do with these arguments."""
+        if self.is_poisson is not False and accumulation(self.values) is not None:
+            self.broken.append(ACCUMULATED)
+        if skipping(self.values) is not None:
+            self.broken.append(SKIPPED_LOTS)
         for rule in self.library.rules:
             node = self.arguments.get(rule.argument)
             value = self.values.attempt(node) if node is not None else None
+            if isinstance(value, Unreadable):
+                of = self.library.private.quantities
+                told = (self.stated.get(key) for key, name in of.items() if name == rule.argument)
+                value = next((item for item in told if item is not None), value)
             if not rule.holds(value, lot) and rule.broken not in self.broken:
                 self.broken.append(rule.broken)
 
@@ -190,7 +216,7 @@ class Reading(Quantities):
             match node:
                 case ast.keyword(arg="shuffle", value=value):
                     shuffles = shuffles or self.values.known(value) is True
-                case ast.Call(func=ast.Attribute(attr="shuffle", value=value), args=[_, *_]):
+                case ast.Call(func=ast.Attribute(attr="shuffle", value=value)):
                     # A tf.data.Dataset, not random.shuffle(list).
                     shuffles = shuffles or last_name(value) not in ("random", "rng", "np")
         return shuffles

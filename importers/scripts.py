@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from affidavit.gate.checking.importers.base import Partial, not_imported
-from affidavit.gate.checking.importers.directives import stated_in
-from affidavit.gate.checking.importers.libraries import (
+from affidavit.importers.base import Partial, not_imported
+from affidavit.importers.directives import stated_in
+from affidavit.importers.libraries import (
     ACCOUNTING,
     JAX_CORE,
     JAX_KERAS,
@@ -20,12 +20,12 @@ from affidavit.gate.checking.importers.libraries import (
     OPACUS_OPTIMIZER,
     TRAINING,
 )
-from affidavit.gate.checking.importers.library import Library
-from affidavit.gate.checking.importers.opacus import OpacusReading
-from affidavit.gate.checking.importers.quantities import uses_of
-from affidavit.gate.checking.importers.reading import Reading
-from affidavit.gate.checking.importers.script import Script, imports_of, last_name, package_of
-from affidavit.gate.checking.importers.script_values import branch, text_of
+from affidavit.importers.library import Library
+from affidavit.importers.opacus import OpacusReading
+from affidavit.importers.quantities import uses_of
+from affidavit.importers.reading import Reading
+from affidavit.importers.script import Script, imports_of, last_name, package_of
+from affidavit.importers.script_values import branch, text_of
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 LEARNING_RATES = ("learning_rate", "lr")
@@ -49,9 +49,8 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
     Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
     another method, or use other arguments or noise than the text shows.
     """
-    if not any(name in raw for name in MENTIONED):
-        return None
-    if not explicit and not any(name in raw for name in MODULES):
+    mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
+    if not (any(mentioned) if explicit else all(mentioned)):
         return None
     try:
         tree = ast.parse(raw)
@@ -74,6 +73,10 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
         return None
     if OPACUS_BEFORE_1 in entries and not _is_attached(script):
         entries.remove(OPACUS_BEFORE_1)  # the class alone, whose method make_private is private
+        if not entries:
+            if explicit:
+                _require_nothing_private(script)
+            return None
     for entry, others in BESIDE:
         if entry in entries and any(other in entries for other in others):
             entries.remove(entry)
@@ -94,7 +97,9 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
     partials = []
     for call in calls:
         _require_unambiguous(script, library, call)
-        partials.append(reading(library, script, call, stated_in(source)).partial())
+        one = reading(library, script, call, stated_in(source))
+        one.values.exclusive = tuple(script.parents[other] for other in calls if other is not call)
+        partials.append(one.partial())
     if any(other.data != partials[0].data for other in partials):
         raise not_imported(
             kind,
@@ -217,15 +222,16 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         )
     ):
         raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
+    replaced = set(REPLACED) - set(library.methods)
     for use in () if method else uses_of(script, call):
-        if use.attr in REPLACED or (
+        if use.attr in replaced or (
             not isinstance(use.ctx, ast.Load) and use.attr not in LEARNING_RATES
         ):
             message = f"{text_of(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
     for other in () if method else script.calls:
         held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
-        if last_name(other.func) in REPLACED and any(last_name(arg) in held for arg in other.args):
+        if last_name(other.func) in replaced and any(last_name(arg) in held for arg in other.args):
             message = f"{text_of(other)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", other.lineno)
     if method and (maker := _other_maker(script, call.func)) is not None:

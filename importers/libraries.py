@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from affidavit.gate.checking.importers.base import Broken
-from affidavit.gate.checking.importers.library import Call, Library, Rule
+from affidavit.importers.base import Broken, is_number
+from affidavit.importers.library import Call, Library, Rule
 
 
 def _absent_or(expected: Any) -> Callable[[Any, Any], bool]:
@@ -54,11 +54,35 @@ OPACUS_BEFORE_1 = Library(
         names=("PrivacyEngine",),
         positional=("module", "batch_size", "sample_size", "alphas", "noise_multiplier",
                     "max_grad_norm"),
-        quantities=_CLIPPED | _TARGET | {"lot_size": "batch_size", "dataset_size": "sample_size"},
+        quantities=_CLIPPED
+        | _TARGET
+        | {
+            "lot_size": "batch_size",
+            "dataset_size": "sample_size",
+            "probability": "sample_rate",
+        },
     ),
     beside=(
-        Call(names=("get_privacy_spent",), positional=("target_delta",),
-             quantities={"target_delta": "target_delta"}, accounts=True),
+        Call(
+            names=("get_privacy_spent",),
+            positional=("target_delta",),
+            quantities={"target_delta": "target_delta"},
+            accounts=True,
+        ),
+    ),
+    rules=(
+        Rule(
+            argument="max_grad_norm",
+            holds=lambda value, _: is_number(value),
+            broken=Broken(
+                code="noise_of_a_layer",
+                message="max_grad_norm is not known to be one number. With one for each layer "
+                "this version of Opacus adds to each layer the noise of its own norm, which is "
+                "that of one layer alone.",
+                remedy="Give one number, use Opacus 1.6, or write a plan with a release for each "
+                "layer.",
+            ),
+        ),
     ),
     broken=(
         Broken(
@@ -173,7 +197,7 @@ TENSORFLOW = Library(
             ),
         ),
     ),
-    notes=("lots are those of Keras' fit(), which shuffles: no amplification is claimed.",),
+    notes=("without a sampler of the script's own no amplification is claimed.",),
 )
 TENSORFLOW_QUERY = replace(
     TENSORFLOW,
@@ -287,6 +311,7 @@ JAX_CORE = Library(
     name="jax-privacy's privatizers",
     modules=("jax_privacy",),
     private=Call(names=("gaussian_privatizer", "matrix_factorization_privatizer")),
+    methods=("update",),
     rules=(Rule(argument="noising_matrix", holds=_absent_or(None), broken=_BANDS.broken),),
     notes=("stddev is noise_multiplier times the sensitivity of the clipped gradients.",),
 )

@@ -16,8 +16,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_values import Record, Unreadable, Values
+from affidavit.importers.script import Script, last_name
+from affidavit.importers.script_values import Record, Unreadable, Values
 
 LARGEST_FILE = 1 << 20
 MOST_MODULES = 100

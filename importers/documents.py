@@ -1,30 +1,13 @@
-"""Import plans from other libraries' documents.
-
-An importer returns the plan fields that a document contains, and lists its assumptions. It never
-adds a sampler, an adjacency or a target: missing fields must be given in pyproject.toml::
-
-    [tool.affidavit.given."train.py"]
-    adjacency = "zero_out"
-    sampling = {scheme = "poisson"}
-    target = {epsilon = 8.0, delta = 1e-5}
-
-A new importer is a module with two functions, and an entry in ``DOCUMENTS``.
-"""
+"""The documents that are read, and who reads them: JSON of libraries, scripts and notebooks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from affidavit.gate.checking.importers import (
-    dp_event,
-    jax_privacy,
-    notebook,
-    opacus_state,
-    scripts,
-)
-from affidavit.gate.checking.importers.base import Partial
-from affidavit.gate.checking.importers.libraries import TRAINING
+from affidavit.importers import dp_event, jax_privacy, notebook, opacus_state, scripts
+from affidavit.importers.base import Partial
+from affidavit.importers.libraries import TRAINING
 from affidavit.plan import MalformedPlan, load_json
 
 DOCUMENTS = (

@@ -22,7 +22,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from affidavit.gate.checking.importers.base import (
+from affidavit.importers.base import (
     Partial,
     is_number,
     not_imported,

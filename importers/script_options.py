@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.gate.checking.importers.script import Script, imports_of, last_name
-from affidavit.gate.checking.importers.script_files import (
+from affidavit.importers.script import Script, imports_of, last_name
+from affidavit.importers.script_files import (
     configured,
     local_import,
     settings_file,
 )
-from affidavit.gate.checking.importers.script_values import Record, Unreadable, Values
+from affidavit.importers.script_values import Record, Unreadable, Values
 
 SAFE_PARSER_ARGUMENTS = frozenset(
     {"prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev"}

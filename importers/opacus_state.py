@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.gate.checking.importers.base import (
+from affidavit.importers.base import (
     Partial,
     not_imported,
     only,

@@ -1,0 +1,6 @@
+from .base import Broken as Broken
+from .base import Partial as Partial
+from .directives import key_of as key_of
+from .documents import LIBRARIES as LIBRARIES
+from .documents import imported as imported
+from .documents import imported_document as imported_document
