@@ -15,10 +15,11 @@ from affidavit.accountants.protocol import OutOfReach
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Raise ``OutOfReach`` when the block runs longer than ``seconds`` of wall-clock time.
 
-    Signals reach the main thread only; elsewhere the block runs without a limit, and the
-    caller's own (the service kills the whole process) applies.
+    Signals reach the main thread only, and Windows has no alarm; elsewhere the block runs without
+    a limit, and the caller's own (the service kills the whole process) applies.
     """
-    if threading.current_thread() is not threading.main_thread():
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not (main_thread and hasattr(signal, "SIGALRM")):
         yield
         return
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
+from affidavit.accountants.participations import Counted
 from affidavit.accountants.protocol import (
     Accountant,
     AccountantError,
@@ -81,6 +82,8 @@ class PostProcessed:
         within = [(leaf, min(times, MOST_STEPS)) for leaf, times in known]
         if len(gaussian) == len(known):
             return exact
+        drawn = [Counted(leaf, times) for leaf, times in known if not isinstance(leaf, Gaussian)]
+        exact = max(exact, *(ask(curve).lower for curve in drawn))
         for doubling in range(DOUBLINGS):
             least = LEAST_NOISE * 2**doubling
             louder = [
@@ -112,8 +115,10 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
         case RepeatAndSelect(event=run):
             for inner, count in parts(run):
                 yield from _known(inner, count * times)
-        case RandomAllocationGaussian(bins=bins, attained_at=attained):
-            sigma = part.noise_multiplier if attained is None else attained
+        case RandomAllocationGaussian(bins=bins, attained_at=attained, released=released):
+            sigma = part.noise_multiplier
+            if attained is not None and released is None:  # else its first bin is one of them
+                sigma = attained
             if not math.isfinite(sigma):
                 return
             if bins == 1:

@@ -44,13 +44,26 @@ _PLACES = {
         "AnalyticGaussianAccountant",
     ),
     "pld": (PLD, "affidavit.accountants.pld", "PldAccountant"),
+    "participations": (
+        OURS,
+        "affidavit.accountants.participations",
+        "ParticipationAccountant",
+    ),
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
 _INSTALLED = tuple(sorted(installed("affidavit.accountants").keys() - _PLACES.keys()))
 NAMES = (*_PLACES, *_INSTALLED)
 """Every engine, in order of preference."""
-SOLVERS = ("gaussian", "fourier", "allocation", "allocation_rdp", "monte_carlo", "rdp")
+SOLVERS = (
+    "gaussian",
+    "fourier",
+    "allocation",
+    "allocation_rdp",
+    "monte_carlo",
+    "participations",
+    "rdp",
+)
 """The engines that a search asks: all answer in milliseconds, ``monte_carlo`` in seconds."""
 SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp")
 """Engines in the order in which they are asked whether ours are right: other people's, and

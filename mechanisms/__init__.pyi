@@ -27,6 +27,7 @@ from .newton_schulz import Start as Start
 from .newton_schulz import coefficients as coefficients
 from .obligations import obligations_of as obligations_of
 from .protocol import Mechanism as Mechanism
+from .repetitions import repetitions as repetitions
 from .resolve import rescaled as rescaled
 from .resolve import scaled_noise as scaled_noise
 from .resolve import stand_in as stand_in

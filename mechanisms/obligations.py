@@ -52,6 +52,14 @@ ALWAYS = (
 )
 
 
+CANARIES = Obligation(
+    code="insert_the_canaries",
+    text="the plan's canaries are records of the data set; whether one takes part is a fair coin "
+    "of its own, drawn before the run and committed to in the first line of its record; one that "
+    "takes no part contributes zero to every lot",
+)
+
+
 def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
     """What a trainer of this plan must keep: sampler, what always holds, optimiser, extras."""
     assumptions = dict.fromkeys(phase.sampled.assumption for phase in lowered.phases)
@@ -59,10 +67,19 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
         Obligation(code="sampler_of_the_plan", text=assumption) for assumption in assumptions
     )
     obligations = samplers + ALWAYS + lowered.mechanism.obliges + tuple(_of_streams(lowered))
+    if lowered.plan.canaries is not None:
+        obligations += (CANARIES,)
     return tuple(dict.fromkeys(obligations)) + tuple(_of_extras(lowered.plan))
 
 
 def _of_streams(lowered: Lowered) -> Iterator[Obligation]:
+    if any(phase.has_exact_noise for phase in lowered.plan.phases):
+        yield Obligation(
+            code="round_to_the_grid",
+            text="where the plan says exact_grid, what is released of an entry is its clipped sum "
+            "plus exactly Gaussian noise, rounded to a grid whose step is a power of two, at most "
+            "2^-20 of the noise's deviation",
+        )
     correlated = [part for part in lowered.phases if part.correlation is not None]
     if any(phase.clip_schedule is not None for phase in lowered.plan.phases):
         yield Obligation(

@@ -269,9 +269,13 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
 
     def allocation(joint: float, steps: int) -> Event:
         whole = steps // bins
+        released = None if whole else steps
         if phase.sampling.bins_drawn == "each_epoch":
             one = RandomAllocationGaussian(
-                bins=bins, noise_multiplier=joint, attained_at=None if whole else math.inf
+                bins=bins,
+                noise_multiplier=joint,
+                attained_at=None if whole else math.inf,
+                released=released,
             )
             return Repeated(event=one, count=epochs(steps))
         attained = joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if whole else math.inf
@@ -280,6 +284,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
             # Two roundings, of the root and of the quotient; both are rounded away.
             noise_multiplier=joint / math.sqrt(epochs(steps)) * (1 - 4 * 2.0**-53),
             attained_at=attained if whole < epochs(steps) else None,
+            released=released,
         )
 
     return Sampled(

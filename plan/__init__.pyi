@@ -25,6 +25,7 @@ from .diff import steps_between as steps_between
 from .document import PHASE_FIELDS as PHASE_FIELDS
 from .document import Adjacency as Adjacency
 from .document import Allocation as Allocation
+from .document import AuditCanaries as AuditCanaries
 from .document import LargeDelta as LargeDelta
 from .document import Phase as Phase
 from .document import PlanDocument as PlanDocument

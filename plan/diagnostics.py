@@ -204,6 +204,12 @@ RULES = {
     "tuple": "a list",
 }
 """What a field must be, by the first word of pydantic's kind of error."""
+FORMS = {
+    r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, hyphens or underscores",
+    r"^[0-9a-f]{64}$": "64 digits of 0-9 and a-f",
+    r"^sha256:[0-9a-f]{64}$": "sha256: and 64 digits of 0-9 and a-f",
+}
+"""What a text must be, by the pattern that it does not match."""
 BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
@@ -214,7 +220,8 @@ def _rule(details: ErrorDetails) -> str:
         if bound in context:
             return f" must be {words} {str(context[bound]).removesuffix('.0')}"
     if "pattern" in context:
-        return f" must match {context['pattern']}"
+        form = FORMS.get(context["pattern"])
+        return f" must be {form}" if form else f" must match the pattern {context['pattern']}"
     for limit, words in (("min_length", "at least"), ("max_length", "at most")):
         if limit in context:
             return f" must have {words} {_parts(kind, context[limit])}"

@@ -106,6 +106,17 @@ class Release(StrictModel):
         return self.noise_multiplier is not None or self.noise_std is not None
 
 
+class AuditCanaries(StrictModel):
+    """``count`` made-up records among those of the data set, for an audit of the run.
+
+    A fair coin decides of each whether it takes part. ``guesses`` of them, an even number, are
+    guessed about when the run is over; a third unless it is given.
+    """
+
+    count: Annotated[Integer, Field(ge=2, le=1_000_000)]
+    guesses: Annotated[Integer, Field(ge=2)] | None = None
+
+
 class Target(StrictModel):
     """What the run must reach: ε in nats at probability δ; either may be asked for."""
 
@@ -150,6 +161,11 @@ class Phase(StrictModel):
     def asks_for_noise(self) -> bool:
         """Whether a release leaves its noise to be solved for."""
         return any(not release.has_noise for release in self.releases)
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """Whether noisy sums are rounded to a grid, exactly (``Independent.arithmetic``)."""
+        return isinstance(self.noise, Independent) and self.noise.arithmetic is not None
 
     @property
     def asks_for_steps(self) -> bool:
@@ -197,6 +213,7 @@ class PlanDocument(StrictModel):
     allocation: Allocation = "uniform"
     optimizer: Optimizer = Optimizer()
     workload: Workload | None = None
+    canaries: AuditCanaries | None = None
     extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000), at_most(1000)] = ()
     trajectory: Literal["all_iterates"] = "all_iterates"
     target: Target

@@ -168,12 +168,14 @@ class RandomAllocationGaussian:
 
     A run that ends within a pass is dominated by the leaf and does not attain it:
     ``attained_at`` is then the σ of the whole passes, infinite where there is none, and
-    lower bounds are taken there.
+    lower bounds are taken there. ``released`` is the number of bins of the only pass where it
+    ends before the last one; who does not use it bounds the whole pass.
     """
 
     bins: int
     noise_multiplier: float
     attained_at: float | None = None
+    released: int | None = None
 
     def __post_init__(self) -> None:
         if self.bins < 1:
@@ -183,6 +185,8 @@ class RandomAllocationGaussian:
             raise ValueError(
                 f"attained_at must be at least the noise multiplier, got {self.attained_at!r}"
             )
+        if self.released is not None and not 1 <= self.released < self.bins:
+            raise ValueError(f"released must be between 1 and {self.bins - 1}, got {self.released}")
 
 
 MOST_BINS = 1024

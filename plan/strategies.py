@@ -70,10 +70,15 @@ class NoiseForm(StrictModel):
 
 
 class Independent(NoiseForm):
-    """Fresh noise at every step."""
+    """Fresh noise at every step.
+
+    With ``arithmetic: exact_grid`` noisy sums are rounded to a grid, exactly, so that their
+    low-order bits say nothing of the data; otherwise noise is added in floating point.
+    """
 
     kind: Literal["independent"] = "independent"
-    examples = ({"kind": "independent"},)
+    arithmetic: Literal["exact_grid"] | None = None
+    examples = ({"kind": "independent"}, {"kind": "independent", "arithmetic": "exact_grid"})
 
 
 class Bidiagonal(NoiseForm):

@@ -38,10 +38,43 @@ def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
             reasons += phase.participation.check(partial(plan.pointer, index, "participation"))
     if plan.workload is not None:
         reasons += plan.workload.check(partial(pointer_to, "workload"))
-    reasons += [*_optimizer(plan), *_target(plan), *_allocation(plan)]
+    reasons += [*_optimizer(plan), *_target(plan), *_allocation(plan), *_canaries(plan)]
     if plan.claim is not None:
         reasons += unanswerable(plan.claim, plan)
     return tuple(reasons) or tuple(_horizon(plan))
+
+
+def _canaries(plan: PlanDocument) -> Iterator[Reason]:
+    """An audit is of what a record's presence changes, and its canaries are records."""
+    if plan.canaries is None:
+        return
+    count, guesses, size = plan.canaries.count, plan.canaries.guesses, plan.dataset.size
+    if plan.adjacency == "replace_one":
+        yield conflict(
+            "/canaries",
+            "under replace_one neighbours differ in more than a record's presence, and canaries "
+            "take part or not.",
+            "Write adjacency: add_remove or zero_out, or remove canaries.",
+        )
+    if size is None:
+        yield missing_field(
+            "/dataset/size",
+            "canaries are counted among the records of the data set.",
+            "Give dataset.size, with the canaries in it.",
+        )
+    elif count > size:
+        yield conflict(
+            "/canaries/count",
+            f"{count} canaries are more than the {size} records of the data set, in which they "
+            "are counted.",
+            "Add them to dataset.size.",
+        )
+    if guesses is not None and (guesses % 2 or guesses > count):
+        yield invalid_value(
+            "/canaries/guesses",
+            f"as many canaries are guessed to take part as not, of {count} in all.",
+            "Give an even number up to the count, or leave it out.",
+        )
 
 
 def _version(plan: PlanDocument) -> Iterator[Reason]:

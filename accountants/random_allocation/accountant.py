@@ -42,6 +42,8 @@ from affidavit.accountants.fourier.refinement import refinement
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.directions import Curves, Direction
 from affidavit.accountants.random_allocation.limits import NOISE_MULTIPLIERS, check_range
+from affidavit.accountants.random_allocation.partial_pass import PartialDirection
+from affidavit.accountants.random_allocation.power import Side
 from affidavit.accountants.random_allocation.renyi import (
     RenyiAllocationAccountant,
     RenyiAllocationCurve,
@@ -49,12 +51,14 @@ from affidavit.accountants.random_allocation.renyi import (
 from affidavit.accountants.registry import OURS
 from affidavit.plan import Event, RandomAllocationGaussian
 
+Ordered = Direction | PartialDirection
 SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
+SIDES: tuple[Side, ...] = ("remove", "add")
 _ROUNDS = 8
 
 
-def bracket_epsilon(direction: Direction, delta: float, relative_width: float) -> Bracket:
+def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> Bracket:
     """The ε (nats) of one direction at ``delta``, ``relative_width`` of it wide if possible."""
     guess = direction.guess(delta)
     best = Bracket(lower=0.0, upper=math.inf)
@@ -92,7 +96,7 @@ def _narrowed(best: Bracket, curves: Curves, delta: float, guess: float, stride:
     return Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))
 
 
-def bracket_delta(direction: Direction, epsilon: float, relative_width: float) -> Bracket:
+def bracket_delta(direction: Ordered, epsilon: float, relative_width: float) -> Bracket:
     """The δ of one direction at ``epsilon`` (nats), ``relative_width`` of it wide if possible."""
     best = Bracket(lower=0.0, upper=1.0)
     guess = min(0.5, max(direction.about(epsilon), 1e-280))
@@ -116,7 +120,7 @@ def bracket_delta(direction: Direction, epsilon: float, relative_width: float) -
     return best
 
 
-def ruled_out(direction: Direction, epsilon: float, delta: float) -> bool:
+def ruled_out(direction: Ordered, epsilon: float, delta: float) -> bool:
     """Whether a coarse bound proves the direction's δ at ``epsilon`` (nats) below ``delta``."""
     guess = direction.about(epsilon)
     gap = math.log(delta / guess) if guess > 0 else math.inf
@@ -129,7 +133,7 @@ def ruled_out(direction: Direction, epsilon: float, delta: float) -> bool:
     return curves.upper(epsilon) <= delta
 
 
-def _slope(direction: Direction, epsilon: float) -> float:
+def _slope(direction: Ordered, epsilon: float) -> float:
     """-d log δ / dε near ``epsilon``, by a difference."""
     width = 0.01 * max(epsilon, 1e-3)
     here, there = direction.about(epsilon), direction.about(epsilon + width)
@@ -164,6 +168,9 @@ class AllocationAccountant:
                 "Use one phase of balls in bins, or the allocation_rdp accountant.",
             )
         check_range(leaf)
+        if leaf.released is not None and count == 1:
+            share = leaf.released / leaf.bins
+            return self._curve(leaf.released, 1 / leaf.noise_multiplier, share)
         once = self._curve(leaf.bins, 1 / leaf.noise_multiplier)
         attained = once if leaf.attained_at is None else self._attained(leaf)
         if count > 1:
@@ -183,14 +190,13 @@ class AllocationAccountant:
             return None
         return self._curve(leaf.bins, 1 / sigma)
 
-    def _curve(self, bins: int, rate: float) -> AllocationCurve:
-        return AllocationCurve(
-            directions=(
-                Direction(bins=bins, rate=rate, side="remove"),
-                Direction(bins=bins, rate=rate, side="add"),
-            ),
-            relative_width=self.relative_width,
-        )
+    def _curve(self, bins: int, rate: float, share: float = 1.0) -> AllocationCurve:
+        """The curve of a pass over ``bins`` bins, in one of which the record is by ``share``."""
+        whole = [Direction(bins=bins, rate=rate, side=side) for side in SIDES]
+        directions: list[Ordered] = [*whole]
+        if share < 1:
+            directions = [PartialDirection(inner=inner, share=share) for inner in whole]
+        return AllocationCurve(directions=tuple(directions), relative_width=self.relative_width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +229,7 @@ class DominatedAllocationCurve:
 class AllocationCurve:
     """ε against δ of one random allocation, over both directions; ``relative_width`` as above."""
 
-    directions: tuple[Direction, ...]
+    directions: tuple[Ordered, ...]
     relative_width: float
 
     def epsilon(self, delta: float) -> Bracket:

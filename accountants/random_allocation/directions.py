@@ -151,12 +151,11 @@ class Direction:
 
     def guess(self, delta: float) -> float:
         """About the ε (nats) at which δ(ε) is ``delta``; not a bound."""
-        low, high = 0.0, self.largest_epsilon
-        while high - low > 1e-3 * high:
-            middle = (low + high) / 2
-            result = self.saddle(middle, self.cut(middle, 0.1 * delta)).delta
-            low, high = (middle, high) if result > delta else (low, middle)
-        return high
+        return where_it_falls_to(
+            delta,
+            lambda epsilon: self.saddle(epsilon, self.cut(epsilon, 0.1 * delta)).delta,
+            self.largest_epsilon,
+        )
 
     # ---- bounds -------------------------------------------------------------------
 
@@ -288,6 +287,15 @@ class Direction:
                 break
             result = float(ndtr(z - self.rate)) / mass
         return result
+
+
+def where_it_falls_to(delta: float, curve: Callable[[float], float], most: float) -> float:
+    """About the ε (nats) up to ``most`` at which the falling ``curve`` is ``delta``; no bound."""
+    low, high = 0.0, most
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if curve(middle) > delta else (low, middle)
+    return high
 
 
 def _count_up(size: int) -> Array:

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from math import comb
 
 import mpmath
 import pytest
+from flint import arb
 
 from affidavit.accountants import FourierAccountant, search_witness
 from affidavit.accountants.checker import (
     DOMINATING_PAIRS,
-    Proof,
-    Quadrature,
+    Cuts,
+    Grid,
+    Rule,
     RunWitness,
     Unproved,
     Witness,
+    composed,
+    laws,
     prove,
     witness_document,
     witness_from,
 )
+from affidavit.accountants.registry import accountant
 from affidavit.plan import (
     Composed,
     Event,
     Gaussian,
     Laplace,
     PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
     Repeated,
+    TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
 )
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan.events import Neighbours, SubsampledPair
 
 DELTA = 1e-6
 
@@ -38,39 +49,44 @@ def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remo
     return Repeated(event=release, count=steps)
 
 
+def fixed_size(size: int, lot: int, sigma: float, steps: int) -> Repeated:
+    release = WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma)
+    return Repeated(event=release, count=steps)
+
+
+def cut(neighbours: Neighbours, steps: int, *, size: int = 2000, lot: int = 30) -> Repeated:
+    release = TruncatedPoissonGaussian(
+        dataset_size=size,
+        sampling_probability=0.01,
+        max_lot_size=lot,
+        noise_multiplier=1.0,
+        neighbours=neighbours,
+    )
+    return Repeated(event=release, count=steps)
+
+
 RUNS: dict[str, Event] = {
     "add_remove": poisson(0.2, 4.0, 410),
-    "replace_one": poisson(0.01, 1.0, 1000, "replace_one"),
+    "few rare steps": poisson(1e-4, 1.0, 5),
     "phases": Composed(
         events=(
-            poisson(0.01, 1.2, 500),
-            poisson(0.02, 2.0, 300),
+            poisson(0.01, 1.2, 50),
+            poisson(0.02, 2.0, 30, "replace_one"),
             Repeated(event=Gaussian(noise_multiplier=20.0), count=3),
         )
     ),
-    "pairs mixed": Composed(
-        events=(poisson(0.02, 2.0, 200), poisson(0.03, 3.0, 200, "replace_one"))
-    ),
+    "fixed size": fixed_size(1000, 10, 2.0, 20),
+    "cut": cut("replace_one", 20),
 }
 
 
-def closed_form(q: float, sigma: float, epsilon: float, *, add: bool) -> mpmath.mpf:
-    """δ of one Poisson sampled release, to 60 digits: the likelihood ratio inverted."""
-    with mpmath.workdps(60):
-        q, mu, e = mpmath.mpf(q), 1 / mpmath.mpf(sigma), mpmath.exp(mpmath.mpf(epsilon))
-        if add:
-            odds = (1 / e - (1 - q)) / q
-            if odds <= 0:
-                return mpmath.mpf(0)
-            place = (mpmath.log(odds) + mu**2 / 2) / mu
-            mixed = (1 - q) * mpmath.ncdf(place) + q * mpmath.ncdf(place - mu)
-            return mpmath.ncdf(place) - e * mixed
-        place = (mpmath.log((e - (1 - q)) / q) + mu**2 / 2) / mu
-        mixed = (1 - q) * mpmath.ncdf(-place) + q * mpmath.ncdf(mu - place)
-        return mixed - e * mpmath.ncdf(-place)
+SLOW = {"add_remove", "phases", "cut"}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.soak) if n in SLOW else n for n in RUNS],
+)
 def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     """The engine and the checker share no code; the bound proved lies above the tight ε."""
     bracket = FourierAccountant().curve(RUNS[name]).epsilon(DELTA)
@@ -78,22 +94,172 @@ def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 1.0])
-def test_a_single_release_is_bounded_above_its_60_digits(epsilon: float) -> None:
-    event = poisson(0.3, 1.5, 1)
-    truth = max(closed_form(0.3, 1.5, epsilon, add=add) for add in (True, False))
-    run = RunWitness(
-        tilt=3.0,
-        window=10.0,
-        noise=0.05,
-        frequencies=280,
-        blocks=(),
-        rules=(Quadrature(step=0.02, strip=2.3),),
+# What is true, to 30 digits, without the checker's code: one hockey stick of normals on a line.
+
+Weights = dict[int, mpmath.mpf]
+
+
+def stick(over: Weights, under: Weights, mu: mpmath.mpf, alpha: mpmath.mpf) -> mpmath.mpf:
+    """∫ (P - α Q)_+ for mixtures of N(m μ, 1), by quadrature between its zeros."""
+
+    def gap(x: mpmath.mpf) -> mpmath.mpf:
+        over_x = sum(w * mpmath.npdf(x, m * mu) for m, w in over.items())
+        return over_x - alpha * sum(w * mpmath.npdf(x, m * mu) for m, w in under.items())
+
+    places = [mpmath.mpf(k) / 4 for k in range(-60, 61)]
+    edges = [places[0]]
+    for left, right in pairwise(places):
+        if gap(left) * gap(right) < 0:
+            edges.append(mpmath.findroot(gap, (left, right), solver="anderson"))
+    edges.append(places[-1])
+    parts = pairwise(edges)
+    return sum((mpmath.quad(gap, [a, b]) for a, b in parts if gap((a + b) / 2) > 0), mpmath.mpf(0))
+
+
+def lot_probabilities(others: int, q: mpmath.mpf, lot: int) -> tuple[mpmath.mpf, ...]:
+    def term(n: int, k: int) -> mpmath.mpf:
+        return comb(n, k) * q**k * (1 - q) ** (n - k)
+
+    u = term(others, lot - 1)
+    w = sum((term(others, k) for k in range(lot, others + 1)), mpmath.mpf(0))
+    in_a_cut = sum((term(others + 1, k) for k in range(lot + 1, others + 2)), mpmath.mpf(0))
+    return u, w, in_a_cut * lot / (others + 1) / w
+
+
+def one_cut_release(neighbours: Neighbours, alpha: mpmath.mpf, *, removed: bool) -> mpmath.mpf:
+    """The bound of docs/theorems/truncated-poisson.md, written out again."""
+    q, mu, lot = mpmath.mpf(0.01), mpmath.mpf(1), 30
+    u, w, p = lot_probabilities(2000 if neighbours == "add_remove" else 1999, q, lot)
+    r = 1 - u - w
+    replaced = neighbours == "replace_one"
+    away = -1 if replaced else 0
+    sampled = {0: r * (1 - q), 1: r * q}, ({0: r * (1 - q), -1: r * q} if replaced else {0: r})
+
+    def full(y: int, x: int, absent: int) -> tuple[Weights, Weights]:
+        def mixture(place: int) -> Weights:
+            weights: Weights = {}
+            for m, weight in ((0, u * (1 - q)), (place, u * q), (y, w * (1 - p)), (place, w * p)):
+                weights[m] = weights.get(m, mpmath.mpf(0)) + weight
+            return weights
+
+        return mixture(x), mixture(absent)
+
+    if neighbours == "add_remove":
+        under = {0: u, -1: w}
+        over = {0: u * (1 - q), -1: w * (1 - q), 1: q * (u + w)}
+        pairs = [(over, under)]
+    else:
+        pairs = [full(-1, 1, away), full(1, 1, away)]
+    swap: Callable[[tuple[Weights, Weights]], tuple[Weights, Weights]] = (
+        (lambda pair: pair) if removed else (lambda pair: pair[::-1])
     )
-    witness = Witness(epsilon=str(epsilon), delta=mpmath.nstr(truth * 1.1, 30), runs=(run, run))
-    assert isinstance(prove(witness, event), Proof)
-    with pytest.raises(Unproved, match="proves δ"):
-        prove(replace(witness, delta=mpmath.nstr(truth * (1 - 1e-9), 30)), event)
+    most = max(stick(*swap(pair), mu, alpha) for pair in pairs)
+    return most + stick(*swap(sampled), mu, alpha)
+
+
+def proved_delta(event: Event, epsilon: float, direction: int = 0) -> arb:
+    """What a coarse witness proves of one direction at ``epsilon``."""
+    law = laws(event)[direction]
+    sums = Grid(step=2.0**-18, reach=256, scales=24, bits=176, linear=True)
+    rules = tuple(
+        Rule(cuts=Cuts(spacing=0.01, reach=12.0), sums=sums if own.bins else None) for own, _ in law
+    )
+    run = RunWitness(grid=Grid(step=1e-5, reach=1024, scales=8, bits=128), rules=rules)
+    return composed(law, run).delta(arb(epsilon)).upper()
+
+
+def near(bound: arb, truth: mpmath.mpf, slack: float = 5e-3) -> bool:
+    return truth * (1 - mpmath.mpf(10) ** -12) <= mpmath.mpf(float(bound)) <= truth * (1 + slack)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("direction", [0, 1])
+def test_a_single_release_is_bounded_just_above_the_truth(epsilon: float, direction: int) -> None:
+    with mpmath.workdps(30):
+        q, mu, alpha = mpmath.mpf(0.3), mpmath.mpf(1) / 2, mpmath.exp(epsilon)
+        pair = {0: 1 - q, 1: q}, {0: mpmath.mpf(1)}
+        truth = stick(*(pair if direction == 0 else pair[::-1]), mu, alpha)
+    assert near(proved_delta(poisson(0.3, 2.0, 1), epsilon, direction), truth) or truth < 1e-25
+
+
+def test_a_fixed_size_sample_is_the_worse_of_both_orders() -> None:
+    with mpmath.workdps(30):
+        q, mu, alpha = mpmath.mpf(1) / 4, mpmath.mpf(1) / 2, mpmath.exp(0.4)
+        truth = stick({0: 1 - q, 2: q}, {0: mpmath.mpf(1)}, mu, alpha)
+        reverse = stick({0: mpmath.mpf(1)}, {0: 1 - q, 2: q}, mu, alpha)
+    assert truth > reverse
+    assert near(proved_delta(fixed_size(8, 2, 2.0, 1), 0.4), truth)
+
+
+@pytest.mark.parametrize(
+    "neighbours",
+    [
+        pytest.param("add_remove", marks=pytest.mark.soak),
+        pytest.param("zero_out", marks=pytest.mark.soak),
+        "replace_one",
+    ],
+)
+def test_a_cut_lot_is_the_pair_of_its_theorem(neighbours: Neighbours) -> None:
+    for direction in range(1 if neighbours == "replace_one" else 2):
+        with mpmath.workdps(25):
+            truth = one_cut_release(neighbours, mpmath.exp(0.002), removed=direction == 0)
+        assert near(proved_delta(cut(neighbours, 1), 0.002, direction), truth)
+
+
+def allocated(epsilon: float, *, removed: bool) -> mpmath.mpf:
+    """E (S - α)_+ or E (1 - αS)_+ of two bins, σ = 2: one z by quadrature, one in closed form."""
+    mu = mpmath.mpf(1) / 2
+    alpha = mpmath.exp(epsilon if removed else -epsilon)
+
+    def given(z: mpmath.mpf) -> mpmath.mpf:
+        # E (X - k)_+ or E (k - X)_+ of a lognormal X of mean one.
+        k = 2 * alpha - mpmath.exp(mu * z - mu * mu / 2)
+        if k <= 0:
+            return 1 - k if removed else mpmath.mpf(0)
+        place = (mpmath.log(k) + mu * mu / 2) / mu
+        call = mpmath.ncdf(mu - place) - k * mpmath.ncdf(-place)
+        return call if removed else call - 1 + k
+
+    kink = (mpmath.log(2 * alpha) + mu * mu / 2) / mu
+    mean = mpmath.quad(lambda z: given(z) * mpmath.npdf(z), [-15, -5, min(kink, 14), 15]) / 2
+    return mean if removed else mean / alpha
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_two_bins_are_bounded_just_above_the_truth(removed: bool) -> None:
+    event = RandomAllocationGaussian(bins=2, noise_multiplier=2.0)
+    for epsilon in (0.0, 0.4):
+        with mpmath.workdps(25):
+            truth = allocated(epsilon, removed=removed)
+        assert near(proved_delta(event, epsilon, 0 if removed else 1), truth, 1e-2)
+
+
+def test_a_pass_that_ends_after_one_of_two_bins_is_a_poisson_sample() -> None:
+    event = RandomAllocationGaussian(bins=2, noise_multiplier=2.0, released=1)
+    half = {0: mpmath.mpf(1) / 2, 1: mpmath.mpf(1) / 2}
+    with mpmath.workdps(25):
+        truth = stick(half, {0: mpmath.mpf(1)}, mpmath.mpf(1) / 2, mpmath.exp(0.4))
+    assert near(proved_delta(event, 0.4), truth, 1e-2)
+
+
+def test_two_steps_are_bounded_just_above_the_truth() -> None:
+    """One loss by quadrature, the other's curve in closed form."""
+    q, mu, epsilon = mpmath.mpf(0.3), mpmath.mpf(1) / 2, mpmath.mpf(1)
+
+    def one(alpha: mpmath.mpf) -> mpmath.mpf:
+        if alpha <= 1 - q:
+            return 1 - alpha
+        place = (mpmath.log((alpha - (1 - q)) / q) + mu**2 / 2) / mu
+        mixed = (1 - q) * mpmath.ncdf(-place) + q * mpmath.ncdf(mu - place)
+        return mixed - alpha * mpmath.ncdf(-place)
+
+    def given(x: mpmath.mpf) -> mpmath.mpf:
+        ratio = 1 - q + q * mpmath.exp(mu * x - mu**2 / 2)
+        return ratio * mpmath.npdf(x) * one(mpmath.exp(epsilon) / ratio)
+
+    with mpmath.workdps(20):
+        truth = mpmath.quad(given, [-12, -4, 0, 2, 4, 6, 14])
+    assert near(proved_delta(poisson(0.3, 2.0, 2), 1.0), truth)
 
 
 def test_one_gaussian_mechanism_is_its_closed_form() -> None:
@@ -112,53 +278,78 @@ def test_one_gaussian_mechanism_is_its_closed_form() -> None:
 def attack(seed: int, count: int) -> int:
     """Mutate ``count`` witnesses; how many proved a bound, all of them at least the truth."""
     draw = random.Random(seed)
-    event = poisson(0.3, 2.0, 2)
-    bracket = FourierAccountant().curve(event).with_width(1e-6).epsilon(DELTA)
+    event = Composed(
+        events=(poisson(0.3, 2.0, 2), RandomAllocationGaussian(bins=3, noise_multiplier=3.0))
+    )
+    single = poisson(0.3, 2.0, 2)
+    # The truth lies above the bracket's lower end: nothing may be proved below it.
+    bracket = FourierAccountant().curve(single).with_width(1e-6).epsilon(DELTA)
+    sums = Grid(step=2.0**-10, reach=64, scales=10, bits=128, linear=True)
     honest = RunWitness(
-        tilt=4.0,
-        window=12.0,
-        noise=0.3,
-        frequencies=60,
-        blocks=((2, 3), (8, 2)),
-        rules=(Quadrature(step=0.1, strip=2.0),),
+        grid=Grid(step=0.003, reach=64, scales=6, bits=100),
+        rules=(
+            Rule(cuts=Cuts(spacing=0.1, reach=9.0)),
+            Rule(cuts=Cuts(spacing=0.2, reach=8.0), sums=sums),
+        ),
     )
 
     def mutated(run: RunWitness) -> RunWitness:
         factor = 10 ** draw.uniform(-1.5, 1.5)
-        rule = run.rules[0]
-        wild = draw.choice((0.0, -1.0, float("nan"), float("inf"), 1e300))
-        changes: tuple[RunWitness, ...] = (
-            replace(run, tilt=run.tilt * factor),
-            replace(run, window=run.window * factor),
-            replace(run, noise=draw.choice((0.0, run.noise * factor))),
-            replace(run, frequencies=draw.randrange(-1, 120)),
-            replace(run, blocks=((draw.randrange(-1, 100), draw.randrange(-1, 9)),)),
-            replace(run, blocks=()),
-            replace(run, rules=(replace(rule, step=max(rule.step * factor, 0.02)),)),
-            replace(run, rules=(replace(rule, strip=rule.strip * factor),)),
-            replace(run, rules=(replace(rule, step=wild),)),
-            replace(run, tilt=wild),
-            replace(run, window=wild),
-            replace(run, rules=()),
-        )
-        return draw.choice(changes)
+        wild = draw.choice((0.0, -1.0, float("nan"), float("inf"), 1e-300, 1e300))
+
+        def grid(of: Grid) -> Grid:
+            field, value = draw.choice(
+                (
+                    ("step", of.step * factor),
+                    ("step", wild),
+                    ("reach", draw.randrange(-2, 200)),
+                    ("scales", draw.randrange(-1, 14)),
+                    ("bits", draw.randrange(40, 260)),
+                )
+            )
+            return replace(of, **{field: value})  # type: ignore[arg-type]
+
+        def rule(of: Rule) -> Rule:
+            cuts = replace(
+                of.cuts,
+                **{
+                    draw.choice(("spacing", "reach")): draw.choice(
+                        (wild, max(0.02, draw.random() * factor))
+                    )
+                },
+            )
+            return draw.choice(
+                (
+                    replace(of, cuts=cuts),
+                    replace(of, sums=draw.choice((None, of.sums, sums))),
+                    replace(of, sums=grid(of.sums) if of.sums else None),
+                )
+            )
+
+        place = draw.randrange(len(run.rules))
+        rules = list(run.rules)
+        rules[place] = rule(rules[place])
+        return draw.choice((replace(run, grid=grid(run.grid)), replace(run, rules=tuple(rules))))
 
     proved = 0
     for _ in range(count):
-        runs = []
-        for _ in range(2):
-            run = mutated(honest)
-            runs.append(mutated(run) if run.rules and draw.random() < 0.5 else run)
-        # The truth lies above the bracket's lower end: nothing may be proved below it.
+        whole = draw.random() < 0.3
+        chosen = honest if whole else replace(honest, rules=honest.rules[:1])
+        runs: tuple[RunWitness, ...] = ()
         epsilon = bracket.lower * draw.choice((1 - 1e-9, 0.999, 0.9, 0.5))
         try:
-            prove(Witness(epsilon=repr(epsilon), delta=repr(DELTA), runs=tuple(runs)), event)
+            for _ in range(2):
+                run = mutated(chosen)
+                runs += (mutated(run) if draw.random() < 0.5 else run,)
+            witness = Witness(epsilon=repr(epsilon), delta=repr(DELTA), runs=runs)
+            prove(witness, event if whole else single)
         except Unproved:
             pass
         else:
             pytest.fail(f"seed {seed} proved ε ≤ {epsilon}, below {bracket.lower}, by {runs}")
         try:
-            prove(Witness(epsilon="30", delta=repr(DELTA), runs=tuple(runs)), event)
+            wide = Witness(epsilon="9", delta=repr(DELTA), runs=runs)
+            prove(wide, event if whole else single)
             proved += 1
         except Unproved:
             continue
@@ -166,28 +357,33 @@ def attack(seed: int, count: int) -> int:
 
 
 def test_a_dishonest_witness_proves_nothing_below_the_truth() -> None:
-    assert attack(seed=1, count=40) > 0
+    assert attack(seed=1, count=30) > 0
 
 
 @pytest.mark.soak
 def test_ten_thousand_dishonest_witnesses_prove_nothing_below_the_truth() -> None:
-    assert attack(seed=2, count=10_000) > 0
+    assert attack(seed=2, count=10_000) > 1000
 
 
-@pytest.mark.soak
-def test_rare_losses_are_proved_with_less_noise() -> None:
-    run = poisson(0.0011, 0.91, 8760)
-    bracket = FourierAccountant().curve(run).epsilon(DELTA)
-    proof = prove(search_witness(run, bracket.upper, DELTA), run)
-    assert float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
+@pytest.mark.parametrize("step", [1e-300, 1e29])
+def test_a_witness_of_absurd_steps_is_refused_and_does_not_hang(step: float) -> None:
+    run = poisson(0.3, 2.0, 2)
+    epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
+    witness = search_witness(run, epsilon, DELTA)
+    absurd = tuple(replace(part, grid=replace(part.grid, step=step)) for part in witness.runs)
+    with pytest.raises(Unproved):
+        prove(replace(witness, runs=absurd), run)
 
 
 def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
-    bracket = FourierAccountant().curve(RUNS["add_remove"]).epsilon(DELTA)
-    witness = search_witness(RUNS["add_remove"], bracket.upper, DELTA)
-    for other in (poisson(0.2, 3.99, 410), poisson(0.2, 4.0, 412), poisson(0.201, 4.0, 410)):
+    run = poisson(0.3, 2.0, 2)
+    epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
+    witness = search_witness(run, epsilon, DELTA)
+    for other in (poisson(0.3, 1.99, 2), poisson(0.3, 2.0, 3), poisson(0.301, 2.0, 2)):
         with pytest.raises(Unproved, match="above"):
             prove(witness, other)
+    with pytest.raises(Unproved, match="other releases"):
+        prove(witness, Composed(events=(poisson(0.2, 4.0, 1), poisson(0.1, 4.0, 1))))
 
 
 def test_what_has_no_statement_is_refused() -> None:
@@ -198,23 +394,86 @@ def test_what_has_no_statement_is_refused() -> None:
 
 
 def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None:
-    bracket = FourierAccountant().curve(RUNS["replace_one"]).epsilon(DELTA)
-    witness = search_witness(RUNS["replace_one"], bracket.upper, DELTA)
+    event = Composed(
+        events=(poisson(0.3, 2.0, 1), RandomAllocationGaussian(bins=2, noise_multiplier=3.0))
+    )
+    sums = Grid(step=2.0**-10, reach=64, scales=10, bits=128, linear=True)
+    rule = Rule(cuts=Cuts(spacing=0.1, reach=9.0))
+    grid = Grid(step=0.003, reach=64, scales=8, bits=100)
+    run = RunWitness(grid=grid, rules=(rule, replace(rule, sums=sums)))
+    witness = Witness(epsilon="5.0", delta="1e-6", runs=(run, run))
     document = witness_document(witness)
     assert witness_from(document) == witness
+    assert prove(witness, event).theorems == ("poisson_add_remove", "random_allocation")
     for broken in ({}, document | {"runs": [{}]}, document | {"runs": 3}):
         with pytest.raises(Unproved, match="no witness"):
             witness_from(broken)
     for epsilon in ("nan", "-1", "eight", "[1 +/- 9]", ""):
         with pytest.raises(Unproved):
-            prove(replace(witness, epsilon=epsilon), RUNS["replace_one"])
+            prove(replace(witness, epsilon=epsilon), event)
 
 
-def test_the_theorem_page_names_every_statement() -> None:
+def test_a_witness_that_would_take_long_is_refused() -> None:
+    run = RunWitness(
+        grid=Grid(step=1e-6, reach=6000, scales=10, bits=128),
+        rules=(Rule(cuts=Cuts(spacing=0.1, reach=9.0)),),
+    )
+    with pytest.raises(Unproved, match="too long"):
+        prove(Witness(epsilon="1", delta="1e-6", runs=(run, run)), poisson(0.1, 1.0, 2**90 - 1))
+
+
+def test_every_statement_has_its_page() -> None:
     from pathlib import Path
 
-    pages = Path("docs/theorems")
-    text = (pages / "checker.md").read_text()
-    for name, row in DOMINATING_PAIRS.items():
-        assert f"`{name}`" in text
-        assert (pages / f"{row.source}.md").exists()
+    for row in DOMINATING_PAIRS.values():
+        assert Path(f"docs/theorems/{row.source}.md").exists()
+
+
+def random_run(draw: random.Random) -> Event:
+    """A run of one to three kinds of release, of all kinds that have a row."""
+
+    def release() -> Event:
+        q, sigma = 10 ** draw.uniform(-4, -0.5), 10 ** draw.uniform(-0.25, 1)
+        steps = int(10 ** draw.uniform(0, 4))
+        kind = draw.randrange(5)
+        if kind == 0:
+            return poisson(q, sigma, steps)
+        if kind == 1:
+            return poisson(q, sigma, steps, "replace_one")
+        if kind == 2:
+            return fixed_size(10_000, max(1, round(q * 10_000)), 2 * sigma, steps)
+        if kind == 3:
+            lot = max(1, round(2000 * q + draw.uniform(0, 5) * (2000 * q) ** 0.5))
+            cut_lot = TruncatedPoissonGaussian(
+                dataset_size=2000,
+                sampling_probability=q,
+                max_lot_size=min(2000, lot),
+                noise_multiplier=sigma,
+                neighbours=draw.choice(("add_remove", "zero_out", "replace_one")),
+            )
+            return Repeated(event=cut_lot, count=steps)
+        return Repeated(event=Gaussian(noise_multiplier=sigma * steps**0.5), count=steps)
+
+    if draw.random() < 0.1:
+        return RandomAllocationGaussian(
+            bins=draw.randrange(2, 500), noise_multiplier=draw.uniform(0.6, 5)
+        )
+    return Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 2, 3)))))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(20))
+def test_a_thousand_random_runs_are_proved_within_1e_4(block: int) -> None:
+    draw = random.Random(block)
+    for _ in range(50):
+        event, delta = random_run(draw), 10 ** draw.uniform(-10, -4)
+        name = "allocation" if isinstance(event, RandomAllocationGaussian) else "fourier"
+        bracket = accountant(name).curve(event).epsilon(delta)
+        if bracket.upper == 0:
+            continue
+        witness = search_witness(event, bracket.upper, delta)
+        assert float(prove(witness, event).epsilon) <= bracket.upper * (1 + 1e-4), event
+        # Nothing below the lower end, which no bound may lie under, is proved by the same witness.
+        below = replace(witness, epsilon=repr(bracket.lower * (1 - 1e-9)))
+        with pytest.raises(Unproved):
+            prove(below, event)

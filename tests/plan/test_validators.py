@@ -278,6 +278,26 @@ SELECTION = {
 }
 SIZED = {"dataset": {"size": 100}}
 CASES |= {
+    "canaries under replace_one": (
+        {"canaries": {"count": 4}, "adjacency": "replace_one", **SIZED},
+        "conflict",
+        "/canaries",
+    ),
+    "canaries in a data set without a size": (
+        {"canaries": {"count": 4}, "dataset": {}, "sampling": POISSON},
+        "missing_field",
+        "/dataset/size",
+    ),
+    "more canaries than records": (
+        {"canaries": {"count": 10**6}, **SIZED},
+        "conflict",
+        "/canaries/count",
+    ),
+    "an odd number of guesses": (
+        {"canaries": {"count": 4, "guesses": 3}, **SIZED},
+        "invalid_value",
+        "/canaries/guesses",
+    ),
     "both the lot size and the probability are asked for": (
         {"sampling": {**LOT, **PROBABILITY}, **SIZED},
         "conflict",

@@ -1,0 +1,218 @@
+"""Bounds by how often one record takes part: for little noise and for very large ε.
+
+A record that is drawn K times has K Gaussian releases: given which, a run is one Gaussian mechanism
+with μ² = K d²/σ² (and what is released beside it), so that its curve is at most the mean over
+K of Gaussian ones. The Fourier accountant's grids end where a joint noise multiplier is below
+0.2 or ε above 1000; there this is nearly all of the truth, and Rényi bounds are far above it.
+From below, an attacker counts the releases in which the record seems to be.
+
+>>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+>>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
+>>> curve = ParticipationAccountant().curve(Repeated(event=step, count=1000))
+>>> 1300 < curve.epsilon(1e-5).upper < 1500, 800 < Counted(step, 1000).epsilon(1e-5).lower
+(True, True)
+
+Reference: docs/theorems/participations.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betainc, gammaln, log_ndtr, ndtr
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import leaves
+from affidavit.accountants.cyclic_convolution import Array
+from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.protocol import (
+    AccountantError,
+    OutOfReach,
+    PrivacyCurve,
+    Unsupported,
+    require_delta,
+    require_epsilon,
+)
+from affidavit.accountants.registry import OURS, accountant
+from affidavit.plan import (
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
+
+Drawn = PoissonSubsampledGaussian | WithoutReplacementGaussian
+EDGES = 2048
+"""Numbers of participations at which the Gaussian curves are taken; in between the next one."""
+ROUNDING = 1e-9
+"""Relative allowance for tails of the binomial and normal laws, far above what they lose."""
+SMALLEST_DELTA = 1e-100
+"""No smaller δ is answered for: tails of the binomial law would underflow."""
+COUNTS = 512
+"""Numbers of counted releases that are tried from below."""
+BELOW = np.linspace(-6.0, 4.0, 41)
+"""Thresholds from which a release is counted, in deviations below its mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipationCurve:
+    """Upper ends: the mean over the participations of Gaussian curves, or ``other``'s if lower.
+
+    ``rate`` and ``count`` are those of the participations; each adds ``gain`` to μ², which is
+    ``base`` without any.
+    """
+
+    rate: float
+    count: int
+    gain: float
+    base: float
+    other: PrivacyCurve | None
+
+    def epsilon(self, delta: float) -> Bracket:
+        """``[0, ε]`` (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        require_delta(delta)
+        if delta < SMALLEST_DELTA:
+            raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Choose a larger δ.")
+        edges, above = self._edges(delta)
+        mu = np.sqrt(self.base + self.gain * edges)
+        low, high = 0.0, float(mu[-1] ** 2 / 2 + 40 * mu[-1])
+        if self._mean(mu, above, high) > delta:
+            raise OutOfReach("no ε is found for this δ.", "Choose a larger δ.")
+        while high - low > 1e-7 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._mean(mu, above, middle) <= delta else (middle, high)
+        other = math.inf if self.other is None else self.other.epsilon(delta).upper
+        return Bracket(lower=0.0, upper=min(other, high * (1 + ROUNDING)))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` unless it is at least 0."""
+        require_epsilon(epsilon)
+        edges, above = self._edges(SMALLEST_DELTA)
+        result = self._mean(np.sqrt(self.base + self.gain * edges), above, epsilon)
+        other = 1.0 if self.other is None else self.other.delta(epsilon).upper
+        return Bracket(lower=0.0, upper=min(1.0, other, result))
+
+    def _edges(self, delta: float) -> tuple[Array, Array]:
+        """Numbers of participations, rising, and the chance of more than each, rounded up."""
+        first = tail_quantile(1 - 1e-4, self.count, self.rate)
+        last = tail_quantile(1e-4 * delta, self.count, self.rate)
+        edges = np.unique(np.round(np.linspace(first, last, EDGES)))
+        return edges, more_than(edges, self.count, self.rate) * (1 + ROUNDING)
+
+    @staticmethod
+    def _mean(mu: Array, above: Array, epsilon: float) -> float:
+        """A bound of the mean of Φ(μ/2 - ε/μ), by its values at the edges and the chances above."""
+        shift = epsilon / np.maximum(mu, 1e-300)
+        values = np.where(mu > 0, ndtr(mu / 2 - shift), 0.0) * (1 + ROUNDING)
+        rises = np.maximum(np.diff(values), 0.0)
+        return float(values[0] + rises @ above[:-1] + above[-1]) * (1 + ROUNDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Lower ends of ``times`` releases of ``leaf``, from the releases above a threshold."""
+
+    leaf: Drawn
+    times: int
+
+    def epsilon(self, delta: float) -> Bracket:
+        """``[lower end, ∞]`` of ε (nats) at ``delta``."""
+        chance, log_false = self._attacks(delta)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            result = np.log(chance - delta) - log_false
+        lower = float(np.nanmax(np.where(chance > delta, result, 0.0), initial=0.0))
+        return Bracket(lower=max(0.0, lower * (1 - ROUNDING)), upper=math.inf)
+
+    def delta(self, epsilon: float) -> Bracket:
+        """``[lower end, 1]`` of δ at ``epsilon`` (nats)."""
+        chance, log_false = self._attacks(SMALLEST_DELTA)
+        result = chance - np.exp(np.minimum(0.0, log_false + epsilon))
+        return Bracket(lower=max(0.0, float(result.max(initial=0.0))), upper=1.0)
+
+    def _attacks(self, delta: float) -> tuple[Array, Array]:
+        """Of each threshold and count: its chance with the record, and log of that without it."""
+        sigma = self.leaf.noise_multiplier
+        thresholds = 1 - BELOW[BELOW * sigma < 1] * sigma
+        drawn = (_rate(self.leaf) * (1 - ROUNDING) * ndtr((1 - thresholds) / sigma))[:, None]
+        last = max(1, tail_quantile(delta, self.times, float(drawn.max())))
+        counts = np.unique(np.round(np.linspace(1, last, COUNTS)))[None, :]
+        chance = more_than(counts - 1, self.times, drawn) * (1 - ROUNDING)
+        whole = gammaln(self.times + 1)
+        ways = whole - gammaln(counts + 1) - gammaln(self.times - counts + 1)
+        log_false = ways + counts * log_ndtr(-thresholds / sigma)[:, None] * (1 - ROUNDING)
+        return chance, np.minimum(0.0, log_false + 1e-14 * (1 + whole))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParticipationAccountant:
+    """Upper ends of one kind of sampled release, with Gaussian ones beside it."""
+
+    name: str = "participations"
+    version: str = OURS
+
+    def curve(self, event: Event) -> PrivacyCurve:
+        """The curve of ``event``; raises ``Unsupported``."""
+        releases = leaves(event)
+        if not releases:
+            return GaussianCurve(mu=0.0)
+        sampled, base = [], 0.0
+        for leaf, count in releases:
+            match leaf:
+                case Gaussian(noise_multiplier=sigma):
+                    base += count / sigma**2
+                case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
+                    sampled.append((leaf, count))
+                case _:
+                    raise _unsupported()
+        if len(sampled) != 1:
+            raise _unsupported()
+        leaf, count = sampled[0]
+        two = isinstance(leaf, WithoutReplacementGaussian) or leaf.pair == "replace_one"
+        return ParticipationCurve(
+            rate=min(1.0, _rate(leaf) * (1 + ROUNDING)),
+            count=count,
+            gain=((2.0 if two else 1.0) / leaf.noise_multiplier) ** 2 * (1 + ROUNDING),
+            base=base * (1 + ROUNDING),
+            other=_renyi(event),
+        )
+
+
+def more_than(number: Array, count: int, rate: Array | float) -> Array:
+    """The chance that of ``count`` draws at ``rate`` more than ``number`` (any shape) succeed."""
+    left = np.maximum(count - number, 1)
+    return np.where(number < count, betainc(number + 1, left, rate), 0.0)
+
+
+def tail_quantile(chance: float, count: int, rate: float) -> int:
+    """The least number that is exceeded with at most ``chance``, as near as doubles tell."""
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle)
+            if more_than(np.asarray(middle), count, rate) <= chance
+            else (middle, high)
+        )
+    return high
+
+
+def _rate(leaf: Drawn) -> float:
+    if isinstance(leaf, PoissonSubsampledGaussian):
+        return leaf.sampling_probability
+    return leaf.sample_size / leaf.dataset_size
+
+
+def _renyi(event: Event) -> PrivacyCurve | None:
+    try:
+        return accountant("rdp").curve(event)
+    except AccountantError:
+        return None
+
+
+def _unsupported() -> Unsupported:
+    return Unsupported(
+        "this accountant knows one kind of sampled Gaussian release, and Gaussian ones beside it.",
+        "Use another accountant.",
+    )
