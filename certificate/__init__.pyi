@@ -126,6 +126,10 @@ from .run_record import BrokenLine as BrokenLine
 from .run_record import RecordEntry as RecordEntry
 from .run_record import decode_line as decode_line
 from .run_record import encode_line as encode_line
+from .search import BadSearch as BadSearch
+from .search import SearchOpening as SearchOpening
+from .search import read_choices as read_choices
+from .search import selection_of as selection_of
 from .statement import STATEMENT_TYPE as STATEMENT_TYPE
 from .status import MOST_BYTES as MOST_BYTES
 from .status import StatusEntry as StatusEntry

@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, mode)
+            Path(partial).chmod(mode)
             stream.write(content)
             stream.flush()
             os.fsync(descriptor)
@@ -40,7 +40,9 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def fsync_directory(folder: Path) -> None:
-    """Have the names in ``folder`` on the disk; raises ``OSError``."""
+    """Have the names in ``folder`` on the disk; raises ``OSError``. Windows opens no folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -33,6 +33,9 @@ clip_norm_above        a record's contribution may have been larger than certifi
 noise_below            the noise of a release was less than certified
 key_reused             two steps have one noise key
 statistical_generator  lots or noise are not from a cryptographic generator
+no_canaries            the plan's canaries were not committed to before the run
+no_search              the run was to be repeated and selected from, and its record
+                       is of no search, or the other way round
 outside_validity       the run began when the certificate was not valid
 wrong_counts           the last line does not count what is there
 wrong_weights          the last line is not about the last release
@@ -64,6 +67,7 @@ from affidavit.certificate.run_record import (
     is_guarded,
     is_number,
 )
+from affidavit.certificate.search import selection_of
 from affidavit.plan import Plan, canonical_json, digest_of
 
 FOLLOWED = 1e-9
@@ -295,6 +299,10 @@ class RecordCheck:
         for use, name in entry["generator"].items():
             if name != GENERATOR:
                 yield "statistical_generator", f"{use} is drawn from {name}, not {GENERATOR}."
+        if plan.canaries is not None and entry.get("canaries") is None:
+            yield "no_canaries", "the record does not commit to the canaries of the plan."
+        if (selection_of(plan) is None) != (entry.get("search") is None):
+            yield "no_search", "the plan and the record differ on whether this is one of a search."
         validity = self._predicate["validity"]
         if not validity["not_before"] <= entry["started_at"] <= validity["not_after"]:
             yield "outside_validity", f"the run began at {entry['started_at']}."

@@ -71,12 +71,17 @@ class Certificate:
         }
 
 
-def certificate_id(plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiver] = ()) -> str:
+def certificate_id(
+    plan: Plan,
+    policy: Policy = BUILT_IN,
+    waivers: Iterable[Waiver] = (),
+    team: str | None = None,
+) -> str:
     """The id that a certificate of ``plan`` has, or will have, under ``policy``.
 
-    ``waivers`` are those in force for the plan and whoever asks.
+    ``waivers`` are those in force for the plan and whoever asks, ``team`` that of a service.
     """
-    return address(digest(plan), policy, (waiver.id for waiver in waivers))
+    return address(digest(plan), policy, (waiver.id for waiver in waivers), team)
 
 
 def issue(
@@ -88,12 +93,13 @@ def issue(
     under: PolicyEvaluation = AS_PROVED,
     former: PreviousIssue | None = None,
     ledger: Mapping[str, Any] | None = None,
+    team: str | None = None,
 ) -> Certificate:
     """Sign what was found about a plan; a development key makes it ``untrusted``.
 
     ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
     ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
-    data set's budget stands as this is issued, where there is one.
+    data set's budget stands as this is issued, where there is one. ``team`` is part of the id.
     """
     document = statement(
         assessment,
@@ -102,6 +108,7 @@ def issue(
         untrusted=key.public.development,
         approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
         under=under,
+        team=team,
     )
     document["predicate"]["ledger"] = None if ledger is None else dict(ledger)
     if assessment.proof is not None:

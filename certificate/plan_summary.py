@@ -110,13 +110,23 @@ def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
     return result
 
 
+EXACT_NOISE = (
+    "noise is exactly Gaussian and noisy sums are rounded to a grid, which raises δ by at most "
+    "(1 + e^ε) n 2^-200 for n released entries; sums of clipped gradients, in floating point, are "
+    "taken for exact"
+)
+"""What is assumed instead where every phase has it (``docs/theorems/grid-noise.md``)."""
+
+
 def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
     """What the guarantee rests on beside the trainer's obligations."""
     return (
         "every intermediate model may be released (trajectory: all_iterates)",
         f"neighbouring data sets differ in one {lowered.plan.dataset.unit} "
         f"({lowered.plan.adjacency})",
-        "noise is exactly Gaussian; floating-point noise is not modelled",
+        EXACT_NOISE
+        if all(phase.has_exact_noise for phase in lowered.plan.phases)
+        else "noise is exactly Gaussian; floating-point noise is not modelled",
         *dict.fromkeys(phase.sampled.assumption for phase in lowered.phases),
     )
 

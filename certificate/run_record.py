@@ -85,7 +85,7 @@ FIELDS: dict[str, frozenset[str]] = {
 """The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
 
 MAY_HAVE: dict[str, frozenset[str]] = {
-    "header": frozenset({"canaries"}),
+    "header": frozenset({"canaries", "search"}),
     "final": frozenset({"noise_test"}),
     "release": frozenset({"clip_counts"}),
 }
@@ -101,6 +101,7 @@ KINDS: dict[str, dict[str, str]] = {
         "data.commitment": "a digest",
         "parameters": "a digest",
         "canaries": "a digest or null",
+        "search": "a digest or null",
     },
     "checkpoint": {"step": "an integer", "checkpoint": "a digest", "parameters": "a digest"},
     "resumed": {

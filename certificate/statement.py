@@ -33,14 +33,24 @@ CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
 """Predicate fields that a verifier must understand to accept a certificate."""
 
 
-def address(plan_digest: str, policy: Policy = BUILT_IN, waivers: Iterable[str] = ()) -> str:
+def address(
+    plan_digest: str,
+    policy: Policy = BUILT_IN,
+    waivers: Iterable[str] = (),
+    team: str | None = None,
+) -> str:
     """The content address of what is asked: plan, policy, waivers in force, and engines.
 
-    It is known before any accounting, so that the same question finds its first answer.
+    It is known before any accounting, so that the same question finds its first answer. A ``team``
+    of a service has its own.
     """
     requested = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
     granted = sorted(waivers)
-    return digest_of({**requested, "waivers": granted} if granted else requested)
+    more = {
+        **({"waivers": granted} if granted else {}),
+        **({} if team is None else {"team": team}),
+    }
+    return digest_of({**requested, **more})
 
 
 def statement(
@@ -51,6 +61,7 @@ def statement(
     untrusted: bool,
     approvals: Approvals = NONE_NEEDED,
     under: PolicyEvaluation = AS_PROVED,
+    team: str | None = None,
 ) -> dict[str, Any]:
     """The statement about ``assessment``, as ``under`` judged it, as JSON data."""
     algorithm, _, value = assessment.plan_digest.partition(":")
@@ -60,7 +71,7 @@ def statement(
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "certificate_id": address(
-                assessment.plan_digest, under.policy, (item.id for item in under.in_force)
+                assessment.plan_digest, under.policy, (item.id for item in under.in_force), team
             ),
             "verdict": assessment.verdict,
             "reasons": [reason.as_dict() for reason in assessment.reasons],

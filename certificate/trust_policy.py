@@ -10,17 +10,22 @@
         - w1.example.org+5ae4b2b1+BK1i...
         - w2.example.net+c6f1e2d0+BFb3...
         - w3.example.com+09a8f3c4+BPq0...
+    timestamps:                      # in place of witnesses, or beside them for an earlier date
+      roots: |                       # of time-stamping authorities (RFC 3161), PEM
+        -----BEGIN CERTIFICATE-----
+        ...
     freshness:
       checkpoint_hours: 24           # how long ago the witnesses may have cosigned
       status_hours: 24               # a status list is needed, signed no longer ago
 
 Under a policy nothing is left unchecked: a bundle that is not in the log is rejected, and so is one
-whose checkpoint too few witnesses cosigned. What a key signed before it was revoked counts only if
-witnesses cosigned a checkpoint with it before the revocation, because every other date comes from
-whoever holds the key. The default policy of an organisation is part of its keyset (``trust``),
-signed by the root keys.
+whose checkpoint too few witnesses cosigned, or, where it names authorities and no witnesses, none
+stamped. What a key signed before it was revoked counts only if witnesses cosigned, or an authority
+stamped, a checkpoint with it before the revocation, because every other date comes from whoever
+holds the key. The default policy of an organisation is part of its keyset (``trust``), signed by
+the root keys.
 
-References: C2SP, tlog-cosignature.md; TUF specification 1.0.33, section 2.1.
+References: C2SP, tlog-cosignature.md; RFC 3161; TUF specification 1.0.33, section 2.1.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
+from cryptography.x509 import load_pem_x509_certificates
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from affidavit.certificate.keys import KeyRole, PublicKey
 from affidavit.certificate.log.cosignature import WitnessKey
 from affidavit.certificate.log.note import BadNote, parse_note, require_name
+from affidavit.certificate.log.timestamps import stamped_at
 from affidavit.plan import MalformedPlan, canonical_json, load_yaml
 
 MOST_WITNESSES = 32
@@ -72,6 +79,19 @@ class Witnesses(_Part):
             raise ValueError(str(error)) from None
 
 
+class Timestamps(_Part):
+    """Authorities (RFC 3161) whose timestamps say when a checkpoint existed, as witnesses do."""
+
+    roots: Annotated[str, Field(max_length=200_000)]
+
+    @field_validator("roots")
+    @classmethod
+    def _certificates(cls, value: str) -> str:
+        if not load_pem_x509_certificates(value.encode()):
+            raise ValueError("there is no certificate")
+        return value
+
+
 class Freshness(_Part):
     """How old at most, in hours; None is any age, and for status lists none at all."""
 
@@ -85,6 +105,7 @@ class TrustPolicy(_Part):
     schema_version: Literal[1]
     origin: str
     witnesses: Witnesses | None = None
+    timestamps: Timestamps | None = None
     freshness: Freshness = Freshness()
 
     @field_validator("origin")
@@ -110,6 +131,28 @@ class TrustPolicy(_Part):
         )
         threshold = self.witnesses.threshold
         return (times[threshold - 1], times[-threshold]) if len(times) >= threshold else None
+
+    @property
+    def dated_by_others(self) -> bool:
+        """Whether it names anybody else who says when a checkpoint existed."""
+        return self.witnesses is not None or self.timestamps is not None
+
+    def seen(self, note: str) -> tuple[datetime, datetime] | None:
+        """When others first saw the checkpoint, and how recently; None if too few did.
+
+        Where witnesses are named, the threshold of them has to have cosigned; an earlier timestamp
+        says that the checkpoint existed before. Without witnesses a timestamp stands for them.
+        Raises ``BadNote`` for a false cosignature, and ``ModuleNotFoundError`` where timestamps
+        cannot be checked.
+        """
+        cosigned = self.cosigned(note)
+        if self.timestamps is None or (self.witnesses is not None and cosigned is None):
+            return cosigned
+        at = stamped_at(note, self.timestamps.roots.encode())
+        if at is None:
+            return cosigned
+        first, last = cosigned or (at, at)
+        return min(first, at), max(last, at)
 
     def dependent(self, trusted: Iterable[PublicKey]) -> str | None:
         """The name of a witness that has a key of the log itself; None if there is none."""

@@ -6,7 +6,7 @@
 4. signature: it is that key's, over the payload as it stands
 5. statement: version, predicate, subject and every critical field are understood
 6. key window: the certificate was issued while the key might sign; under a key that was revoked
-   since, only witnesses who cosigned the log before show that it is not backdated
+   since, only witnesses or authorities who saw the log before show that it is not backdated
 7. plan: the subject is the plan carried inside, and the plan at hand if one is given
 8. accountants and policy: not below what the verifier asks
 9. validity: now lies between the certificate's dates
@@ -282,7 +282,7 @@ def _require_dated(
     certificate is in what they cosigned is step 10. For a key for everything, as all were before,
     a log that another key signed does (step 11).
     """
-    witnessed = key.roles is not None or (options.trust and options.trust.witnesses)
+    witnessed = key.roles is not None or (options.trust and options.trust.dated_by_others)
     if log is None or (witnessed and cosigned is None):
         raise VerificationError(
             6,
@@ -290,14 +290,14 @@ def _require_dated(
             f"its key was revoked from {revoked} on, and that it was issued before is said by that "
             f"key{'' if log is None else ' and the log'} alone.",
             "Fetch its bundle from the service again: with the log's checkpoint of then, and the "
-            "cosignatures of witnesses that your trust policy names (--trust), it shows that it "
+            "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
             "is not backdated. Or certify the plan again.",
         )
     if witnessed and cosigned is not None and key.revoked_at(cosigned[0]):
         raise VerificationError(
             6,
             "key_revoked",
-            f"its key was revoked from {revoked} on, and witnesses saw it in the log only at "
+            f"its key was revoked from {revoked} on, and others saw it in the log only at "
             f"{cosigned[0]:%Y-%m-%d %H:%M:%S}Z.",
             "Certify the plan again.",
         )

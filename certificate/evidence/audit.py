@@ -4,18 +4,23 @@ Canaries are made-up records. For each a fair coin says whether it takes part in
 and records are functions of a nonce that is drawn before. The file with the nonce is committed to
 by its digest in the first line of the run record, so that nobody can choose the coins afterwards.
 When the run is over, the ``guesses`` / 2 canaries with the least loss are guessed to have taken
-part, and as many with the greatest loss not to have. An (ε, δ)-private training bounds how many of
-these guesses are right, jointly over all canaries, and so many right guesses bound ε from below.
+part, and as many with the greatest loss not to have. How many of these guesses are right is
+bounded by the trade-off function of the training, jointly over all canaries; so many right guesses
+refute trade-off functions, and with them every ε and μ below some value.
 
-Number of guesses, δ and confidence are fixed before, so that one hypothesis is tested. The bound
-holds where neighbours differ in whether a record takes part: ``add_remove`` and ``zero_out``.
+Number of guesses, δ and confidence are fixed before. Whatever is refuted wrongly is refuted in one
+event, so that the bounds hold together (``docs/theorems/one-run-audit.md``). They are about what
+changes with a record's presence: ``add_remove`` and ``zero_out``.
 
 >>> lower_epsilon(right=100, guesses=100, canaries=1000, delta=0.0, confidence=0.95)
 3.4929...
 >>> lower_epsilon(right=50, guesses=100, canaries=1000, delta=1e-5, confidence=0.95)
 0.0
+>>> lower_mu(right=100, guesses=100, canaries=1000, confidence=0.95)
+1.2255...
 
-Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 5.2 and its Appendix D.
+References: Steinke, Nasr and Jagielski, arXiv:2305.08846 (the audit); Mahloujifar, Melis and
+Chaudhuri, arXiv:2410.22235 (the bound).
 """
 
 from __future__ import annotations
@@ -23,11 +28,12 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import ndtr, ndtri
 
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
@@ -39,7 +45,11 @@ MOST_CANARIES = 1_000_000
 MOST_BYTES = 64 * 1024 * 1024
 VERSION = 1
 LARGEST = 100.0
-"""ε beyond which a lower bound is not searched."""
+"""ε and μ beyond which a lower bound is not searched."""
+HALVINGS = 36
+"""Of that range, until it is settled to 1e-9."""
+ROUNDING = 1e-9
+"""By how much a probability must be above 1, for the sake of rounding."""
 
 
 class BadCanaries(ValueError):
@@ -60,8 +70,13 @@ class Canaries:
 
         Raises ``BadCanaries``.
         """
+        return cls.of(secrets.token_bytes(32), count, guesses)
+
+    @classmethod
+    def of(cls, nonce: bytes, count: int, guesses: int | None) -> Canaries:
+        """Those of a nonce of 32 bytes; raises ``BadCanaries``."""
         chosen = max(2, count // 6 * 2) if guesses is None else guesses
-        return cls(nonce=secrets.token_bytes(32), count=count, guesses=chosen)
+        return cls(nonce=nonce, count=count, guesses=chosen)
 
     def __post_init__(self) -> None:
         if len(self.nonce) != 32:
@@ -105,7 +120,8 @@ class Canaries:
 class Audit:
     """``right`` of ``guesses`` guesses about ``canaries`` prove that ε is at least ``epsilon``.
 
-    ε in nats at ``delta``, with probability ``confidence`` over coins and training.
+    ε in nats at ``delta``, with probability ``confidence`` over coins and training; and, if the
+    training is Gaussian private, that its parameter is at least ``mu``.
     """
 
     canaries: int
@@ -114,6 +130,13 @@ class Audit:
     delta: float
     confidence: float
     epsilon: float
+    mu: float
+
+    def falsifies(self, guarantee: Mapping[str, Any]) -> bool:
+        """Whether ε or μ is above what a certificate's ``guarantee`` says."""
+        mu = guarantee["mu"]
+        above = self.epsilon > float(guarantee["epsilon"]["upper"])
+        return above or (mu is not None and self.mu > float(mu))
 
 
 def read_canaries(raw: bytes) -> Canaries:
@@ -173,33 +196,67 @@ def audit_canaries(
             delta=delta,
             confidence=confidence,
         ),
+        mu=lower_mu(
+            right=right, guesses=canaries.guesses, canaries=canaries.count, confidence=confidence
+        ),
     )
+
+
+Inverse = Callable[[float], float]
+"""From y to the least x at which a test of type I error x may have power y."""
 
 
 def lower_epsilon(
     *, right: int, guesses: int, canaries: int, delta: float, confidence: float
 ) -> float:
-    """The ε, in nats, below which so many right guesses are too unlikely; 0 where none is.
+    """The ε, in nats, below which (ε, ``delta``)-private training is refuted; 0 where none is."""
 
-    The p-value rises with ε; the search returns its safe side, below the crossing.
-    """
+    def inverse_at(epsilon: float) -> Inverse:
+        down, up = math.exp(-epsilon), math.exp(epsilon)
+        return lambda y: max(0.0, (y - delta) * down, 1 - delta - up * (1 - y))
+
+    return _largest_refuted(inverse_at, right, guesses, canaries, 1 - confidence)
+
+
+def lower_mu(*, right: int, guesses: int, canaries: int, confidence: float) -> float:
+    """The μ below which μ-Gaussian private training is refuted; 0 where none is."""
+
+    def inverse_at(mu: float) -> Inverse:
+        return lambda y: float(ndtr(ndtri(y) - mu))
+
+    return _largest_refuted(inverse_at, right, guesses, canaries, 1 - confidence)
+
+
+def _largest_refuted(
+    inverse_at: Callable[[float], Inverse], right: int, guesses: int, canaries: int, alarm: float
+) -> float:
+    """The safe side of where a family that is less private the larger its parameter is refuted."""
     low, high = 0.0, LARGEST
-    alarm = 1 - confidence
-    if p_value(right, guesses, canaries, low, delta) >= alarm:
+    if not refuted(inverse_at(low), right, guesses, canaries, alarm):
         return 0.0
-    for _ in range(60):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if p_value(right, guesses, canaries, middle, delta) < alarm:
+        if refuted(inverse_at(middle), right, guesses, canaries, alarm):
             low = middle
         else:
             high = middle
     return low
 
 
-def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """How likely (ε, δ)-private training lets ``right`` or more guesses be right, at most."""
-    correct = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, correct))
-    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, correct))
-    alpha = float(np.max(below / np.arange(1, right + 1), initial=0.0))
-    return min(1.0, tail + 2 * canaries * delta * alpha)
+def refuted(inverse: Inverse, right: int, guesses: int, canaries: int, alarm: float) -> bool:
+    """Whether so many right guesses have a probability below ``alarm`` under a trade-off function.
+
+    Walks down the tail probabilities that are needed at least if they had it.
+    """
+    if right == 0:
+        return False
+    after, tail = 0.0, alarm  # of all counts above i + 1, and of i + 1
+    for i in range(right - 1, -1, -1):
+        share = ((i + 1) * tail + after) / canaries
+        after += tail
+        if share > 1:
+            return True
+        tail = max(tail, (canaries * inverse(share) + after) / (guesses - i))
+        if tail > 1 + ROUNDING:
+            return True
+    return False

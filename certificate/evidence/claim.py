@@ -25,7 +25,7 @@ from affidavit.certificate.evidence.manifest import Manifest, ModelFile
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE
 from affidavit.certificate.execution import certified_plan
 from affidavit.certificate.statement import STATEMENT_TYPE
-from affidavit.plan import digest_of
+from affidavit.plan import Plan, digest_of
 
 CLAIM_TYPE = "https://affidavit.dev/dp-training/v1"
 
@@ -93,22 +93,21 @@ class Training:
 
     ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
     the weights are those of the record, and ``untrained`` names tensors beside the trained ones.
-    ``exact_noise`` is whether the record says so of all its steps. ``audit`` is what the run's
-    canaries prove, if it had any.
+    ``audit`` is what the run's canaries prove, if it had any.
     """
 
     certificate: Mapping[str, Any]
     conformance: Conformance
     weights_checked: bool
     untrained: tuple[str, ...] = ()
-    exact_noise: bool = False
     audit: Audit | None = None
 
 
 def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
     """Everything of the predicate that follows from the model's folder."""
     predicate, report = training.certificate, training.conformance
-    digests = manifest.digests()
+    digests, plan = manifest.digests(), certified_plan(dict(training.certificate))
+    exact = all(phase.has_exact_noise for phase in plan.phases)
     unchecked = {
         code
         for code, done in (
@@ -123,14 +122,14 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
             ("weights", not training.weights_checked),
             ("untrained_tensors", bool(training.untrained)),
             ("canary_losses", training.audit is not None),
-            ("gaussian_noise", not training.exact_noise),
-            ("exact_noise", training.exact_noise),
+            ("gaussian_noise", not exact),
+            ("exact_noise", exact),
         )
         if not needed
     }
     return {
         "guarantee": predicate["guarantee"],
-        "mechanism": _mechanism(predicate),
+        "mechanism": _mechanism(plan),
         "certificate": {
             "name": CERTIFICATE_FILE,
             "digest": {"sha256": digests[CERTIFICATE_FILE]},
@@ -178,12 +177,12 @@ def _audit(result: Audit, digests: Mapping[str, str]) -> dict[str, Any]:
         "right": result.right,
         "confidence": str(result.confidence),
         "epsilon_at_least": decimal_down(result.epsilon),
+        "mu_at_least": decimal_down(result.mu),
     }
 
 
-def _mechanism(predicate: Mapping[str, Any]) -> dict[str, Any]:
+def _mechanism(plan: Plan) -> dict[str, Any]:
     """The optimiser and, for each phase, how records are drawn, clipped and noised."""
-    plan = certified_plan(dict(predicate))
     return {
         "optimizer": plan.optimizer.name,
         "phases": [

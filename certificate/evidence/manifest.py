@@ -38,6 +38,8 @@ IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 MOST_FILES = 100_000
 MOST_DEPTH = 64
 """Levels of folders: paths below stay openable on every system."""
+FLAGS = {name: getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")}
+"""How a file is opened; each system has some of them."""
 
 
 class BadModel(Exception):
@@ -190,7 +192,9 @@ def printable(name: str) -> str:
 
 def _opened(path: Path) -> int:
     """A descriptor of the file itself: no link is followed, and a pipe does not block."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not FLAGS["O_NOFOLLOW"] and path.is_symlink():
+        raise OSError(0, "it is a link")
+    descriptor = os.open(path, os.O_RDONLY | sum(FLAGS.values()))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "it is no regular file")

@@ -5,7 +5,6 @@ Signing and verifying a model both begin here, so that nothing is signed that do
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from affidavit.certificate.evidence.audit import (
     AUDITABLE,
     Audit,
     BadCanaries,
+    Canaries,
     audit_canaries,
     read_canaries,
     read_losses,
@@ -32,12 +32,13 @@ from affidavit.certificate.evidence.claim import (
 )
 from affidavit.certificate.evidence.manifest import BadModel, Manifest
 from affidavit.certificate.evidence.weights import SUFFIX, digest_of_weights
+from affidavit.certificate.execution import certified_plan
 from affidavit.certificate.keys import PublicKey, parse_instant
 from affidavit.certificate.run_record import START, RecordEntry, decode_line, is_guarded
 from affidavit.certificate.status import check_status
 from affidavit.certificate.verification import MAX_BUNDLE_BYTES, verify
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
-from affidavit.plan import PlanError, load_json
+from affidavit.plan import AuditCanaries, PlanError, load_json
 
 FETCH = "Fetch the model again from whoever signed it."
 
@@ -107,23 +108,18 @@ def training_of(
         conformance=report,
         weights_checked=checked,
         untrained=untrained,
-        exact_noise=_exact_noise(record),
-        audit=_audited(evidence, header, predicate["guarantee"]),
+        audit=_audited(
+            evidence, header, predicate["guarantee"], certified_plan(predicate).canaries
+        ),
     )
 
 
-def _exact_noise(record: bytes) -> bool:
-    """Whether the run was begun, and each time resumed, with exact noise."""
-    for line in io.BytesIO(record):
-        if b'"performance"' not in line:
-            continue
-        performance = load_json(line).data.get("performance")
-        if not isinstance(performance, dict) or performance.get("exact_noise") is not True:
-            return False
-    return True
-
-
-def _audited(evidence: Evidence, header: RecordEntry, guarantee: Mapping[str, Any]) -> Audit | None:
+def _audited(
+    evidence: Evidence,
+    header: RecordEntry,
+    guarantee: Mapping[str, Any],
+    planned: AuditCanaries | None,
+) -> Audit | None:
     """What the run's canaries prove; raises ``NotTrained``, also where they are left out."""
     committed = header.get("canaries")
     if committed is None and evidence.canaries is None and evidence.losses is None:
@@ -146,6 +142,10 @@ def _audited(evidence: Evidence, header: RecordEntry, guarantee: Mapping[str, An
         canaries = read_canaries(evidence.canaries)
         if canaries.commitment != committed:
             raise BadCanaries("they are not the canaries that the run record committed to.")
+        if planned is not None and canaries != Canaries.of(
+            canaries.nonce, planned.count, planned.guesses
+        ):
+            raise BadCanaries("they are not as many, or as many guesses, as the plan says.")
     except BadCanaries as error:
         raise NotTrained(CANARIES_FILE, "other_canaries", f"{error}") from None
     try:
@@ -153,13 +153,14 @@ def _audited(evidence: Evidence, header: RecordEntry, guarantee: Mapping[str, An
         result = audit_canaries(canaries, read_losses(evidence.losses), delta=delta)
     except BadCanaries as error:
         raise NotTrained(LOSSES_FILE, "bad_losses", f"{error}") from None
-    if result.epsilon > float(guarantee["epsilon"]["upper"]):
+    if result.falsifies(guarantee):
         raise NotTrained(
             LOSSES_FILE,
             "falsified",
             f"{result.right} of {result.guesses} guesses are right: with confidence "
-            f"{result.confidence:g} ε is at least {result.epsilon:.4g}, above the "
-            f"{guarantee['epsilon']['upper']} certified.",
+            f"{result.confidence:g} ε is at least {result.epsilon:.4g} and, of Gaussian noise, μ "
+            f"at least {result.mu:.4g}. Certified is ε ≤ {guarantee['epsilon']['upper']}"
+            + ("." if guarantee["mu"] is None else f", μ ≤ {guarantee['mu']}."),
             "Do not use the model: the training did not keep its certificate.",
         )
     return result

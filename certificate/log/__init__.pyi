@@ -40,6 +40,9 @@ from .tiles import encode_entries as encode_entries
 from .tiles import frontier_hashes as frontier_hashes
 from .tiles import parse_tile_number as parse_tile_number
 from .tiles import tile_path as tile_path
+from .timestamps import BadTimestamp as BadTimestamp
+from .timestamps import timestamp_line as timestamp_line
+from .timestamps import verify_timestamp as verify_timestamp
 from .tree import EMPTY_ROOT as EMPTY_ROOT
 from .tree import MOST_LEAVES as MOST_LEAVES
 from .tree import Frontier as Frontier

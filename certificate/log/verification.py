@@ -18,6 +18,7 @@ from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, re
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import BadNote, UnknownSigner
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
+from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 
 
@@ -35,7 +36,7 @@ def require_logged(options: VerificationOptions) -> None:
 def cosigned(
     part: Inclusion | None, trusted: Iterable[PublicKey], options: VerificationOptions
 ) -> tuple[datetime, datetime] | None:
-    """When enough witnesses of the trust policy cosigned, first and last; None if they did not.
+    """When enough witnesses cosigned or an authority stamped it, first and last; None if never.
 
     Raises ``VerificationError`` of step 11.
     """
@@ -49,9 +50,16 @@ def cosigned(
             "Name witnesses that others run.",
         )
     try:
-        return options.trust.cosigned(part.checkpoint)
+        return options.trust.seen(part.checkpoint)
     except BadNote as error:
         raise _unsigned("bad_cosignature", f"{error}.") from None
+    except ModuleNotFoundError:
+        raise VerificationError(
+            11,
+            "timestamps_unchecked",
+            "the trust policy relies on timestamps, and what checks them is not installed.",
+            "Run: pip install 'affidavit[timestamps]'",
+        ) from None
 
 
 def require_trusted(
@@ -77,13 +85,13 @@ def require_trusted(
             f"the checkpoint is of the log {checkpoint.origin!r}, not of {trust.origin!r}.",
             "Ask for a bundle of the log that you follow.",
         )
-    if trust.witnesses is not None and cosigned is None:
+    if trust.dated_by_others and cosigned is None:
         raise VerificationError(
             11,
             "not_witnessed",
-            f"fewer than {trust.witnesses.threshold} of the {len(trust.witnesses.keys)} witnesses "
-            "that you trust cosigned the checkpoint.",
-            "Fetch the bundle again in a minute; if it stays so, ask the witnesses what they saw.",
+            _unseen(trust),
+            "Fetch the bundle again in a minute; if it stays so, ask the log's operator and the "
+            "witnesses what they saw.",
         )
     last = cosigned[1] if cosigned is not None else checkpoint.signed_at
     if not dated and last is not None and trust.stale(trust.freshness.checkpoint_hours, last, now):
@@ -94,7 +102,21 @@ def require_trusted(
             f"{trust.freshness.checkpoint_hours} hours.",
             "Fetch the bundle again.",
         )
-    return "" if trust.witnesses is None else f", {trust.witnesses.threshold} or more witnesses"
+    if cosigned is None:
+        return ""
+    if trust.witnesses is not None:
+        return f", {trust.witnesses.threshold} or more witnesses"
+    return f", stamped at {cosigned[0]:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _unseen(trust: TrustPolicy) -> str:
+    witnesses = trust.witnesses
+    if witnesses is None:
+        return "no authority that you trust stamped the checkpoint."
+    return (
+        f"fewer than {witnesses.threshold} of the {len(witnesses.keys)} witnesses that you trust "
+        "cosigned the checkpoint."
+    )
 
 
 def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> Checkpoint:
@@ -189,10 +211,10 @@ class Link(NamedTuple):
 
 def consistent(checkpoint: Checkpoint, options: VerificationOptions) -> Link:
     """Step 12: the checkpoint and the last one seen of its log are of one growing tree."""
-    note = options.seen.get(checkpoint.origin)
-    if note is None:
+    seen = options.seen.get(checkpoint.origin)
+    if seen is None:
         return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
-    last = _last(note, checkpoint.origin)
+    last = _last(seen, checkpoint.origin)
     older, newer = sorted((last, checkpoint), key=lambda item: item.size)
     if older.size > 0:
         hashes: tuple[bytes, ...] = ()

@@ -47,13 +47,13 @@ def test_it_has_its_mode_whatever_the_mask_and_what_was_there(
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace", "fchmod"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 def test_where_it_cannot_be_written_it_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)

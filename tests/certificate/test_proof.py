@@ -106,14 +106,13 @@ def test_what_does_not_follow_is_not_proved(
 
 
 def test_a_release_without_a_statement_is_refused_by_name() -> None:
-    document = plan_document(
-        adjacency="replace_one", sampling={"scheme": "fixed_size", "lot_size": 500}
-    )
+    metric = {"kind": "laplace", "name": "count", "noise_multiplier": 20.0}
+    document = plan_document(extra=[metric])
     assessment = with_proof(certify(plan_from(document), second_opinion=False))
     assert assessment.proof is None
     assert assessment.proof_problem is not None
     assert assessment.proof_problem.code == "no_statement"
-    assert "WithoutReplacementGaussian" in assessment.proof_problem.message
+    assert "Laplace" in assessment.proof_problem.message
 
 
 def test_an_old_certificate_is_proved_by_a_search() -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from affidavit.certificate import Evidence, SigningKey, sign_model
+from affidavit.plan import Plan
 from affidavit.trainer.adapters import digest_of_tensors
 from tests.certificate.test_conformance import chained, entries_of, plan_with, predicate_of
 
@@ -65,9 +66,15 @@ def run(key: SigningKey) -> Run:
     return run_of(key)
 
 
-def run_of(key: SigningKey, change: Callable[[list[dict[str, Any]]], None] | None = None) -> Run:
-    """The same with the lines of the record changed before they are chained."""
-    predicate, bundle = predicate_of(plan_with(), key, datetime.now(UTC).replace(microsecond=0))
+def run_of(
+    key: SigningKey,
+    change: Callable[[list[dict[str, Any]]], None] | None = None,
+    plan: Plan | None = None,
+) -> Run:
+    """The same of another plan, with the lines of the record changed before they are chained."""
+    predicate, bundle = predicate_of(
+        plan or plan_with(), key, datetime.now(UTC).replace(microsecond=0)
+    )
     weights = {name: torch.randn(2) for name in "abc"}
     entries = entries_of(predicate, lost=False)
     end = digest_of_tensors(*weights.values())

@@ -32,8 +32,9 @@ from affidavit.certificate import (
     verify_model,
 )
 from affidavit.certificate.keys import PublicKey
-from affidavit.plan import canonical_json
+from affidavit.plan import Plan, as_document, canonical_json, plan_from
 from tests.certificate.evidence.conftest import WEIGHTS, Run, run_of
+from tests.certificate.test_conformance import plan_with
 
 
 @pytest.fixture
@@ -303,16 +304,33 @@ def test_weights_that_are_not_safetensors_are_refused(
     assert failure.value.finding.code == "other_weights"
 
 
-@pytest.mark.parametrize("said", [True, False, "yes", None])
-def test_exact_noise_is_declared_where_the_record_says_so(
-    key: SigningKey, tmp_path: Path, said: object
-) -> None:
-    def change(entries: list[dict[str, Any]]) -> None:
-        entries[0]["performance"] = [] if said is None else {"exact_noise": said}
+EXACT = {"kind": "independent", "arithmetic": "exact_grid"}
 
-    run = run_of(key, change)
+
+def plan_of(noise: dict[str, str]) -> Plan:
+    """A plan whose phases all have this noise."""
+    document = as_document(plan_with())
+    return plan_from({**document, "phases": [{**p, "noise": noise} for p in document["phases"]]})
+
+
+@pytest.mark.parametrize("noise", [EXACT, {"kind": "independent"}])
+def test_the_claim_declares_the_noise_of_the_certified_plan(
+    key: SigningKey, tmp_path: Path, noise: dict[str, str]
+) -> None:
+    run = run_of(key, plan=plan_of(noise))
     report = verify_model(run.signed(tmp_path / "model"), [key.public])
     assert report.verified, report.findings
     declared = set(report.claim["declared"])
-    expected = "exact_noise" if said is True else "gaussian_noise"
+    expected = "exact_noise" if noise == EXACT else "gaussian_noise"
     assert declared & {"exact_noise", "gaussian_noise"} == {expected}
+
+
+def test_a_record_of_other_arithmetic_than_certified_supports_no_claim(
+    key: SigningKey, tmp_path: Path
+) -> None:
+    def change(entries: list[dict[str, Any]]) -> None:
+        entries[0]["phases"][0]["noise"] = {"kind": "independent"}
+
+    with pytest.raises(NotTrained) as failure:
+        run_of(key, change, plan=plan_of(EXACT)).signed(tmp_path / "model")
+    assert failure.value.finding.code == "other_noise"

@@ -16,12 +16,12 @@ from affidavit.certificate.log.cosignature import WitnessKey, cosign
 from affidavit.certificate.status import sign_status
 from affidavit.certificate.trust_policy import BadTrustPolicy, TrustPolicy, parse_trust_policy
 from affidavit.certificate.verification import VerificationError, VerificationOptions, verify
-from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, log_of
+from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
-SIGNER = SigningKey.generate(roles=(KeyRole.CERTIFICATE,))
-LOGGER = SigningKey.generate(roles=(KeyRole.CHECKPOINT,))
-STATUS = SigningKey.generate(roles=(KeyRole.STATUS,))
+SIGNER = key_for(KeyRole.CERTIFICATE)
+LOGGER = key_for(KeyRole.CHECKPOINT)
+STATUS = key_for(KeyRole.STATUS)
 TRUSTED = (SIGNER.public, LOGGER.public, STATUS.public)
 WITNESSES = {f"w{number}.example": SigningKey.generate() for number in range(3)}
 ALL = tuple(WITNESSES)
