@@ -6,9 +6,11 @@ from .models import REVOCATION_CODES as REVOCATION_CODES
 from .models import Adjacency as Adjacency
 from .models import Bound as Bound
 from .models import Budget as Budget
+from .models import Certification as Certification
 from .models import Composition as Composition
 from .models import Count as Count
 from .models import Forecast as Forecast
+from .models import Grant as Grant
 from .models import Identifier as Identifier
 from .models import Instant as Instant
 from .models import Interval as Interval

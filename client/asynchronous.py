@@ -11,6 +11,7 @@ import httpx
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
 from affidavit.client.models import (
+    Certification,
     Ledger,
     PolicyVersion,
     PublishedKeyset,
@@ -53,8 +54,13 @@ class AsyncClient:
         return await self.send(calls.certificate(certificate_id))
 
     async def submit(self, plan: Mapping[str, Any]) -> CertificateAnswer:
-        """Certify a plan document; waits for the answer."""
-        return await self.send(calls.submit(plan))
+        """Certify a plan document; waits for the certificate, however long the service takes."""
+        answer = await self.send(calls.submit(plan))
+        while isinstance(answer, Certification):
+            if answer.state == "running":
+                await asyncio.sleep(calls.POLL_DELAY)
+            answer = await self.send(calls.outcome(answer))
+        return answer
 
     async def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> CertificateAnswer:
         """Approve or reject a certificate."""

@@ -12,6 +12,7 @@ import httpx
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
 from affidavit.client.models import (
+    Certification,
     Ledger,
     PolicyVersion,
     PublishedKeyset,
@@ -56,8 +57,13 @@ class Client:
         return self.send(calls.certificate(certificate_id))
 
     def submit(self, plan: Mapping[str, Any]) -> CertificateAnswer:
-        """Certify a plan document; waits for the answer."""
-        return self.send(calls.submit(plan))
+        """Certify a plan document; waits for the certificate, however long the service takes."""
+        answer = self.send(calls.submit(plan))
+        while isinstance(answer, Certification):
+            if answer.state == "running":
+                time.sleep(calls.POLL_DELAY)
+            answer = self.send(calls.outcome(answer))
+        return answer
 
     def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> CertificateAnswer:
         """Approve or reject a certificate."""

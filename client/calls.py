@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from affidavit.client.models import (
+    Certification,
     Ledger,
     Page,
     PolicyVersion,
@@ -29,6 +30,7 @@ from affidavit.client.responses import (
     Model,
     certificate_of,
     document_of,
+    problem_of,
     reader_of,
 )
 
@@ -40,6 +42,8 @@ RETRY_DELAY = 0.25
 """Seconds before the first repetition; each further one waits twice as long."""
 LONGEST_DELAY = 30.0
 """Seconds, whatever Retry-After says."""
+POLL_DELAY = 1.0
+"""Seconds between two questions for a certification."""
 RECONNECT_DELAY = 1.0
 """Seconds before an event stream reconnects."""
 MAX_RECONNECTS = 30
@@ -63,6 +67,8 @@ class Call(Generic[Answer]):
     query: Mapping[str, str] | None = None
     key: str | None = None
     repeatable: bool = False
+    waits: bool = False
+    """Whether the service may answer with 202 before the timeout, and the answer is polled."""
 
     @property
     def target(self) -> str:
@@ -78,6 +84,8 @@ class Call(Generic[Answer]):
             text = json.dumps(self.document, allow_nan=False, separators=(",", ":"))
             body["content"] = text.encode("ascii")
             key["content-type"] = "application/json"
+        if self.waits:
+            key["prefer"] = f"wait={int(timeout / 2)}"
         return {**body, "headers": {**headers, **key}, "timeout": timeout}
 
     def delay(self, attempt: int, response: httpx.Response | None) -> float | None:
@@ -114,15 +122,38 @@ def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
     )
 
 
-def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
-    """Certify a plan document; the same plan always gets the same certificate."""
+def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer | Certification]:
+    """Certify a plan document; the same plan always gets the same certificate.
+
+    A plan that takes longer than a request is answered with a certification to poll.
+    """
     return Call(
         method="POST",
         path="/v1/certificates",
-        read=certificate_of,
+        read=_submitted,
         document=plan,
         repeatable=True,
+        waits=True,
     )
+
+
+def _submitted(response: httpx.Response) -> CertificateAnswer | Certification:
+    accepted = response.status_code == httpx.codes.ACCEPTED
+    return reader_of(Certification)(response) if accepted else certificate_of(response)
+
+
+def outcome(certification: Certification) -> Call[CertificateAnswer | Certification]:
+    """What comes after ``certification``: its next state, or its certificate.
+
+    Raises ``Problem`` where it failed.
+    """
+    if certification.problem is not None:
+        raise problem_of(certification.problem)
+    read: Callable[[httpx.Response], CertificateAnswer | Certification]
+    path, read = f"/v1/certifications/{segment(certification.id)}", reader_of(Certification)
+    if certification.certificate is not None:
+        path, read = f"/v1/certificates/{segment(certification.certificate)}", certificate_of
+    return Call(method="GET", path=path, read=read, repeatable=True)
 
 
 def certificate(certificate_id: str) -> Call[CertificateAnswer]:

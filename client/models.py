@@ -88,6 +88,22 @@ class Interval(ResponseModel):
     upper: float | None
 
 
+# ---- certificates -------------------------------------------------------------------
+
+
+class Certification(ResponseModel):
+    """How far a plan is whose certificate takes longer than a request.
+
+    ``certificate`` is its id once it is ``done``, and ``problem`` (RFC 9457) why it ``failed``.
+    """
+
+    id: str
+    state: Literal["running", "done", "failed"]
+    certificate: Identifier | None
+    problem: dict[str, Any] | None
+    requested_at: Instant
+
+
 # ---- policies, decisions and keysets ------------------------------------------------
 
 
@@ -238,6 +254,17 @@ class LedgerSummary(ScopedModel):
     exhausted: bool
     spent: Spent
     remaining: Remaining
+
+
+class Grant(ResponseModel):
+    """What a team may do with a data set of another: reserve, read the ledger, or nothing."""
+
+    dataset: str
+    team: str
+    may: Literal["reserve", "read", "nothing"]
+    reason: str
+    granted_by: str
+    at: Instant
 
 
 class StepCounts(ResponseModel):

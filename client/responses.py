@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -125,7 +125,12 @@ def error_of(response: httpx.Response) -> Exception:
     document = document_of(response)
     if not isinstance(document, dict) or not {"code", "detail"} <= document.keys():
         return Unreachable(f"{response.url} did not return a problem document")
-    return Problem(response.status_code, str(document["code"]), str(document["detail"]))
+    return problem_of({**document, "status": response.status_code})
+
+
+def problem_of(document: Mapping[str, Any]) -> Problem:
+    """The error that a problem document describes."""
+    return Problem(int(document["status"]), str(document["code"]), str(document["detail"]))
 
 
 EVENTS: dict[str, type[RunEvent] | type[RunProgress]] = {"state": RunEvent, "progress": RunProgress}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, text
 
-from affidavit.service import metadata
+from affidavit.service import metadata, teams
 
 MIGRATION_LOCK = 0x0AFF_1DA7
 """Names our advisory lock among all those of a PostgreSQL server."""
@@ -28,6 +28,8 @@ def run() -> None:
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK}
             )
         context.run_migrations()
+        if connection.dialect.name == "postgresql":
+            teams.install(connection)
 
 
 # Alembic loads this file under the name ``env_py``. Type checkers and doctest collection

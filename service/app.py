@@ -87,4 +87,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        await services.certifications.stop()
         await run_in_threadpool(services.close)

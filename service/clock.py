@@ -1,9 +1,10 @@
 """One clock for all replicas: that of the database.
 
-A replica whose own clock is wrong would sign what is not valid yet, or go on using a key whose
-window is over. So key windows, status lists and checkpoints take the database's time. A replica
-that is more than ``MOST_SKEW`` off writes nothing and is not ready (``operation.safety``), because
-the other times that it would write are its own.
+A replica whose own clock is wrong would sign what is not valid yet, go on using a key whose window
+is over, or end leases that were just granted. So key windows, certificates, status lists,
+checkpoints, leases and reservations take the database's time. A replica that is more than
+``MOST_SKEW`` off writes nothing and is not ready (``operation.safety``), because the other times
+that it would write are its own.
 
 PostgreSQL is asked every few seconds; in between the time is counted on by the monotonic clock,
 which nobody sets. SQLite has no clock but the machine's.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Self
 
 from fastapi import Header, Request
@@ -37,9 +38,12 @@ class CommandContext:
             "path": http.url.path,
             "body": body.model_dump(mode="json"),
         }
+        if key is not None and actor.team is not None:
+            # A person of several teams uses it once in each.
+            key = hashlib.sha256(f"{actor.team} {key}".encode()).hexdigest()
         return cls(
             actor=actor.name,
-            at=datetime.now(UTC),
+            at=http.app.state.services.clock.now(),
             idempotency_key=key,
             request_digest=digest_of(request),
         )

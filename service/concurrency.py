@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.errors import TooBusy
+from affidavit.service.teams import TEAM
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -44,8 +45,9 @@ class Batcher(Generic[A, B]):
     """``work`` gives an answer for each of its questions, or fails and has done nothing.
 
     A batch that fails is done again one question at a time, so that nobody fails for
-    another's question. As many as ``lanes`` are done at a time, which share what waits. Belongs
-    to one event loop, which ``work`` must not block.
+    another's question. As many as ``lanes`` are done at a time, which share what waits. A batch is
+    of callers who see the same team's rows, and so does ``work``. Belongs to one event loop,
+    which ``work`` must not block.
     """
 
     def __init__(self, work: BatchWork[A, B], most: int = MAX_BATCH, lanes: int = 1) -> None:
@@ -53,13 +55,13 @@ class Batcher(Generic[A, B]):
         self._most = most
         self._lanes = lanes
         self._working = 0
-        self._waiting: list[tuple[A, asyncio.Future[B]]] = []
+        self._waiting: list[tuple[A, asyncio.Future[B], str | None]] = []
         self._running: set[asyncio.Task[None] | None] = set()
 
     async def __call__(self, request: A) -> B:
         """The answer to ``asked``; raises what ``work`` raises."""
         answer: asyncio.Future[B] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
+        self._waiting.append((request, answer, TEAM.get()))
         if len(self._running) < self._lanes:
             self._running.add(asyncio.create_task(self._run()))
         return await answer
@@ -73,9 +75,17 @@ class Batcher(Generic[A, B]):
             self._running.remove(asyncio.current_task())
 
     def _share(self) -> list[tuple[A, asyncio.Future[B]]]:
-        """A lane's part of what waits, rounded up; the other lanes that are free take the rest."""
-        size = min(self._most, -(-len(self._waiting) // (self._lanes - self._working)))
-        share, self._waiting = self._waiting[:size], self._waiting[size:]
+        """A lane's part of what waits, rounded up; the other lanes that are free take the rest.
+
+        Only callers who see the rows of one team, the team of whoever waits longest.
+        """
+        team = self._waiting[0][2]
+        places = [place for place, entry in enumerate(self._waiting) if entry[2] == team]
+        del places[min(self._most, -(-len(places) // (self._lanes - self._working))) :]
+        share = [self._waiting[place][:2] for place in places]
+        for place in reversed(places):
+            del self._waiting[place]
+        TEAM.set(team)  # of this lane's task
         return share
 
     async def _next(self, batch: Sequence[tuple[A, asyncio.Future[B]]]) -> None:

@@ -43,6 +43,8 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, t
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
+from affidavit.service import teams
+
 BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
 CONNECT_SECONDS = 5
@@ -83,6 +85,7 @@ def open_engine(url: str, *, bounded: bool = True) -> Engine:
         turn = _Turn()
         event.listen(engine, "begin", turn.begin)
         event.listen(engine, "checkin", turn.end)
+        teams.confine(engine)
         return engine
     # All connections are kept: to open one costs more than most of what is asked of it.
     engine = create_engine(
@@ -97,6 +100,7 @@ def open_engine(url: str, *, bounded: bool = True) -> Engine:
         event.listen(engine, "connect", _set_timeouts)
     event.listen(engine, "checkout", _require_open(engine.dialect))
     event.listen(engine, "handle_error", _leave_a_standby)
+    teams.confine(engine)
     return engine
 
 

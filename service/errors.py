@@ -64,6 +64,12 @@ class IdempotencyKeyReused(DomainError):
     status = 422
 
 
+class OtherTeam(DomainError):
+    """The request names a team whose this is not, or one that the caller is not of."""
+
+    code = "other_team"
+
+
 class AccountingUnavailable(Exception):
     """Base of the reasons why accounting came to no end; nothing was stored."""
 

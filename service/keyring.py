@@ -59,7 +59,7 @@ class Keyring:
         self._store = KeyStore(directory)
         self._halves = halves or self._store
         self._revoked = revoked
-        self._now = now
+        self.now = now
         self._development = {role: development_key(role) for role in KeyRole}
         self._lock = Lock()
         self._seen: Fingerprint | None = None
@@ -76,7 +76,7 @@ class Keyring:
             self._look()
             if not self._records:
                 return self._development[role]
-            now, revoked = self._now(), self._revoked()
+            now, revoked = self.now(), self._revoked()
             for public in reversed(self._records):
                 if not (public.may(role) and public.covers(now)) or public.key_id in revoked:
                     continue

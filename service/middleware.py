@@ -45,6 +45,8 @@ NOTED = ("actor", "code", "verdict")
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_SECONDS = 2.0
+WATCH_SECONDS = 1.0
+"""After which a request whose body nobody reads is watched for the end of its connection."""
 _CALLBACKS = "after_response"
 
 log = logging.getLogger("affidavit.request")
@@ -92,8 +94,11 @@ class RequestMiddleware:
                 # The service stops, and waited for this as long as it may; or nobody waits.
                 if seen.begun:
                     raise
-                scope["state"]["code"] = "stopping"
-                await _stopping().as_response()(scope, receive, seen.send)
+                if watching.gone:
+                    scope["state"]["code"] = "client_gone"
+                    seen.left_alone()
+                else:
+                    await _stopping().as_response()(scope, receive, seen.send)
             finally:
                 watching.end()
                 self._tell(seen, span)
@@ -124,8 +129,9 @@ class RequestMiddleware:
 class _Disconnect:
     """Cancels a request whose client goes away before it is answered.
 
-    Once the body was read, nothing but the end of the connection can come. A transaction that
-    has begun in a thread is finished in any case.
+    Once the body was read, nothing but the end of the connection can come. Routes without a body
+    never ask for one; they are watched if they take long. A transaction that has begun in a
+    thread is finished in any case.
     """
 
     def __init__(self, receive: Receive, seen: _ObservedRequest) -> None:
@@ -133,27 +139,42 @@ class _Disconnect:
         self._seen = seen
         self._request = asyncio.current_task()
         self._watch: asyncio.Task[None] | None = None
+        self._early: list[Message] = []
+        self._reading = False
+        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch_unread)
+        self.gone = False
 
     async def receive(self) -> Message:
         """The next message, as the application receives it."""
-        message = await self._receive()
-        if (
-            self._watch is None
-            and message["type"] == "http.request"
-            and message.get("body")
-            and not message.get("more_body")
-        ):
-            self._watch = asyncio.create_task(self._until_gone())
+        self._reading = True
+        message = self._early.pop() if self._early else await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._begin()
         return message
 
     def end(self) -> None:
         """The request is over."""
+        self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()
 
+    def _watch_unread(self) -> None:
+        if not self._reading:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._watch is None and not self._seen.begun:
+            self._watch = asyncio.create_task(self._until_gone())
+
     async def _until_gone(self) -> None:
         message = await self._receive()
+        if not self._reading and message["type"] == "http.request":
+            self._early.append(message)
+            if message.get("more_body"):
+                return  # of a route that does not read its body
+            message = await self._receive()
         if message["type"] == "http.disconnect" and not self._seen.begun and self._request:
+            self.gone = True
             self._request.cancel()
 
 
@@ -181,6 +202,10 @@ class _ObservedRequest:
             headers = [*message.get("headers", ()), identified, *limits]
             message = {**message, "headers": headers}
         await self._send(message)
+
+    def left_alone(self) -> None:
+        """The client went away before the answer: 499, as other servers write it in their logs."""
+        self._status = 499
 
     def seconds(self) -> float:
         """Since the request came."""

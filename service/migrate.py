@@ -25,6 +25,7 @@ from affidavit.service.pages import saved_views, sessions
 from affidavit.service.policies import policy_tables
 from affidavit.service.runs import run_tables
 from affidavit.service.tables import metadata
+from affidavit.service.use_cases import certifications
 
 MODULES = (
     token_repository,
@@ -37,6 +38,7 @@ MODULES = (
     sessions,
     policy_tables,
     run_tables,
+    certifications,
 )
 """Every module with tables, so that ``metadata`` has all of them."""
 

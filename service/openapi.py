@@ -38,6 +38,7 @@ REF = "#/components/schemas/{model}"
 
 TAGS = {
     "certificates": "Certify plans, and read, approve and revoke certificates.",
+    "certifications": "Plans whose certificate takes longer than a request.",
     "diagnoses": "Explain a claimed number.",
     "runs": "Request, watch and report training runs.",
     "queues": "Hand runs to workers.",
@@ -98,7 +99,14 @@ _RATE_LIMIT = {
         "description": "`r` requests remain; all are back in `t` seconds.",
     },
 }
-_HEADERS = {201: _LOCATION, 401: _CHALLENGE, 403: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+_HEADERS = {
+    201: _LOCATION,
+    202: _LOCATION | _RETRY_AFTER,
+    401: _CHALLENGE,
+    403: _CHALLENGE,
+    429: _RETRY_AFTER,
+    503: _RETRY_AFTER,
+}
 
 
 class ProblemDocument(ResponseModel):

@@ -20,6 +20,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from threading import Lock, Thread
 from typing import ParamSpec, TypeVar
 
@@ -35,6 +36,8 @@ from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MOST_QUICK = 16
 """Plans handed over at once, and releases of one of them."""
+ORDINARY_SECONDS = 5.0
+"""What takes longer is a long plan."""
 NICENESS = 5
 """Of the processes that account, beside the service's own."""
 
@@ -62,43 +65,47 @@ class AccountingPool:
         self._pool = self._new()
         self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
         self._turns = FairQueue(workers)
-        self._aside = asyncio.Semaphore(max(1, workers - 1))
 
     async def assess(self, plan: Plan) -> Assessment:
         """What ``certify`` finds; raises like ``run``.
 
         Plans of which one takes less than handing it over go to a process several at once.
         """
-        return await (self._quick(plan) if is_quick(plan) else self.run(certify, plan))
+        if is_quick(plan):
+            return await self._quick(plan)
+        return await (self.run_long if is_long(plan) else self.run)(certify, plan)
 
     async def _together(self, plans: Sequence[Plan]) -> list[Assessment]:
         CALLER.set(NOBODY)  # of this task: these are plans of many, and take milliseconds
         return await self.run(each_of, certify, plans)
 
-    async def run_aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``run`` for what shows rather than decides: of several processes one is left free.
-
-        Curves take longest, and whoever certifies is not to wait for people who look at them.
-        """
-        async with self._aside:
-            return await self.run(work, *args, **kwargs)
-
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What ``work`` returns; raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
 
         Callers take turns (``FairQueue``). Time spent waiting for a free process does not count
-        against the limit.
+        against the limit. Cancelled, the work ends in its process too.
         """
+        if self.time_limit > ORDINARY_SECONDS:
+            with suppress(AccountingTimeout):
+                return await self._run(False, ORDINARY_SECONDS, work, *args, **kwargs)
+        return await self.run_long(work, *args, **kwargs)
+
+    async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``run`` for what is known to take long, and for what shows rather than decides."""
+        return await self._run(True, self.time_limit, work, *args, **kwargs)
+
+    async def _run(
+        self, is_long: bool, seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         self.unanswered += 1
         try:
-            async with self._turns.turn():
+            async with self._turns.turn(is_long=is_long):
                 # A pool that broke is replaced, for which a thread has to wait.
                 pool = self._pool if self._pool.active else await run_in_threadpool(self._usable)
-                future = pool.schedule(work, args=args, kwargs=kwargs, timeout=self.time_limit)
-                # Cancelled with its last caller, it ends in its process too.
+                future = pool.schedule(work, args=args, kwargs=kwargs, timeout=seconds)
                 result: T = await asyncio.wrap_future(future)
         except TimeoutError:
-            raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
+            raise AccountingTimeout(f"killed after {seconds:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:
             raise AccountingFailed(f"the process that accounted it died: {error}") from error
         finally:
@@ -140,6 +147,14 @@ def is_quick(plan: Plan) -> bool:
         and phase.noise.kind == "independent"
         and len(phase.releases) <= MOST_QUICK
         and not (plan.extra or plan.claim or plan.is_open)
+    )
+
+
+def is_long(plan: Plan) -> bool:
+    """Whether ``certify`` takes seconds or minutes: it samples the bounds of correlated noise."""
+    return any(
+        phase.sampling.scheme == "balls_in_bins" and phase.noise.kind != "independent"
+        for phase in plan.phases
     )
 
 

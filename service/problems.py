@@ -77,9 +77,9 @@ class Problem(Exception):
         self.reasons = reasons
         self.headers = dict(headers or {})
 
-    def as_response(self) -> Response:
-        """The problem as an HTTP response."""
-        document = {
+    def document(self) -> dict[str, Any]:
+        """The problem document."""
+        return {
             "type": f"/problems/{self.code}",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
@@ -87,8 +87,11 @@ class Problem(Exception):
             "detail": self.detail,
             "reasons": [reason.as_dict() for reason in self.reasons],
         }
+
+    def as_response(self) -> Response:
+        """The problem as an HTTP response."""
         # Escaped to ASCII: a message may repeat text that has no valid UTF-8.
-        content = json.dumps(document, ensure_ascii=True).encode("ascii")
+        content = json.dumps(self.document(), ensure_ascii=True).encode("ascii")
         return _ProblemResponse(self.code, content, self.status, self.headers)
 
 
@@ -270,3 +273,11 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     Exception: _unexpected,
 }
 """The problem of each kind of error."""
+
+
+def problem_of_error(error: BaseException) -> Problem:
+    """The problem that ``error`` would be answered with; a fault of ours is logged."""
+    kind = next(kind for kind in type(error).__mro__ if kind in _PROBLEMS)
+    if kind is Exception:
+        log.error("internal error", exc_info=error)
+    return _PROBLEMS[kind](error)

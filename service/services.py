@@ -6,11 +6,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from affidavit.certificate import KeyRole
+from affidavit.certificate import KeyRole, KeyStore
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
+from affidavit.service.dispatch.admission_check import AdmissionCheck, judge_by
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import engine_of
+from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
@@ -46,9 +48,11 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
 from affidavit.service.store import CertificateStore
+from affidavit.service.use_cases.certifications import Certifications
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
 from affidavit.service.use_cases.preview_plan import PreviewPlan
+from affidavit.service.use_cases.read_document import DocumentReader
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 
@@ -85,10 +89,15 @@ class Services:
             self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
         run_queue = RunQueue(self.engine)
-        self.dispatcher = Dispatcher(self.engine, engine_of(settings.dispatch, settings.job))
+        engine, admission = engine_of(settings.dispatch, settings.job), None
+        if isinstance(engine, KubernetesJobs):
+            judge = judge_by(self.engine, KeyStore(settings.key_directory))
+            admission = AdmissionCheck(engine.api, engine.namespace, judge)
+        self.dispatcher = Dispatcher(self.engine, engine, self.clock.now, admission)
         self.submit_plan = SubmitPlan(
             self.store, self.pool, self.keyring, self.policies, self.ledger.position
         )
+        self.certifications = Certifications(self.engine, self.clock.now)
         self.approve = Approve(self.engine, self.keyring)
         self.revoke = Revoke(self.engine)
         self.reissue = Reissue(self.store, self.policies, self.submit_plan)
@@ -96,6 +105,7 @@ class Services:
         self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
+        self.read_document = DocumentReader(self.pool)
         self.runs = RunService(
             run_queue, self.ledger_store, self.ledger, self.store, settings.worker_keys, self.pool
         )

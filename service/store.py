@@ -50,6 +50,7 @@ from affidavit.service.tables import (
     requests,
     signing_keys,
 )
+from affidavit.service.teams import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +85,18 @@ class StoredCertificate(Summary):
     key_id: str
     bundle: bytes
     result: str
+    team: str = DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """A plan as it was sent: by whom, when, and its bytes."""
+    """A plan as it was sent: by whom, in which team, when, and its bytes."""
 
     requester: str
     received_at: datetime
     content_type: str
     body: bytes
+    team: str = DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,8 +110,10 @@ certificates = Table(
     Column("envelope_digest", String(71), nullable=False),
     Column("approvals_required", Integer, nullable=False),
     Column("approvals_given", Integer, nullable=False),
+    Column("team", String(64), nullable=False, server_default="default"),
     CheckConstraint("issue > 0", name="certificates_issue_positive"),
     Index("certificates_by_time", "created_at", "id", "untrusted"),
+    Index("certificates_by_team", "team", "created_at", "id", "untrusted"),
     Index(
         "certificates_awaiting",
         "created_at",

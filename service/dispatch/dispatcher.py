@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -33,6 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
+from affidavit.service.dispatch.admission_check import AdmissionCheck
 from affidavit.service.dispatch.engine import JOB, Engine, EngineUnavailable, Job, JobState
 from affidavit.service.ledger.expiry import expire_reservations
 from affidavit.service.runs import completion, repository
@@ -64,7 +65,14 @@ class _Lease:
 class Dispatcher:
     """The loop of one process; without an engine it only ends leases and reservations."""
 
-    def __init__(self, database: Database, engine: Engine | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        engine: Engine | None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        admission: AdmissionCheck | None = None,
+    ) -> None:
+        self._now, self._admission = now, admission
         self._reader = reader(database)
         self._writer = writer(database)
         self._queue = RunQueue(database)
@@ -92,8 +100,8 @@ class Dispatcher:
         while not self._stopping.wait(PERIOD):
             try:
                 if rounds * PERIOD % EXPIRY_PERIOD == 0:
-                    expire_reservations(self._writer, self._reader, datetime.now(UTC))
-                self.reconcile(datetime.now(UTC))
+                    expire_reservations(self._writer, self._reader, self._now())
+                self.reconcile(self._now())
             except (EngineUnavailable, SQLAlchemyError) as error:
                 log.warning("runs cannot be dispatched now: %s", error)
             except Exception:
@@ -111,6 +119,8 @@ class Dispatcher:
         for lease in leases:
             self._compare(self.engine, lease, jobs, at)
         self._cancel_others(self.engine, jobs, {lease.run: lease for lease in leases})
+        if self._admission is not None:
+            self._admission.round(at)
 
     def _compare(
         self, engine: Engine, lease: _Lease, jobs: Mapping[str, JobState], at: datetime

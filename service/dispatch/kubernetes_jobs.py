@@ -3,7 +3,8 @@
 The manifest is a Job whose first container runs ``affidavit worker``. For each run it gets the
 job's name, the worker's options, the run's GPUs and memory, and the label of Kueue with the run's
 queue, which Kueue follows where it is installed. The service account needs to create, list and
-delete Jobs in the namespace.
+delete Jobs in the namespace, and for the admission check (``admission_check``) to list
+Workloads and AdmissionChecks and to patch their status.
 
 References: Kubernetes API, batch/v1 Job; Kueue, "Run a Kubernetes Job".
 """
@@ -11,7 +12,7 @@ References: Kubernetes API, batch/v1 Job; Kueue, "Run a Kubernetes Job".
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,11 +33,28 @@ KUEUE = "kueue.x-k8s.io/queue-name"
 OURS = "affidavit.run"
 
 
+class KubernetesApi:
+    """The cluster's API server."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def answer(self, method: str, path: str, *, same: Collection[int] = (), **sent: Any) -> Any:
+        """What is answered, with success or a status in ``same``; raises ``EngineUnavailable``."""
+        try:
+            answer = self._client.request(method, path, **sent)
+            if answer.status_code not in same:
+                answer.raise_for_status()
+            return answer.json()
+        except (httpx.HTTPError, ValueError, OSError) as error:
+            raise EngineUnavailable(f"{method} {path}: {error}") from None
+
+
 class KubernetesJobs:
     """The Jobs of a namespace; ``manifest`` is what each is made from."""
 
     def __init__(self, client: httpx.Client, namespace: str, manifest: Mapping[str, Any]) -> None:
-        self._client = client
+        self.api, self.namespace = KubernetesApi(client), namespace
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._manifest = manifest
 
@@ -60,7 +78,7 @@ class KubernetesJobs:
 
     def jobs(self) -> Mapping[str, JobState]:
         """The Jobs with our label."""
-        listed = self._answer("GET", self._jobs, params={"labelSelector": OURS})
+        listed = self.api.answer("GET", self._jobs, params={"labelSelector": OURS})
         return {
             entry["metadata"]["name"]: _state(entry)
             for entry in listed.get("items", [])
@@ -69,12 +87,12 @@ class KubernetesJobs:
 
     def submit(self, job: Job) -> None:
         """Create the Job; one of its name is the same."""
-        self._answer("POST", self._jobs, json=self._of(job), same=httpx.codes.CONFLICT)
+        self.api.answer("POST", self._jobs, json=self._of(job), same=(httpx.codes.CONFLICT,))
 
     def cancel(self, job_id: str) -> None:
         """Delete the Job and its pods."""
-        options = {"propagationPolicy": "Background"}
-        self._answer("DELETE", f"{self._jobs}/{job_id}", params=options, same=httpx.codes.NOT_FOUND)
+        options, gone = {"propagationPolicy": "Background"}, (httpx.codes.NOT_FOUND,)
+        self.api.answer("DELETE", f"{self._jobs}/{job_id}", params=options, same=gone)
 
     def page(self, job_id: str) -> None:
         """None: a cluster has no dashboard of its own."""
@@ -102,15 +120,6 @@ class KubernetesJobs:
                 resources.setdefault("limits", {})[kind] = amount
                 resources.setdefault("requests", {})[kind] = amount
         return manifest
-
-    def _answer(self, method: str, path: str, *, same: int | None = None, **sent: Any) -> Any:
-        try:
-            answer = self._client.request(method, path, **sent)
-            if answer.status_code != same:
-                answer.raise_for_status()
-            return answer.json()
-        except (httpx.HTTPError, ValueError, OSError) as error:
-            raise EngineUnavailable(f"{method} {path}: {error}") from None
 
 
 def _account(request: httpx.Request) -> httpx.Request:

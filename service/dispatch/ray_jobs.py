@@ -45,11 +45,13 @@ class RayJobs:
 
     def submit(self, job: Job) -> None:
         """Submit under the job's id, which Ray refuses a second time."""
+        spread = "--hosts" in self._command
         body: dict[str, Any] = {
             "submission_id": job.id,
             "entrypoint": shlex.join([*self._command, *job.arguments]),
-            "entrypoint_num_cpus": 1,
-            "entrypoint_num_gpus": job.gpus,
+            # Ranks on several nodes take what they need themselves.
+            "entrypoint_num_cpus": 0 if spread else 1,
+            "entrypoint_num_gpus": 0 if spread else job.gpus,
             "metadata": {"run": job.run, "queue": job.queue},
         }
         if job.memory:

@@ -35,6 +35,7 @@ from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_
 from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
+from affidavit.service.teams import TEAM
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTHORIZED = "authorized"
@@ -64,6 +65,7 @@ class Guard:
         asking too much (429), or of a service that must not write (503).
         """
         services = services_of(request)
+        TEAM.set(None)  # not that of the request before on the same connection
         caller = await self.identify(services, request)
         request.state.actor = caller.actor.name
         _take(services, request, caller.counted_as)
@@ -77,6 +79,7 @@ class Guard:
         except TooManyAtOnce:
             raise _too_many_at_once(services.rate_limiter.at_once) from None
         CALLER.set(caller.counted_as)
+        TEAM.set(caller.actor.sees)
         add_after_response(request, partial(_ended, services, caller))
         return caller.actor
 
@@ -110,6 +113,7 @@ class Open:
 
     async def __call__(self, request: Request) -> None:
         """Let everybody in who does not ask too often."""
+        TEAM.set(None)
         if self.limited and _authorized_before(self, request) is None:
             _take(services_of(request), request, counted(address_of(request)))
 

@@ -1,13 +1,20 @@
-"""The caller and their permissions: a name for the records, and scopes.
+"""The caller and their permissions: a name for the records, scopes, and a team.
+
+Whoever has a team sees that team's objects alone. Whoever has none belongs to the team ``default``,
+unless they approve, audit or administer: these see every team's.
 
 >>> Actor("token:ci", frozenset({Scope.SUBMIT})).may(Scope.APPROVE)
 False
+>>> Actor("token:ci", frozenset({Scope.SUBMIT})).sees, Actor("x", frozenset({Scope.AUDIT})).sees
+('default', None)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from affidavit.service.teams import DEFAULT
 
 
 class Scope(StrEnum):
@@ -20,12 +27,31 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+OF_THE_ORGANISATION = frozenset({Scope.APPROVE, Scope.AUDIT, Scope.ADMIN})
+"""Who has one of these, and no team, sees every team's objects."""
+NEVER_OF_A_TEAM = frozenset({Scope.AUDIT, Scope.ADMIN})
+"""Scopes for what has no team: the log, tokens, budgets, policies and keysets."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Someone who was identified; ``name`` is what certificates and the log call them."""
 
     name: str
     scopes: frozenset[Scope]
+    team: str | None = None
+
+    @property
+    def sees(self) -> str | None:
+        """The team whose objects they see; None for every team's."""
+        if self.team is None and self.scopes & OF_THE_ORGANISATION:
+            return None
+        return self.works_for
+
+    @property
+    def works_for(self) -> str:
+        """The team that what they submit belongs to."""
+        return self.team or DEFAULT
 
     @property
     def anonymous(self) -> bool:

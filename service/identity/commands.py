@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
         help="whose it is, so that all their tokens count as one; oidc:SUBJECT for one who signs "
         "in too",
     )
+    new.add_argument("--team", help="whose plans, runs and data sets it is for; no others are seen")
     new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
     new.add_argument("--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if left")
     new.add_argument("--json", action="store_true")
@@ -86,6 +87,7 @@ def _new(store: TokenRepository, options: argparse.Namespace) -> None:
         by=operator(),
         at=datetime.now(UTC),
         person=options.person,
+        team=options.team,
     )
     if options.json:
         _say(json.dumps({**_record(token), "token": text.text}))
@@ -129,7 +131,8 @@ def _state(token: Token) -> str:
 
 
 def _whose(token: Token) -> str:
-    return "" if token.person is None else f"  of {token.person}"
+    person = "" if token.person is None else f"  of {token.person}"
+    return person if token.team is None else f"{person}  in {token.team}"
 
 
 def _record(token: Token) -> dict[str, Any]:
@@ -137,6 +140,7 @@ def _record(token: Token) -> dict[str, Any]:
         "id": token.id,
         "name": token.name,
         "person": token.person,
+        "team": token.team,
         "scopes": list(token.scopes),
         "created_at": _instant(token.created_at),
         "created_by": token.created_by,

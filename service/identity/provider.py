@@ -7,7 +7,7 @@
 ``AFFIDAVIT_OIDC_JWKS_FILE``    or a file with them
 ``AFFIDAVIT_OIDC_CLAIM``        which claim lists groups or roles; ``groups`` if not set,
                                 ``realm_access.roles`` reads the roles in an object
-``AFFIDAVIT_OIDC_SCOPES``       a JSON object, what each of them may do
+``AFFIDAVIT_OIDC_SCOPES``       a JSON object, what each of them may do, and in which team
 ``AFFIDAVIT_OIDC_CLIENT_ID``    for signing in to the pages: this service's name as a client
 ``..._CLIENT_SECRET``           and its secret, if the provider gave it one
 ``..._CLIENT_SCOPE``            what the client asks for, ``openid`` if not set
@@ -33,10 +33,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Scope
 from affidavit.service.identity.loopback_auth import is_loopback
+from affidavit.service.teams import NAME as TEAM_NAME
 
 PREFIX = "AFFIDAVIT_OIDC_"
 NEEDED = ("ISSUER", "AUDIENCE", "SCOPES")
@@ -61,7 +63,10 @@ class SignInClient:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provider:
-    """An OpenID provider whose tokens are taken; one of ``jwks_url`` and ``jwks_file``."""
+    """An OpenID provider whose tokens are taken; one of ``jwks_url`` and ``jwks_file``.
+
+    ``scopes`` are what each group may do, ``teams`` the team of those that have one.
+    """
 
     issuer: str
     audience: str
@@ -69,6 +74,7 @@ class Provider:
     jwks_file: Path | None
     claim: tuple[str, ...]
     scopes: Mapping[str, frozenset[Scope]]
+    teams: Mapping[str, str] = field(default_factory=dict)
     client: SignInClient | None = None
 
 
@@ -96,13 +102,15 @@ def provider_of(environment: Mapping[str, str]) -> Provider | None:
     for name in ("JWKS_URL", "AUTHORIZATION_URL", "TOKEN_URL"):
         if variables[name]:
             _require_safe(name, variables[name])
+    roles = _roles(variables["SCOPES"])
     return Provider(
         issuer=variables["ISSUER"],
         audience=variables["AUDIENCE"],
         jwks_url=variables["JWKS_URL"] or None,
         jwks_file=Path(variables["JWKS_FILE"]) if variables["JWKS_FILE"] else None,
         claim=_claim(variables["CLAIM"] or "groups"),
-        scopes=_scopes(variables["SCOPES"]),
+        scopes={group: scopes for group, (scopes, _) in roles.items()},
+        teams={group: team for group, (_, team) in roles.items() if team is not None},
         client=_client(variables),
     )
 
@@ -148,24 +156,43 @@ def _claim(text: str) -> tuple[str, ...]:
     return (text,) if "/" in text or ":" in text else tuple(text.split("."))
 
 
-def _scopes(text: str) -> Mapping[str, frozenset[Scope]]:
+Role = tuple[frozenset[Scope], str | None]
+"""What a group may do, and in which team."""
+
+
+def _roles(text: str) -> Mapping[str, Role]:
     name = f"{PREFIX}SCOPES"
-    remedy = """give a JSON object like {"ml-team": ["submit"], "privacy": ["approve", "audit"]}"""
+    remedy = (
+        """give a JSON object like {"privacy": ["approve", "audit"], """
+        """"vision-group": {"team": "vision", "scopes": ["submit"]}}"""
+    )
     try:
         groups = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
     if not isinstance(groups, dict) or not groups:
         raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
-    known = [scope.value for scope in Scope]
-    for group, scopes in groups.items():
-        listed = scopes if isinstance(scopes, list) else [None]
-        for scope in listed or [None]:
-            if scope not in known:
-                raise ProviderMisconfigured(
-                    f"{name}: {group[:80]!r} must have a list of {', '.join(Scope)}; {remedy}."
-                )
-    return {group: frozenset(Scope(scope) for scope in scopes) for group, scopes in groups.items()}
+    return {group: _role(group, given, f"; {remedy}.") for group, given in groups.items()}
+
+
+def _role(group: str, given: Any, remedy: str) -> Role:
+    what = f"{PREFIX}SCOPES: {group[:80]!r}"
+    team = None
+    if isinstance(given, dict):
+        if set(given) != {"team", "scopes"} or not _is_team(given["team"]):
+            raise ProviderMisconfigured(
+                f"{what} must have a team of letters a to z, digits and -, and scopes{remedy}"
+            )
+        team, given = given["team"], given["scopes"]
+    known = [scope.value for scope in Scope if team is None or scope not in NEVER_OF_A_TEAM]
+    for scope in (given if isinstance(given, list) else [None]) or [None]:
+        if scope not in known:
+            raise ProviderMisconfigured(f"{what} must have a list of {', '.join(known)}{remedy}")
+    return frozenset(Scope(scope) for scope in given), team
+
+
+def _is_team(name: object) -> bool:
+    return isinstance(name, str) and TEAM_NAME.fullmatch(name) is not None
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

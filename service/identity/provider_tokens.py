@@ -224,7 +224,8 @@ class ProviderTokens:
 
     def actor_of(self, claims: Mapping[str, Any]) -> Actor:
         """Whom checked claims are about; raises ``AuthenticationError``."""
-        return Actor(_name(claims["sub"]), self._scopes(claims))
+        scopes, team = self._roles(claims)
+        return Actor(_name(claims["sub"]), scopes, team)
 
     def claims(self, token: str) -> Mapping[str, Any]:
         """Its verified claims; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
@@ -275,7 +276,8 @@ class ProviderTokens:
                 "invalid_token", "the provider has no key of the token's kid."
             ) from None
 
-    def _scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
+    def _roles(self, claims: Mapping[str, Any]) -> tuple[frozenset[Scope], str | None]:
+        """What the groups allow, and in which team; a team's groups come before those of none."""
         value: Any = claims
         for name in self._provider.claim:
             value = value.get(name) if isinstance(value, dict) else None
@@ -283,8 +285,18 @@ class ProviderTokens:
             # OAuth's own claim of scopes is one text (RFC 8693 4.2); a group may have spaces.
             value = value.split() if self._provider.claim[-1] in ("scope", "scp") else [value]
         groups = value if isinstance(value, list) else []
-        known = [self._provider.scopes.get(group) for group in groups if isinstance(group, str)]
-        return frozenset().union(*(scopes for scopes in known if scopes is not None))
+        known = [group for group in groups if isinstance(group, str)]
+        scopes, team_of = self._provider.scopes, self._provider.teams
+        teams = sorted({team_of[group] for group in known if group in team_of})
+        if len(teams) > 1:
+            raise AuthenticationError(
+                "several_teams",
+                f"your groups are of several teams ({', '.join(teams)}), and a sign-in is for one; "
+                "use a token of one team: affidavit tokens new --team TEAM --person oidc:SUBJECT.",
+            )
+        team = teams[0] if teams else None
+        held = [scopes[group] for group in known if group in scopes and team_of.get(group) == team]
+        return frozenset().union(*held), team
 
 
 def _name(subject: str) -> str:

@@ -1,9 +1,10 @@
-"""Four eyes: a budget or a policy takes effect once enough administrators ask for the same.
+"""Four eyes: an administrator's change takes effect once enough of them ask for the same.
 
-How many is part of the keyset (``administrators``), which t of n root keys sign, so that nobody
-loosens it alone; keysets themselves have those signatures and need no more. Each administrator
-sends the same request; the last of them carries it out. What one asks counts for ``LASTS``, and
-once.
+Budgets, policies, keysets, grants to other teams, and tokens, because whoever makes tokens alone
+is two people with the next one. How many is part of the keyset (``administrators``): t of n root
+keys sign it, and as many administrators as the one before asks for publish it, so that nobody
+loosens it alone. Each administrator sends the same request; the last of them carries it out. What
+one asks counts for ``LASTS``, and once. What only takes a right away needs one.
 
 ``admin_proposals``
     Each request, who made it, and whether it was the one that was carried out.

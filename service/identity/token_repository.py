@@ -48,10 +48,11 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from affidavit.service.database import reader, writer
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Actor, Scope
 from affidavit.service.identity.tokens import TokenText, mint
 from affidavit.service.log.entries import append
 from affidavit.service.tables import UtcDateTime, metadata
+from affidavit.service.teams import NAME as TEAM_NAME
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 PERSON = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
@@ -73,6 +74,7 @@ tokens = Table(
     Column("created_by", String(255), nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
     Column("person", String(255)),
+    Column("team", String(64)),
     CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
 )
 
@@ -110,11 +112,13 @@ class Token:
     revoked_at: datetime | None
     last_used_at: datetime | None
     person: str | None = None
+    team: str | None = None
 
     @property
     def actor(self) -> Actor:
-        """Who holds it: two tokens of one person, or else of one name, are one identity."""
-        return Actor(self.person or f"token:{self.name}", frozenset(self.scopes))
+        """Who holds it: two tokens of one person, or else of one name in one team, are the same."""
+        name = self.name if self.team is None else f"{self.team}/{self.name}"
+        return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team)
 
 
 class TokenRepository:
@@ -136,11 +140,13 @@ class TokenRepository:
         by: str,
         at: datetime,
         person: str | None = None,
+        team: str | None = None,
     ) -> tuple[Token, TokenText]:
         """Make a token for ``days`` days, and return it once; raises ``TokenError``.
 
         ``person`` is whose it is: what they ask and decide counts as theirs with every token
         of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
+        ``team`` confines it to that team's objects.
         """
         allowed = tuple(sorted(set(scopes)))
         if NAME.fullmatch(name) is None:
@@ -153,6 +159,8 @@ class TokenRepository:
         if not 1 <= days <= LONGEST_DAYS:
             raise TokenError(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
         held_by = None if person is None else _person(person)
+        if team is not None:
+            _require_of_team(team, allowed)
         text = mint()
         expires_at = at + timedelta(days=days)
         with self._writer.begin() as connection:
@@ -166,6 +174,7 @@ class TokenRepository:
                     created_by=by,
                     expires_at=expires_at,
                     person=held_by,
+                    team=team,
                 )
             )
             connection.execute(insert(token_uses).values(token_id=text.id))
@@ -175,6 +184,7 @@ class TokenRepository:
                 "scopes": list(allowed),
                 "expires_at": expires_at.isoformat(timespec="microseconds"),
                 **({} if held_by is None else {"person": held_by}),
+                **({} if team is None else {"team": team}),
             }
             append(connection, "token", text.id, body, actor=by, at=at)
             stored = _find(connection, text.id)
@@ -279,6 +289,18 @@ def _person(text: str) -> str:
     return text if text.startswith("oidc:") else f"person:{text}"
 
 
+def _require_of_team(team: str, scopes: Iterable[Scope]) -> None:
+    if TEAM_NAME.fullmatch(team) is None:
+        raise TokenError(
+            f"the team {team[:80]!r} cannot be named so; give 1 to 64 of the letters a to z, "
+            "digits and -, the first and last a letter or digit"
+        )
+    if wrong := sorted(NEVER_OF_A_TEAM & set(scopes)):
+        raise TokenError(
+            f"{wrong[0]} is for the whole organisation; leave the team out, or that scope"
+        )
+
+
 def _held(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = stored[1] if stored is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
@@ -303,4 +325,5 @@ def _token(row: Any) -> Token:
         revoked_at=row["revoked_at"],
         last_used_at=row["last_used_at"],
         person=row["person"],
+        team=row["team"],
     )

@@ -10,6 +10,9 @@
     What happened to a ledger, numbered from 1 without a gap: a budget was set; a run was
     reserved, committed, settled or released. Each row carries the state after it, so that
     the next one needs to read one row, and a replay can tell whether any was wrong.
+``dataset_grants``
+    What a team may do with a data set of another: reserve from it, read its ledger, or nothing.
+    The last row of a data set and a team counts.
 
 What no row can say, whoever writes it:
 
@@ -32,6 +35,7 @@ from sqlalchemy import (
     Column,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     String,
     Table,
@@ -63,6 +67,7 @@ ledgers = Table(
     Column("adjacency", String(32), nullable=False),
     Column("filter", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("dataset", "unit", "adjacency", name="ledgers_one_each"),
     CheckConstraint("id > 0", name="ledgers_id_positive"),
 )
@@ -81,6 +86,7 @@ reservations = Table(
     Column("rule", String(16), nullable=False),
     Column("cost", Text, nullable=False),
     Column("event", Text, nullable=False),
+    Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("id", "ledger_id", "certified_steps", name="reservations_steps"),
     CheckConstraint("rule IN ('filter', 'alone')", name="reservations_rule"),
     CheckConstraint("certified_steps > 0", name="reservations_steps_positive"),
@@ -119,4 +125,19 @@ ledger_events = Table(
     CheckConstraint("seq > 0", name="ledger_events_seq_positive"),
     CheckConstraint(IS_AN_EVENT, name="ledger_events_kind"),
     CheckConstraint(IS_WITHIN_CERTIFICATE, name="ledger_events_steps"),
+)
+
+dataset_grants = Table(
+    "dataset_grants",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("dataset", String(64), nullable=False),
+    Column("team", String(64), nullable=False),
+    Column("may", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("granted_by", String(255), nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    CheckConstraint("id > 0", name="dataset_grants_id_positive"),
+    CheckConstraint("may IN ('reserve', 'read', 'nothing')", name="dataset_grants_may"),
+    Index("dataset_grants_by_dataset", "dataset", "team", "id"),
 )

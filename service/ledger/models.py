@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path as PathParameter
 from pydantic import Field
@@ -47,6 +47,7 @@ from affidavit.client import (
 from affidavit.plan import Integer, Real
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.models import UUID, Comment, Digest, RequestModel
+from affidavit.service.teams import NAME
 
 MOST_ENTRIES = 200
 """Reservations that a ledger lists, the latest first; ``entries_total`` counts all."""
@@ -61,6 +62,7 @@ SUM_MEANING = "The certificates' ε and δ added up; it decides nothing."
 DatasetName = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="As plans name it.")
 ]
+TeamName = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The reservation's `id`.")]
 
 
@@ -82,6 +84,7 @@ class BudgetRequest(LedgerRequest):
     epsilon: Annotated[Real, Field(ge=1e-6, le=LARGEST_EPSILON)]
     delta: Annotated[Real, Field(ge=1e-15, lt=1)]
     reason: Comment = ""
+    team: TeamName | None = None
 
     def decimals(self) -> tuple[str, str]:
         """ε and δ as decimals that read back as these doubles."""
@@ -91,7 +94,17 @@ class BudgetRequest(LedgerRequest):
         """What several administrators have to agree on: all but the reason."""
         epsilon, delta = self.decimals()
         scope = {"dataset": dataset, "unit": self.unit, "adjacency": self.adjacency}
-        return {**scope, "epsilon": epsilon, "delta": delta}
+        team = {} if self.team is None else {"team": self.team}
+        return {**scope, "epsilon": epsilon, "delta": delta, **team}
+
+
+class GrantRequest(LedgerRequest):
+    """What a team may do with a data set of another from now on."""
+
+    noun = "a grant"
+    team: TeamName
+    may: Literal["reserve", "read", "nothing"]
+    reason: Comment = ""
 
 
 class ReservationRequest(LedgerRequest):

@@ -28,7 +28,12 @@ from affidavit.service.ledger.head_check import (
     require_unaltered,
     state_digest,
 )
-from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
+from affidavit.service.ledger.ledger_tables import (
+    dataset_grants,
+    ledger_events,
+    ledgers,
+    reservations,
+)
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -92,18 +97,54 @@ def ledgers_after(
     return [_ledger_of(row) for row in connection.execute(query).mappings()]
 
 
-def add_ledger(connection: Connection, scope: LedgerScope, filter_: Filter, at: datetime) -> int:
-    """Insert a ledger; returns its id."""
+def add_ledger(
+    connection: Connection, scope: LedgerScope, team: str, filter_: Filter, at: datetime
+) -> int:
+    """Insert a ledger of ``team``; returns its id."""
     created = connection.execute(
         insert(ledgers)
         .values(
             **scope.as_dict(),
+            team=team,
             filter=json.dumps(filter_.as_document(), sort_keys=True),
             created_at=at,
         )
         .returning(ledgers.c.id)
     )
     return int(created.scalar_one())
+
+
+def add_grant(
+    connection: Connection, dataset: str, team: str, may: str, reason: str, call: CommandContext
+) -> None:
+    """Write what ``team`` may do with ``dataset`` from now on, and its entry in the log."""
+    row = {"dataset": dataset, "team": team, "may": may, "reason": reason}
+    connection.execute(insert(dataset_grants).values(**row, granted_by=call.actor, at=call.at))
+    append(connection, "grant", dataset, row, actor=call.actor, at=call.at)
+
+
+def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
+    """What each team may do with ``dataset`` now, by team; those that may do nothing too."""
+    newest = (
+        select(func.max(dataset_grants.c.id))
+        .where(dataset_grants.c.dataset == dataset)
+        .group_by(dataset_grants.c.team)
+    )
+    query = select(dataset_grants).where(dataset_grants.c.id.in_(newest))
+    return list(connection.execute(query.order_by(dataset_grants.c.team)).mappings())
+
+
+def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool:
+    """Whether ``team`` may reserve from a ledger: its own, or by the newest grant."""
+    if ledger.team == team:
+        return True
+    query = (
+        select(dataset_grants.c.may)
+        .where(dataset_grants.c.dataset == ledger.scope.dataset, dataset_grants.c.team == team)
+        .order_by(dataset_grants.c.id.desc())
+        .limit(1)
+    )
+    return connection.execute(query).scalar_one_or_none() == "reserve"
 
 
 _EVENT = insert(ledger_events)
@@ -275,7 +316,7 @@ def _reservation(rows: list[RowMapping]) -> StoredReservation:
         charged = Cost.nothing(len(cost.renyi))
     plain = (
         *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
-        *("certified_steps", "rule"),
+        *("certified_steps", "rule", "team"),
     )
     return StoredReservation(
         **{name: first[name] for name in plain},
@@ -299,6 +340,7 @@ def _ledger_of(row: RowMapping) -> StoredLedger:
         scope=LedgerScope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
         filter=_filter(row["filter"]),
         state=LedgerState.read(row["seq"], row["state"]),
+        team=row["team"],
     )
 
 

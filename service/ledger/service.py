@@ -34,6 +34,7 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CertificateNotUsable, CostedRun, require_usable
 from affidavit.service.pool import AccountingPool
 from affidavit.service.store import CertificateStore, StoredCertificate
+from affidavit.service.teams import acting_for
 
 CACHE_SIZE = 512
 
@@ -225,7 +226,10 @@ class LedgerService:
         return self._cache[name]
 
     def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
-        for issue in self._store.issues(reservation.certificate_id):
+        # Whoever sees a ledger sees what all runs on it cost together, of whatever team.
+        with acting_for(None):
+            issues = self._store.issues(reservation.certificate_id)
+        for issue in issues:
             if (issue.issue, issue.untrusted) == (reservation.issue, reservation.untrusted):
                 return issue
         raise CertificateNotUsable(

@@ -20,6 +20,7 @@ from affidavit.accountants.privacy_filter import (
     Filter,
     admits_alone,
 )
+from affidavit.service.teams import DEFAULT
 
 Rule = Literal["filter", "alone"]
 NONE = Coordinate()
@@ -174,6 +175,7 @@ class StoredLedger:
     scope: LedgerScope
     filter: Filter
     state: LedgerState
+    team: str = DEFAULT
 
     def spent_epsilon(self) -> float:
         """The filter's reading of what was spent, at the budget's δ; infinity where it has none.
@@ -217,3 +219,4 @@ class StoredReservation:
     reserved_by: str
     reserved_at: datetime
     changed_at: datetime
+    team: str = DEFAULT

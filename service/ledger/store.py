@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RowMapping
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.command import CommandContext
@@ -82,29 +82,51 @@ class LedgerStore:
     # ---- writing ---------------------------------------------------------------------
 
     def set_budget(
-        self, scope: LedgerScope, epsilon: str, delta: str, reason: str, call: CommandContext
+        self,
+        scope: LedgerScope,
+        epsilon: str,
+        delta: str,
+        reason: str,
+        call: CommandContext,
+        team: str | None = None,
     ) -> tuple[StoredLedger, bool]:
-        """Set a version of the budget of ``scope``; the first one begins its ledger.
+        """Set a version of the budget of ``scope``; the first one begins its ledger, of ``team``.
 
         ``epsilon`` and ``delta`` are decimals. Returns the ledger, and whether this call
-        set it (or an earlier one with its idempotency key).
+        set it (or an earlier one with its idempotency key). Raises ``OtherTeam``.
         """
 
         def work(connection: Connection) -> tuple[StoredLedger, bool]:
             repository.hold(connection, scope)
             created = not transitions.is_repeated(connection, call)
             if created:
-                transitions.set_budget(connection, scope, epsilon, delta, reason, call)
+                transitions.set_budget(connection, scope, epsilon, delta, reason, call, team)
             ledger = repository.find_ledger(connection, scope)
             assert ledger is not None
             return ledger, created
 
         return self._write(work)
 
+    def grants(self, dataset: str) -> list[RowMapping]:
+        """What other teams may do with ``dataset``."""
+        with self._reader.connect() as connection:
+            return repository.grants_of(connection, dataset)
+
+    def grant(
+        self, dataset: str, team: str, may: str, reason: str, call: CommandContext
+    ) -> list[RowMapping]:
+        """Let ``team`` reserve from ``dataset``, read its ledger, or do nothing any more."""
+
+        def work(connection: Connection) -> list[RowMapping]:
+            repository.add_grant(connection, dataset, team, may, reason, call)
+            return repository.grants_of(connection, dataset)
+
+        return self._write(work)
+
     def reserve(self, run: CostedRun, call: CommandContext) -> tuple[StoredReservation, bool]:
         """Reserve the cost of a certified run.
 
-        Raises ``NoBudget``, ``OverBudget``, ``CertificateNotUsable`` or
+        Raises ``NoBudget``, ``NotGranted``, ``OverBudget``, ``CertificateNotUsable`` or
         ``IdempotencyKeyReused``. Returns the reservation and whether it was made now.
         """
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import DomainError, IdempotencyKeyReused, WrongState
+from affidavit.service.errors import DomainError, IdempotencyKeyReused, OtherTeam, WrongState
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.state import (
@@ -31,12 +31,20 @@ from affidavit.service.ledger.state import (
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.store import hold as hold_certificate
+from affidavit.service.teams import DEFAULT, may_see
 
 
 class NoBudget(DomainError):
     """This data set, unit and adjacency have no budget."""
 
     code = "no_budget"
+
+
+class NotGranted(DomainError):
+    """The certificate's team may read the data set's ledger, and not reserve from it."""
+
+    code = "not_granted"
+    status = 403
 
 
 class OverBudget(DomainError):
@@ -116,7 +124,7 @@ def hold_reservation(
 ) -> tuple[StoredLedger, StoredReservation]:
     """A reservation and its ledger, which no other transaction changes until ours ends.
 
-    Raises ``UnknownReservation``.
+    Raises ``UnknownReservation``, also for one of another team in a ledger that ours may see.
     """
     scope = repository.scope_of(connection, reservation_id)
     if scope is None:
@@ -124,7 +132,10 @@ def hold_reservation(
     repository.hold(connection, scope)
     ledger = repository.find_ledger(connection, scope)
     assert ledger is not None
-    return ledger, get_reservation(connection, reservation_id)
+    reservation = get_reservation(connection, reservation_id)
+    if not may_see(reservation.team):
+        raise _unknown(reservation_id)
+    return ledger, reservation
 
 
 def require_usable(
@@ -216,13 +227,18 @@ def set_budget(
     delta: str,
     reason: str,
     call: CommandContext,
+    team: str | None = None,
 ) -> None:
-    """Set a version of the budget of ``scope``; the first one opens its ledger."""
+    """Set a version of the budget of ``scope``; the first one opens its ledger.
+
+    ``team`` is whose data set it is, which its first budget says. Raises ``OtherTeam``.
+    """
     ledger = repository.find_ledger(connection, scope)
+    owner = _owner(connection, scope.dataset, team)
     if ledger is None:
         filter_ = Filter.start(float(epsilon), float(delta))
         state = LedgerState.first(epsilon, delta, filter_)
-        ledger_id = repository.add_ledger(connection, scope, filter_, call.at)
+        ledger_id = repository.add_ledger(connection, scope, owner, filter_, call.at)
     else:
         state, ledger_id = ledger.state.with_budget(epsilon, delta), ledger.id
     body = {
@@ -230,8 +246,21 @@ def set_budget(
         "epsilon": epsilon,
         "delta": delta,
         "reason": reason,
+        **({} if owner == DEFAULT else {"team": owner}),
     }
     repository.add_event(connection, ledger_id, scope, "budget", state, body, call)
+
+
+def _owner(connection: Connection, dataset: str, team: str | None) -> str:
+    """Whose data set it is: all its ledgers are of one team."""
+    owners = {ledger.team for ledger in repository.all_ledgers(connection, dataset)}
+    owner = next(iter(owners), team or DEFAULT)
+    if team not in (None, owner):
+        raise OtherTeam(
+            f"{dataset} is the team {owner}'s.",
+            "Leave `team` out, or grant the team its use: POST /v1/ledgers/DATASET/grants.",
+        )
+    return owner
 
 
 def hold_for(connection: Connection, run: CostedRun) -> None:
@@ -257,12 +286,17 @@ def reserve_usable(
 
 
 def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> StoredReservation:
-    """Reserve what a run costs; raises ``NoBudget`` or ``OverBudget``."""
+    """Reserve what a run costs; raises ``NoBudget``, ``NotGranted`` or ``OverBudget``."""
     ledger = repository.find_ledger(connection, run.scope)
     if ledger is None:
         raise NoBudget(
             f"{run.scope} has no budget; each unit and adjacency has its own ledger.",
             "Set one: POST /v1/ledgers/DATASET/budget.",
+        )
+    if not repository.may_reserve(connection, ledger, run.certificate.team):
+        raise NotGranted(
+            f"The team {run.certificate.team} may not reserve from {run.scope.dataset}.",
+            "Ask an administrator for a grant: POST /v1/ledgers/DATASET/grants.",
         )
     rule = ledger.state.rule_for(ledger.filter, run.cost, certain=run.certain)
     if rule is None:
@@ -286,6 +320,7 @@ def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> Sto
             id=reservation_id,
             ledger_id=ledger.id,
             name=certificate.name,
+            team=certificate.team,
             cost=json.dumps(cost, sort_keys=True),
             event=json.dumps(run.event, sort_keys=True),
             **facts,

@@ -59,6 +59,7 @@ from affidavit.service.store import (
     issues,
 )
 from affidavit.service.tables import requests
+from affidavit.service.teams import acting_for
 from affidavit.service.use_cases.draw_certificate import plan_of
 from affidavit.service.use_cases.submit_plan import Submission, SubmitPlan
 
@@ -353,8 +354,10 @@ class Reissue:
                 "Revoke it first.",
                 code="still_valid",
             )
-        plan = plan_of(certificate)
-        reissued = await run_in_threadpool(certification_request, self._policies, plan, actor.name)
+        plan, team = plan_of(certificate), certificate.team
+        reissued = await run_in_threadpool(
+            certification_request, self._policies, plan, actor.name, team
+        )
         if reissued.id != certificate_id:
             raise DecisionRefused(
                 f"Under the policies in force, this plan's certificate is {reissued.id}.",
@@ -366,8 +369,10 @@ class Reissue:
             received_at=at,
             content_type="application/json",
             body=canonical_json(as_document(plan)),
+            team=team,
         )
-        return await self._submit_plan.certify(reissued, request, _is_reissuable)
+        with acting_for(team):
+            return await self._submit_plan.certify(reissued, request, _is_reissuable)
 
 
 def _is_reissuable(certificate: StoredCertificate) -> bool:

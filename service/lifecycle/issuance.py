@@ -32,6 +32,7 @@ from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
 from affidavit.plan import Plan
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate
+from affidavit.service.teams import DEFAULT, in_id
 
 
 def sign(
@@ -40,16 +41,17 @@ def sign(
     key: SigningPort,
     *,
     requester: str,
+    issued_at: datetime,
     former: StoredCertificate | None,
     under: PolicyEvaluation = AS_PROVED,
     ledger: Mapping[str, Any] | None = None,
+    team: str = DEFAULT,
 ) -> StoredCertificate:
     """Sign the assessment of ``plan`` as the issue after ``former``, or as the first.
 
     ``under`` is what ``judge`` returned together with ``assessment``; ``ledger`` is the
-    position of the data set's budget.
+    position of the data set's budget, ``team`` whose certificate it is.
     """
-    issued_at = datetime.now(UTC)
     certificate = issue(
         assessment,
         key,
@@ -58,6 +60,7 @@ def sign(
         under=under,
         former=former,
         ledger=ledger,
+        team=in_id(team),
     )
     result = certificate.as_result(assessment)
     approvals = Approvals.of(certificate.statement["predicate"])
@@ -81,6 +84,7 @@ def sign(
         key_id=key.key_id,
         bundle=certificate.bundle,
         result=json.dumps(result, allow_nan=False),
+        team=team,
     )
 
 

@@ -1,7 +1,7 @@
 """``affidavit audit``: verify the audit log against the database and external checkpoints.
 
-The commands read the database and change nothing in it. Exit codes: 0 no findings, 1
-findings, 2 incorrect use, 3 the database cannot be reached.
+The commands read the database; only ``export-checkpoint --stamp`` adds to it, a timestamp. Exit
+codes: 0 no findings, 1 findings, 2 incorrect use, 3 the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sqlalchemy import Connection, select
 
 from affidavit.certificate import KeyFailure, PublicKey
-from affidavit.certificate.log import BadNote, Checkpoint, note_key, open_checkpoint
+from affidavit.certificate.log import (
+    BadNote,
+    BadTimestamp,
+    Checkpoint,
+    note_key,
+    open_checkpoint,
+    verify_timestamp,
+)
 from affidavit.service.database import open_engine
 from affidavit.service.keyring import Keyring
 from affidavit.service.log.checkpoint_publisher import FileDestination
+from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
-from affidavit.service.log.timestamps import BadTimestamp, request_timestamp, verify_timestamp
+from affidavit.service.log.timestamps import request_timestamp
 from affidavit.service.log.tree_audit import AuditFinding
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
@@ -168,6 +176,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
     destination.send(newest)
     if reply is not None:
         _timestamp_path(path).write_bytes(reply)
+        Cosignatures(connection.engine).keep_timestamp(newest.note, reply)
     _print(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
     return 0
 
@@ -183,7 +192,9 @@ def _verifier_key(connection: Connection) -> int:
 def _require_timestamp(path: Path, roots: Path) -> None:
     try:
         reply = _timestamp_path(path).read_bytes()
-        at = _with_client(verify_timestamp, path.read_bytes(), reply, roots)
+        at = _with_client(verify_timestamp, path.read_bytes(), reply, roots.read_bytes())
+    except OSError as error:
+        raise AuditCommandError(f"{error.filename} cannot be read: {error.strerror}.") from None
     except BadTimestamp as error:
         raise AuditCommandError(f"{path}: {error}.") from None
     print(f"{path} was timestamped at {at:%Y-%m-%dT%H:%M:%SZ}.", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Cosignatures of witnesses: kept beside the checkpoints that they are of, and served with them.
+"""Cosignatures of witnesses, and timestamps: kept beside their checkpoints, and served with them.
 
 Two rules say which checkpoint is handed out:
 
@@ -14,13 +14,14 @@ Reference: C2SP, tlog-cosignature.md.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.log import WitnessKey, parse_note
+from affidavit.certificate.log import WitnessKey, parse_note, timestamp_line
 from affidavit.service.database import reader, writer
 from affidavit.service.keysets import revoked_keys
 from affidavit.service.log.log_tables import log_checkpoints, log_cosignatures
@@ -56,12 +57,22 @@ class Cosignatures:
         if at is None:
             raise NotCosigned(f"the answer has no cosignature of {witness.name}")
         own = (line for line in signed.signatures if line.key_hash == witness.key_hash)
-        line = str(type(signed)("", tuple(own))).lstrip("\n")
+        self._keep(note, str(witness), str(type(signed)("", tuple(own))).lstrip("\n"), at)
+
+    def keep_timestamp(self, note: str, reply: bytes) -> None:
+        """Store a time-stamping authority's reply for the checkpoint ``note``."""
+        from rfc3161_client import decode_timestamp_response
+
+        at = decode_timestamp_response(reply).tst_info.gen_time
+        witness = f"timestamp+{hashlib.sha256(reply).hexdigest()}"
+        self._keep(note, witness, timestamp_line(reply), at)
+
+    def _keep(self, note: str, witness: str, line: str, at: datetime) -> None:
         with self._reader.connect() as connection:
             checkpoint_id = connection.execute(
                 select(func.max(log_checkpoints.c.id)).where(log_checkpoints.c.note == note)
             ).scalar_one()
-        row = {"checkpoint_id": checkpoint_id, "witness": str(witness), "line": line}
+        row = {"checkpoint_id": checkpoint_id, "witness": witness, "line": line}
         try:
             with self._writer.begin() as connection:
                 connection.execute(insert(log_cosignatures).values(**row, cosigned_at=at))

@@ -34,9 +34,11 @@ EntryKind = Literal[
     "settlement",
     "release",
     "run",
+    "record",
     "keyset",
     "token",
     "proposal",
+    "grant",
 ]
 
 

@@ -25,7 +25,7 @@ from affidavit.service.identity.second_person import admin_proposals
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets import keysets
 from affidavit.service.ledger.head_check import ENTRY_KINDS, entry_body
-from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
+from affidavit.service.ledger.ledger_tables import dataset_grants, ledger_events, ledgers
 from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.log.entries import entry_of
@@ -150,6 +150,7 @@ def _token(row: Any) -> LogEntry:
         "scopes": row.scopes.split(),
         "expires_at": row.expires_at.isoformat(timespec="microseconds"),
         "person": row.person,
+        "team": row.team,
     }
     return _entry("token", row.id, row.created_by, row.created_at, body)
 
@@ -166,6 +167,11 @@ def _keyset(row: Any) -> LogEntry:
 def _proposal(row: Any) -> LogEntry:
     body = {"kind": row.kind, "carried_out": bool(row.carried_out)}
     return _entry("proposal", row.digest, row.proposer, row.at, body)
+
+
+def _dataset_grant(row: Any) -> LogEntry:
+    body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
+    return _entry("grant", row.dataset, row.granted_by, row.at, body)
 
 
 def _ledger_event(row: Any) -> LogEntry:
@@ -191,7 +197,7 @@ def _payload(envelope: bytes) -> Any:
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
 _GRANTED = _only_where("event", "granted", "key_id", "waiver")
-_CREATED = _only_where("action", "created", "name", "scopes", "expires_at", "person")
+_CREATED = _only_where("action", "created", "name", "scopes", "expires_at", "person", "team")
 
 ENTRY_TYPES = (
     EntryType(
@@ -220,6 +226,7 @@ ENTRY_TYPES = (
         table=keysets, kinds=("keyset",), entry=_keyset, comparable=_only("version", "digest")
     ),
     EntryType(table=admin_proposals, kinds=("proposal",), entry=_proposal, comparable=dict),
+    EntryType(table=dataset_grants, kinds=("grant",), entry=_dataset_grant, comparable=dict),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),

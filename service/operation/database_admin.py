@@ -94,7 +94,7 @@ _TABLES = text(
 )
 _ROLE = text(
     """
-    SELECT r.rolsuper AS super,
+    SELECT r.rolsuper AS super, r.rolbypassrls AS everywhere,
            pg_has_role(r.oid, (SELECT oid FROM pg_roles WHERE rolname = current_user), 'MEMBER')
            AS owner
     FROM pg_roles r WHERE r.rolname = :role
@@ -126,6 +126,8 @@ def _require_plain(connection: Connection, role: str) -> None:
         problem = "does not exist; have it made: CREATE ROLE … LOGIN PASSWORD …"
     elif row.super:
         problem = "is a superuser, whom no trigger stops; make one that is not"
+    elif row.everywhere:
+        problem = "bypasses row-level security, which keeps teams apart; make one that does not"
     elif row.owner:
         problem = "owns the tables, or can act as their owner; make one that does not"
     else:

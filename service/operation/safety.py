@@ -31,6 +31,7 @@ from affidavit.service.log.stored_tree import (
     require_superset,
 )
 from affidavit.service.problems import Problem
+from affidavit.service.teams import acting_for
 
 LOOK_SECONDS = 5.0
 """For how long what was found counts; each write looks at its own ledger besides."""
@@ -94,7 +95,7 @@ class SafetyWatch:
     def _look(self) -> Reason | None:
         seen = self._newest()  # before the snapshot, which has it then
         try:
-            with snapshot(self._engine) as connection:
+            with acting_for(None), snapshot(self._engine) as connection:
                 last = last_checkpoint(connection)
                 newest = None if last is None else last.checkpoint
                 read_frontier(connection, newest)

@@ -10,19 +10,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.charts import Chart, draw
+from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate_pdf import certificate_pdf
+from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
 from affidavit.service.pages.certificate_view import CertificateView, certificate_view
+from affidavit.service.pages.charts import chart_response, figure_of
 from affidavit.service.pages.checklist import Item
 from affidavit.service.pages.registry_entry import as_yaml, registry_entry
 from affidavit.service.pages.renderers import Rows, is_fragment
-from affidavit.service.pages.response import PRIVATE, download, page, respond
+from affidavit.service.pages.response import download, page, respond
 from affidavit.service.pages.technical_documentation import technical_documentation
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
@@ -36,8 +37,6 @@ ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300
 LONGEST_CLAIM = 64
 CHARTS = ("profile", "trade-off", "steps")
-SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-"""A chart as a file carries its colours in a style of its own, and runs nothing."""
 
 router = APIRouter()
 
@@ -64,7 +63,7 @@ async def certificate(
     _stored, view = await run_in_threadpool(_read, services, certificate_id)
     charts = dict(_named(services.draw_certificate.charts_in_memory(view.id, view.steps_run)))
     drawn = {
-        f"{name.replace('-', '_')}_svg": draw(charts[name], width=WIDTH, height=HEIGHT)
+        f"{name.replace('-', '_')}_svg": figure_of(charts[name], width=WIDTH, height=HEIGHT)
         if name in charts
         else ""
         for name in CHARTS
@@ -81,15 +80,14 @@ async def certificate(
 
 @router.get(f"{ONE}/charts/{{name}}.svg", include_in_schema=False, response_class=Response)
 async def chart(
-    _: Reader, services: TheServices, certificate_id: CertificateId, name: str
+    request: Request, _: Reader, services: TheServices, certificate_id: CertificateId, name: str
 ) -> Response:
     """One chart as a file, drawn on request."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
     charts = dict(_named(await services.draw_certificate.charts(stored, view.steps_run)))
     if name not in charts:
         raise Problem(404, "no_chart", "this certificate has no such chart.")
-    svg = draw(charts[name], width=WIDTH, height=HEIGHT, standalone=True)
-    return Response(svg, media_type="image/svg+xml", headers={**PRIVATE, **SVG_POLICY})
+    return chart_response(request, charts[name], width=WIDTH, height=HEIGHT)
 
 
 @router.get(f"{ONE}/certificate.pdf", include_in_schema=False, response_class=Response)
@@ -111,6 +109,16 @@ def documentation(_: Reader, services: TheServices, certificate_id: CertificateI
     content = technical_documentation(view, datetime.now(UTC))
     name = f"documentation-{certificate_id[7:19]}.md"
     return download(content, "text/markdown; charset=utf-8", name)
+
+
+@router.get(f"{ONE}/documentation.pdf", include_in_schema=False, response_class=Response)
+def documentation_as_pdf(
+    _: Reader, services: TheServices, certificate_id: CertificateId
+) -> Response:
+    """The technical documentation, to be filed."""
+    (_stored, view), now = _read(services, certificate_id), datetime.now(UTC)
+    content = documentation_pdf(view, technical_documentation(view, now), now)
+    return download(content, "application/pdf", f"documentation-{certificate_id[7:19]}.pdf")
 
 
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)

@@ -1,6 +1,8 @@
-"""A certificate as PDF: to file, to attach, or for people without an account.
+"""A certificate as PDF: two pages for a review board, to file, or for people without an account.
 
-It repeats the page and proves nothing: the signed bundle does, and the first page says how to
+The first page has what is decided upon, the second the curves, what the guarantee depends on and
+the runs; what does not fit is said to be missing, and stands in the technical documentation. It
+repeats the page and proves nothing: the signed bundle does, and the first page says how to
 verify it. The document embeds no fonts, so Greek letters and relations come from the Symbol
 font that every PDF reader has; a character that neither font has is written as an escape,
 never dropped.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from html import unescape
@@ -22,7 +25,7 @@ from fpdf import FPDF, XPos, YPos
 from affidavit.certificate.charts import Chart, draw
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.pages.certificate_view import CertificateView
-from affidavit.service.pages.text import visible
+from affidavit.service.pages.text import shortened, visible
 from affidavit.service.pages.verification import VERIFY
 
 SYMBOLS = {
@@ -50,7 +53,15 @@ CODE, SMALL, BODY, HEADING, TITLE = 7, 8, 9.5, 12, 17
 """Sizes of type in points; lengths below are in millimetres."""
 MARGIN = 18
 POINTS = 72 / 25.4
-CHART_WIDTH, CHART_HEIGHT = 560, 300
+CHART_WIDTH, CHART_HEIGHT = 340, 300
+GAP = 4
+PAGES = 2
+MOST = 8
+"""Releases and decisions that are listed."""
+LONGEST = 700
+"""Characters of a paragraph."""
+LAST_LINE = 6
+CUT = "More does not fit on two pages: see the technical documentation."
 INK = "#1b1f24"
 WORDS = {
     "passed": "passed",
@@ -62,26 +73,53 @@ WORDS = {
 
 def certificate_pdf(view: CertificateView, charts: Sequence[Chart], now: datetime) -> bytes:
     """The PDF of ``view`` with ``charts``, as of ``now``."""
-    pdf = _Document(view, now)
+    pdf = Document(view, now, title=f"Certificate {view.id}", pages=PAGES)
     pdf.add_page()
     _head(pdf, view)
     _facts(pdf, view)
-    _verify(pdf, view)
-    for chart in charts:
-        _chart(pdf, chart)
-    _lists(pdf, view)
+    _decision(pdf, view)
+    if pdf.page_no() < PAGES:
+        pdf.add_page()
+    _charts(pdf, charts)
+    _details(pdf, view)
     return bytes(pdf.output())
 
 
-class _Document(FPDF):
-    """A4, with the id and the time in the footer of every page."""
+def documentation_pdf(view: CertificateView, text: str, now: datetime) -> bytes:
+    """The technical documentation ``text``, in the Markdown that we write, as PDF."""
+    pdf = Document(view, now, title=f"Technical documentation of {view.id}")
+    pdf.add_page()
+    is_code = False
+    for line in text.splitlines():
+        plain = _ESCAPE.sub(r"\1", _MARKUP.sub("", line))
+        if line.startswith("```"):
+            is_code = not is_code
+        elif is_code:
+            pdf.code(line)
+        elif line.startswith("# "):
+            pdf.paragraph(plain[2:], TITLE, "B")
+        elif line.startswith("#"):
+            pdf.heading(plain.lstrip("# "))
+        elif line.startswith("**"):
+            pdf.paragraph(plain, BODY, "B")
+        elif line:
+            pdf.paragraph(plain)
+    return bytes(pdf.output())
 
-    def __init__(self, view: CertificateView, now: datetime) -> None:
+
+class Document(FPDF):
+    """A4, with the id and the time in the footer of every page, and at most ``pages`` pages."""
+
+    def __init__(
+        self, view: CertificateView, now: datetime, *, title: str, pages: int | None = None
+    ) -> None:
         super().__init__(format="A4")
         self._foot = f"{view.id} - issue {view.issue} - as of {now:%Y-%m-%d %H:%M:%S} UTC"
+        self._pages = pages
+        self.is_full = False
         self.set_margin(MARGIN)
         self.set_auto_page_break(auto=True, margin=MARGIN)
-        self.set_title(f"Certificate {view.id}")
+        self.set_title(title)
         self.set_creator("Affidavit")
         self.set_creation_date(now)
         self.set_lang("en")
@@ -94,9 +132,24 @@ class _Document(FPDF):
         self.cell(0, 5, f"{self._foot} - page {self.page_no()}", align="C")
         self.set_text_color(0)
 
+    def fits(self, height: float) -> bool:
+        """Whether there is room for ``height`` more; once there was none, nothing fits."""
+        if self._pages is not None and self.page_no() >= self._pages and not self.is_full:
+            self.is_full = self.will_page_break(height + LAST_LINE)
+            if self.is_full:
+                self.label(MARGIN, self.h - MARGIN - 1, CUT, SMALL, style="B")
+        return not self.is_full
+
     def paragraph(self, text: str, size: float = BODY, style: str = "") -> None:
         """A paragraph."""
         height = size * 0.5
+        if self._pages is not None:
+            text = shortened(text, LONGEST)
+        self._font(False, style, size)
+        # Escapes are longer than what they stand for, and a word may leave a line half empty.
+        lines = 1 + 1.3 * self.get_string_width(latin(text)) // (self.w - self.l_margin - MARGIN)
+        if not self.fits(height * lines + 0.8):
+            return
         for is_symbol, part in runs(text):
             self._font(is_symbol, style, size)
             # A part may begin with the space before its word, which would be dropped.
@@ -105,6 +158,8 @@ class _Document(FPDF):
 
     def heading(self, text: str) -> None:
         """The heading of a section, never at the end of a page."""
+        if not self.fits(24):
+            return
         if self.will_page_break(24):
             self.add_page()
         self.ln(3)
@@ -113,6 +168,8 @@ class _Document(FPDF):
 
     def fact(self, name: str, text: str, size: float = BODY) -> None:
         """A name and its value, side by side."""
+        if not self.fits(8):
+            return
         if self.will_page_break(8):
             self.add_page()
         self.set_text_color(85)
@@ -147,6 +204,8 @@ class _Document(FPDF):
 
     def code(self, text: str) -> None:
         """Lines of a command."""
+        if not self.fits(4.2 * (1 + text.count("\n"))):
+            return
         self.set_font("Courier", size=CODE)
         self.set_fill_color(240)
         for line in text.splitlines():
@@ -177,7 +236,7 @@ def runs(text: str) -> Iterator[tuple[bool, str]]:
         yield is_symbol, "".join(map(SYMBOLS.__getitem__, part)) if is_symbol else latin(part)
 
 
-def _head(pdf: _Document, view: CertificateView) -> None:
+def _head(pdf: Document, view: CertificateView) -> None:
     pdf.paragraph("Privacy certificate", TITLE, "B")
     pdf.paragraph(view.name or "Unnamed plan", HEADING)
     pdf.ln(1)
@@ -194,7 +253,7 @@ def _head(pdf: _Document, view: CertificateView) -> None:
     pdf.ln(1)
 
 
-def _facts(pdf: _Document, view: CertificateView) -> None:
+def _facts(pdf: Document, view: CertificateView) -> None:
     guarantee = view.guarantee
     if guarantee is not None:
         pdf.fact(
@@ -223,56 +282,59 @@ def _facts(pdf: _Document, view: CertificateView) -> None:
         pdf.fact("Log", f"leaf {view.leaf} of {view.tree_size}")
 
 
-def _verify(pdf: _Document, view: CertificateView) -> None:
-    pdf.heading("Verification")
-    pdf.paragraph("This document is no proof. Verify the signed bundle with keys that you trust:")
-    pdf.code(
-        f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
-        f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
-    )
-    for step in view.verification.steps:
-        detail = f": {step.detail}" if step.detail else ""
-        pdf.paragraph(f"{step.number}. {step.name}: {WORDS[step.state]}{detail}", SMALL)
-
-
-def _lists(pdf: _Document, view: CertificateView) -> None:
-    if view.reasons:
-        pdf.heading("Reasons")
-        for reason in view.reasons:
-            pdf.paragraph("{code} {pointer}: {message} {remedy}".format_map(reason))
-    pdf.heading("Engines")
-    pdf.paragraph(view.agreement)
-    for engine in view.engines:
-        pdf.paragraph(
-            f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}"
-        )
+def _decision(pdf: Document, view: CertificateView) -> None:
+    """What is wrong or required, who decided, and how anybody verifies it."""
+    for reason in view.reasons:
+        pdf.paragraph("{code} {pointer}: {message} {remedy}".format_map(reason))
     if view.noise:
-        pdf.heading("Noise multipliers")
-        for noise in view.noise:
+        pdf.heading("Noise multipliers (blocks)")
+        for noise in view.noise[:MOST]:
             pdf.paragraph(
-                f"{noise.release}, {noise.blocks} blocks: given {noise.given or 'none'}, "
+                f"{noise.release} ({noise.blocks}): given {noise.given or 'none'}, "
                 f"required {noise.required or 'not solved for'}"
             )
-    pdf.heading("Assumptions and scope (NIST SP 800-226)")
-    for item in view.checklist:
-        answer = f"{item.question} {item.answer} ({item.by})"
-        pdf.paragraph(f"[{item.mark}] {item.topic}: {answer}", SMALL)
-    pdf.heading("Runs")
-    for run in view.runs:
-        steps = "no steps charged yet" if run.steps is None else f"{run.steps} steps charged"
-        pdf.paragraph(f"Run {run.id}, {run.state.replace('_', ' ')}: {steps}.", SMALL)
-        pdf.paragraph(f"Record {run.record or 'none'}; weights {run.weights or 'none'}.", SMALL)
-    if not view.runs:
-        pdf.paragraph("No runs.")
+        if len(view.noise) > MOST:
+            pdf.paragraph(f"and {len(view.noise) - MOST} more releases.")
     pdf.heading("Approvals")
     decisions = [entry for issue in view.issues for entry in issue.decisions]
-    for decision in decisions:
+    for decision in decisions[:MOST]:
         pdf.paragraph(
             f"{decision['decision']} by {decision['approver']} at {decision['at']}: "
             f"{decision['comment']}"
         )
     if not decisions:
         pdf.paragraph("None.")
+    pdf.heading("Verification")
+    pdf.paragraph("This document is no proof. Verify the signed bundle with keys that you trust:")
+    pdf.code(
+        f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
+        f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
+    )
+    states = Counter(WORDS[step.state] for step in view.verification.steps)
+    counts = ", ".join(f"{count} {word}" for word, count in states.items())
+    pdf.paragraph(f"Of the {len(view.verification.steps)} steps of verification: {counts}.", SMALL)
+
+
+def _details(pdf: Document, view: CertificateView) -> None:
+    pdf.heading("Engines")
+    pdf.paragraph(view.agreement, SMALL)
+    for engine in view.engines:
+        pdf.paragraph(
+            f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}",
+            SMALL,
+        )
+    pdf.heading("Runs")
+    for run in view.runs[:3]:
+        steps = "no steps charged yet" if run.steps is None else f"{run.steps} steps charged"
+        pdf.paragraph(f"Run {run.id}, {run.state.replace('_', ' ')}: {steps}.", SMALL)
+        pdf.paragraph(f"Record {run.record or 'none'}; weights {run.weights or 'none'}.", SMALL)
+    if not view.runs:
+        pdf.paragraph("No runs.", SMALL)
+    elif len(view.runs) > 3:
+        pdf.paragraph(f"and {len(view.runs) - 3} earlier runs.", SMALL)
+    pdf.heading("Assumptions and scope (NIST SP 800-226)")
+    for item in view.checklist:
+        pdf.paragraph(f"[{item.mark}] {item.topic}: {item.answer} ({item.by})", SMALL)
 
 
 # ---- charts -------------------------------------------------------------------------
@@ -281,26 +343,34 @@ _TEXT = re.compile(r"<text (?P<attributes>[^>]*)>(?P<content>[^<]*)</text>")
 _UNDRAWN = re.compile(r"<(title|desc|text)\b[^>]*>[^<]*</\1>")
 _POWER = re.compile("10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_ESCAPE = re.compile(r"\\(.)")
+_MARKUP = re.compile(r"(?<!\\)(\*\*|`)")
 _CLIP = re.compile(r"<clipPath .*?</clipPath>")
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
 
-def _chart(pdf: _Document, chart: Chart) -> None:
-    """The chart that pages show, full width, with its description below.
+def _charts(pdf: Document, charts: Sequence[Chart]) -> None:
+    """The charts side by side."""
+    top, width = pdf.get_y(), (pdf.epw - GAP * (len(charts) - 1)) / max(1, len(charts))
+    for place, chart in enumerate(charts):
+        _chart(pdf, chart, MARGIN + place * (width + GAP), top, width)
+    if charts:
+        pdf.set_xy(MARGIN, top + CHART_HEIGHT * width / CHART_WIDTH + 1)
+
+
+def _chart(pdf: Document, chart: Chart, left: float, top: float, width: float) -> None:
+    """The chart that pages show.
 
     fpdf2 draws the shapes of the SVG; its texts are written here, for they need two fonts.
     """
     svg = draw(chart, width=CHART_WIDTH, height=CHART_HEIGHT).replace("currentColor", INK)
-    scale = pdf.epw / CHART_WIDTH
-    if pdf.will_page_break(CHART_HEIGHT * scale + 14):
-        pdf.add_page()
-    top = pdf.get_y() + 3
+    scale = width / CHART_WIDTH
     shapes = _CLIP.sub(r"<defs>\g<0></defs>", _UNDRAWN.sub("", svg))
-    pdf.image(io.BytesIO(shapes.encode()), x=MARGIN, y=top, w=pdf.epw, alt_text=chart.title)
+    pdf.image(io.BytesIO(shapes.encode()), x=left, y=top, w=width, alt_text=chart.title)
     for match in _TEXT.finditer(svg):
         attributes = dict(_ATTRIBUTE.findall(match["attributes"]))
         text = _POWER.sub(lambda power: f"1e{power[1].translate(_DIGITS)}", match["content"])
-        x = MARGIN + float(attributes["x"]) * scale
+        x = left + float(attributes["x"]) * scale
         y = top + float(attributes["y"]) * scale
         turned = 90 if "transform" in attributes else 0
         with pdf.rotation(turned, x, y):
@@ -312,5 +382,3 @@ def _chart(pdf: _Document, chart: Chart) -> None:
                 attributes.get("text-anchor", "start"),
                 "B" if "font-weight" in attributes else "",
             )
-    pdf.set_xy(MARGIN, top + CHART_HEIGHT * scale)
-    pdf.paragraph(chart.description, SMALL)

@@ -16,17 +16,17 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Assessment, ChangeRow, Contribution, PlanComparison
-from affidavit.certificate.charts import Band, Chart, Line, draw
+from affidavit.certificate.charts import Band, Chart, Line
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate import SVG_POLICY
+from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of, parse, yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import PRIVATE, action, page, respond
+from affidavit.service.pages.response import action, page, respond
 from affidavit.service.pages.text import ADJACENCIES, query, up
 from affidavit.service.pages.verdicts import draft_sentence
 from affidavit.service.problems import Problem
@@ -143,7 +143,7 @@ async def compare_certificates(
 
 
 @router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
-async def profiles(_: Reader, services: TheServices, also: Ids) -> Response:
+async def profiles(request: Request, _: Reader, services: TheServices, also: Ids) -> Response:
     """The privacy profiles of certificates in one chart, as a file."""
     stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in also if id_]
     drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
@@ -152,8 +152,7 @@ async def profiles(_: Reader, services: TheServices, also: Ids) -> Response:
     known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
     if not known:
         raise Problem(404, "no_chart", "no curve is known of these certificates.")
-    svg = draw(_overlay(known), width=WIDTH, height=HEIGHT, standalone=True)
-    return Response(svg, media_type="image/svg+xml", headers={**PRIVATE, **SVG_POLICY})
+    return chart_response(request, _overlay(known), width=WIDTH, height=HEIGHT)
 
 
 @action(router, "/compare")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import chain, pairwise
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,7 +18,7 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
-from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine, draw
+from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
 from affidavit.certificate.policy import Policy
 from affidavit.client import Composition
 from affidavit.service.ledger import repository
@@ -28,6 +27,7 @@ from affidavit.service.ledger.models import DatasetName, amounts_of, charge_of, 
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.renderers import DATA, Rows, view_of
 from affidavit.service.pages.response import export, page, respond
@@ -55,8 +55,6 @@ AMOUNTS = {
     "free": "left for more",
 }
 """The parts of a budget, in the order in which they fill it."""
-TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-"""Units of the chart's time, each with its seconds."""
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
 
 
@@ -226,9 +224,7 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
     if len(states) < 2:
         return ""
     began, ended = states[0][0], states[-1][0]
-    unit, length = next(
-        each for each in TIME_UNITS if (ended - began).total_seconds() >= each[1] or each[1] == 1
-    )
+    unit, length = unit_of((ended - began).total_seconds())
     after = [((at - began).total_seconds() / length, state) for at, state in states]
     spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
     plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
@@ -239,18 +235,12 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
         x=Axis(label=f"{unit} since {moment(began)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
-            Line(name="taken, by the filter (decides)", points=_steps(spent)),
-            Line(name="plain sum of ε", points=_steps(plain)),
+            Line(name="taken, by the filter (decides)", points=stairs(spent)),
+            Line(name="plain sum of ε", points=stairs(plain)),
             ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
         ),
     )
-    return draw(chart, width=460, height=280)
-
-
-def _steps(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """A value that holds until the next instant: level, then a jump."""
-    before = [(after[0], before[1]) for before, after in pairwise(points)]
-    return (points[0], *chain.from_iterable(zip(before, points[1:], strict=True)))
+    return figure_of(chart, width=460, height=280)
 
 
 def _name_with_ending(request: Request, services: Services, name: str) -> str | None:

@@ -25,6 +25,7 @@ from affidavit.service.pages.renderers import ListPage, Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.problems import Problem
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -68,11 +69,16 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetsPage:
-    """A page of ledgers, and the form that sets a budget, as it was filled in."""
+    """A page of ledgers, and the form that sets a budget, as it was filled in.
+
+    Where more than one of the ``administrators`` has to ask, ``noted`` says who else is needed.
+    """
 
     datasets: ListPage[LedgerLine]
     values: Mapping[str, str]
     wrong: str | None = None
+    noted: str | None = None
+    administrators: int = 1
 
 
 @page(router, "/datasets")
@@ -155,7 +161,12 @@ def _set_budget(request: Request, actor: Actor, services: Services, form: Form) 
         return _respond(request, services, None, values, wrong)
     scope = LedgerScope(dataset=name, unit=budget.unit, adjacency=budget.adjacency)
     call = CommandContext.of(actor, request, None, budget)
-    services.second_person.require("budget", budget.asked_of(name), actor, call.at)
+    try:
+        services.second_person.require("budget", budget.asked_of(name), actor, call.at)
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return _respond(request, services, None, values, noted=problem.detail)
     services.ledger_store.set_budget(scope, *budget.decimals(), budget.reason, call)
     return see_other("/datasets", done="set")
 
@@ -177,12 +188,19 @@ def _respond(
     after: str | None,
     values: Mapping[str, str],
     wrong: str | None = None,
+    noted: str | None = None,
 ) -> Response:
     with services.engine.connect() as connection:
         ledgers = ledger_page(connection, services.policies.policy_set(), after)
     return respond(
         request,
-        DatasetsPage(datasets=ledgers, values=values, wrong=wrong),
+        DatasetsPage(
+            datasets=ledgers,
+            values=values,
+            wrong=wrong,
+            noted=noted,
+            administrators=services.keysets.administrators(),
+        ),
         template="datasets.html",
         rows=Rows(LedgerLine, ledgers.lines),
         status=422 if wrong else 200,

@@ -1,7 +1,8 @@
 """``/plans/new``: a plan entered in a form, checked while typing, and submitted.
 
 One form posts to one path, and its button says what to do: ``validate`` reads the plan and
-nothing more, ``check`` accounts it, ``certify`` submits it by the use case of the API.
+nothing more, ``check`` accounts it, ``noise`` shows its ε with other noise, ``certify`` submits
+it by the use case of the API. ``read`` fills the form in from a pasted document.
 
 A preview is no certificate: the plan is accounted as ``affidavit check`` does, judged by the
 policy of its data set, and forgotten. It shows what would be signed if it were submitted now.
@@ -19,16 +20,18 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.plan import Plan, Reason, as_document, digest
+from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
 from affidavit.service import store
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor
 from affidavit.service.openapi import ID_PATTERN, YAML
 from affidavit.service.pages.access import Submitter
+from affidavit.service.pages.charts import figure_of
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import (
     EXAMPLES,
+    MOST_RELEASES,
     RELEASE,
     SECTIONS,
     START,
@@ -36,6 +39,7 @@ from affidavit.service.pages.plan_form import (
     ParsedPlan,
     PlanForm,
     parse,
+    refused,
     yaml_of,
 )
 from affidavit.service.pages.renderers import is_fragment, view_of
@@ -44,14 +48,17 @@ from affidavit.service.pages.text import down, up
 from affidavit.service.pages.verdicts import draft_sentence
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
-from affidavit.service.use_cases.preview_plan import Pictures, Preview
+from affidavit.service.use_cases.preview_plan import NoisePoint, Pictures, Preview
+from affidavit.service.use_cases.read_document import LONGEST, ReadDocument
 
 router = APIRouter()
 
 TEMPLATE = "new_plan.html"
-LONGEST = 256 * 1024
-"""Characters of a plan as YAML."""
-Mode = Literal["form", "yaml"]
+WIDTH, HEIGHT = 440, 320
+"""Of a chart, in pixels."""
+ASKED = ("adjacency", "sampling.scheme", "dataset.size", "target.epsilon", "target.delta")
+"""What documents of other libraries rarely say."""
+Mode = Literal["form", "yaml", "document"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +122,21 @@ class PreviewView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseRow:
+    """ε, rounded up, with the noise ``sigma`` of each release, separated by commas."""
+
+    sigma: str
+    shown: str
+    epsilon: str
+    is_own: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewPlan:
     """The page; ``answer`` is the preview of an accounted plan, ``trouble`` why there is none.
+
+    ``document`` is a pasted text, ``lacking`` are fields that it may lack, and ``read`` is what was
+    read of it. ``noise`` is the plan with less and with more noise.
 
     ``part`` says that the browser shows the form already and gets its errors alone.
     """
@@ -137,6 +157,10 @@ class NewPlan:
     answer: PreviewView | None = None
     trouble: str | None = None
     no_curve: str | None = None
+    noise: tuple[NoiseRow, ...] | None = None
+    document: str = ""
+    lacking: tuple[FieldView, ...] = ()
+    read: ReadDocument | None = None
     part: bool = False
 
 
@@ -150,16 +174,18 @@ def new_plan(
 ) -> Response:
     """The form: empty, of an example, or of the certificate ``like`` to be changed.
 
-    The example ``yaml`` is an empty document to paste a plan into.
+    The example ``document`` is a place to paste a script or a plan into.
     """
     certificate = None if like is None else services.store.find(like)
     if certificate is not None:
         yaml = yaml_of(as_document(plan_of(certificate)))
         return _respond(request, _view(request, "yaml", PlanForm.of({}), yaml))
+    if example == "document":
+        return _respond(request, _asking(request, PlanForm.of({}), ""))
     values = EXAMPLES[example][1] if example in EXAMPLES else {}
     form = PlanForm.of({**START, **values})
     # In an empty form nobody has entered anything yet that could be wrong.
-    view = _view(request, "yaml" if example == "yaml" else "form", form, form.yaml)
+    view = _view(request, "form", form, form.yaml)
     return _respond(request, replace(view, typed=bool(values)))
 
 
@@ -170,36 +196,95 @@ async def submit_form(
     """What the button says."""
     mode: Mode = "yaml" if submitted.get("mode") == "yaml" else "form"
     button = submitted.get("do")
-    form = PlanForm.of(submitted.first_values(), more_releases=1 if button == "more" else 0)
+    entered = submitted.first_values()
+    for row, sigma in enumerate(submitted.get("sigma").split(",")[:MOST_RELEASES]):
+        if sigma:
+            entered[f"releases.{row}.noise_multiplier"], button = sigma, "check"
+    form = PlanForm.of(entered, more_releases=1 if button == "more" else 0)
+    if button == "read":
+        return await _read(request, services, form, "\n".join(submitted.all("document")))
     yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
     view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
     match button:
         case "certify":
             return await _certify(request, actor, services, view)
-        case "check":
-            return await _preview(request, actor, services, view)
+        case "check" | "noise":
+            return await _preview(request, actor, services, view, with_noise=button == "noise")
         case "validate":
             return _respond(request, view, fragment="findings")
         case _:
             return _respond(request, replace(view, typed=False))
 
 
-async def _preview(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
-    """The page with what the plan would get; the preview alone for htmx."""
+async def _read(request: Request, services: Services, form: PlanForm, text: str) -> Response:
+    """The form filled in from a document; the document again with what it lacks."""
+    view = _asking(request, form, text)
+    try:
+        read = await services.read_document(text, form.document)
+    except MalformedPlan as error:
+        read = ReadDocument(reasons=error.reasons)
+    except AccountingUnavailable as error:
+        trouble, status = unavailable(error)
+        return _respond(request, replace(view, trouble=trouble), status=status)
+    if read.document is None:
+        return _respond(request, _asking(request, form, text, read), status=422)
+    filled = PlanForm.of_document(read.document)
+    if filled is None:
+        view = _view(request, "yaml", PlanForm.of({}), yaml_of(read.document))
+    else:
+        view = _view(request, "form", filled, filled.yaml)
+    return _respond(request, replace(view, read=read))
+
+
+async def _preview(
+    request: Request, actor: Actor, services: Services, view: NewPlan, *, with_noise: bool
+) -> Response:
+    """The page with what the plan would get; for htmx the preview or the noise alone."""
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer", status=422)
+    if with_noise and is_fragment(request):
+        return await _noise(request, services, view, plan)
     try:
         draft, curves = await asyncio.gather(
-            services.preview_plan.assess(plan, actor.name), _curves(services, plan)
+            services.preview_plan.assess(plan, actor.name, actor.works_for), _curves(services, plan)
         )
     except AccountingUnavailable as error:
         trouble, status = unavailable(error)
         return _respond(request, replace(view, trouble=trouble), fragment="answer", status=status)
     view = replace(view, answer=preview_of(draft))
+    if with_noise:
+        return await _noise(
+            request, services, view, plan, () if isinstance(curves, str) else curves
+        )
     if isinstance(curves, str):
         return _respond(request, replace(view, no_curve=curves), fragment="answer")
     return _respond(request, view, curves, fragment="answer")
+
+
+async def _noise(
+    request: Request, services: Services, view: NewPlan, plan: Plan, pictures: Pictures = ()
+) -> Response:
+    """ε of the plan with less and with more noise."""
+    try:
+        points = await services.preview_plan.noise_points(plan)
+    except AccountingUnavailable as error:
+        trouble, status = unavailable(error)
+        return _respond(request, replace(view, trouble=trouble), fragment="noise", status=status)
+    rows = tuple(_noise_row(point) for point in points)
+    return _respond(request, replace(view, noise=rows), pictures, fragment="noise")
+
+
+def _noise_row(point: NoisePoint) -> NoiseRow:
+    """Noise and ε are both rounded up, so that the row stays a bound."""
+    noise = tuple(up(sigma) for sigma in point.noise)
+    joint = "not defined" if point.joint is None else f"joint {up(point.joint)}"
+    return NoiseRow(
+        sigma=",".join(noise),
+        shown=noise[0] if len(noise) == 1 else joint,
+        epsilon=up(point.epsilon),
+        is_own=point.factor == 1,
+    )
 
 
 async def _curves(services: Services, plan: Plan) -> Pictures | str:
@@ -221,6 +306,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
         received_at=datetime.now(UTC),
         content_type=YAML[0],
         body=view.yaml.encode("utf-8", "replace"),
+        team=actor.works_for,
     )
     try:
         result = await services.submit_plan(submission, "yaml")
@@ -303,6 +389,29 @@ def _view(request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
     )
 
 
+def _asking(
+    request: Request, form: PlanForm, text: str, read: ReadDocument | None = None
+) -> NewPlan:
+    """The page to paste a document into, with the fields that it lacks or rarely has."""
+    reasons = () if read is None else read.reasons
+    parsed = refused(reasons)
+    named = {name for name in parsed.at_field if not name.startswith("releases.")}
+    if any(reason.pointer == "/steps" for reason in reasons):
+        named.add("epochs")
+    names = {name for name in _every_field() if name in (*ASKED, *named) or form.value(name)}
+    lacking = tuple(
+        _field(field, name, form, parsed) for name, field in _every_field().items() if name in names
+    )
+    view = _view(request, "document", PlanForm.of({}), "")
+    return replace(
+        view, document=text, lacking=lacking, read=read, reasons=reasons, elsewhere=parsed.elsewhere
+    )
+
+
+def _every_field() -> dict[str, Field]:
+    return {field.name: field for section in SECTIONS for field in section.fields}
+
+
 def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> FieldView:
     reasons = parsed.at_field.get(name, ())
     return view_of(
@@ -334,7 +443,10 @@ def _respond(
     fragment: str | None = None,
     status: int = 200,
 ) -> Response:
-    drawn = {f"picture_{index}": svg for index, svg in enumerate(pictures)}
+    drawn = {
+        f"picture_{index}": figure_of(chart, width=WIDTH, height=HEIGHT)
+        for index, chart in enumerate(pictures)
+    }
     # htmx does not show a response that is an error.
     part = fragment is not None and is_fragment(request)
     view, status = replace(view, part=part), 200 if part else status

@@ -6,26 +6,30 @@ Each list has its newest or most urgent few, read by an index, and a link to all
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
+from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.ledger.repository import ledgers_after, states_of
+from affidavit.service.ledger.state import StoredLedger
 from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting
 from affidavit.service.pages.audit import CheckpointView, checkpoint_of
+from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import page, respond
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.runs.run_tables import run_events, runs
+from affidavit.service.runs.run_tables import run_events, run_leases, runs
 from affidavit.service.services import TheServices
 from affidavit.service.tables import certificates
 
@@ -35,6 +39,10 @@ FEW = 6
 SOON = timedelta(days=30)
 LEDGER_PAGES = 4
 """Pages of ledgers that are searched for budgets at risk."""
+WEEKS = 12
+LEDGERS = 50
+DRAWN, STATES = 5, 60
+"""Ledgers in the chart of all of them, and the latest changes of each."""
 LOOKED_AT = 500
 """Certificates that expire first, and runs that failed last, that are searched."""
 NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
@@ -82,10 +90,21 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Plans of the last weeks by what became of them, and runs that are not over."""
+
+    certified: int
+    not_certified: int
+    runs: int
+    by_week: tuple[tuple[datetime, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """The page; lists that the actor may not see are empty."""
 
     sees_certificates: bool
+    totals: Totals
     at_risk: tuple[LedgerLine, ...]
     more_ledgers: bool
     awaiting: tuple[CertificateLine, ...]
@@ -144,9 +163,18 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
     )
     rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
-        view = overview_view(connection, rules, actor, ready.reasons, datetime.now(UTC))
+        now = datetime.now(UTC)
+        view = overview_view(connection, rules, actor, ready.reasons, now)
+        drawn = {"spending": spending_chart(connection, now)}
+    if view.sees_certificates and view.anything:
+        drawn["plans"] = plans_chart(view.totals)
     return respond(
-        request, view, template="overview.html", rows=Rows(Item, view.items), title="overview"
+        request,
+        view,
+        template="overview.html",
+        rows=Rows(Item, view.items),
+        drawn=drawn,
+        title="overview",
     )
 
 
@@ -163,6 +191,7 @@ def overview_view(
     expiring, more_expiring = _expiring(connection, now) if sees else ((), False)
     return Overview(
         sees_certificates=sees,
+        totals=_totals(connection, now),
         at_risk=at_risk,
         more_ledgers=more_ledgers,
         awaiting=_awaiting(connection, now) if sees else (),
@@ -180,6 +209,89 @@ def _anything(connection: Connection) -> bool:
     """Whether there is a certificate; in the order of an index, to read one row alone."""
     first = select(certificates.c.id).order_by(certificates.c.id).limit(1)
     return connection.execute(first).first() is not None
+
+
+def _totals(connection: Connection, now: datetime) -> Totals:
+    """The plans of the last ``WEEKS``, by week, oldest first."""
+    table = certificates.c
+    began = [now - timedelta(weeks=WEEKS - week) for week in range(WEEKS)]
+    sums = []
+    for start in began:
+        inside = (table.created_at > start) & (table.created_at <= start + timedelta(weeks=1))
+        certified = table.verdict == "certified"
+        sums += [
+            func.count(case((inside & certified, 1))),
+            func.count(case((inside & ~certified, 1))),
+        ]
+    counts = connection.execute(select(*sums).where(table.created_at > began[0])).one()
+    weeks = tuple(zip(began, counts[::2], counts[1::2], strict=True))
+    active = select(func.count()).select_from(run_leases).where(run_leases.c.state != "ended")
+    return Totals(
+        certified=sum(counts[::2]),
+        not_certified=sum(counts[1::2]),
+        runs=connection.execute(active).scalar_one(),
+        by_week=weeks,
+    )
+
+
+def plans_chart(totals: Totals) -> str:
+    """SVG of certified and other plans, week by week."""
+    ends = range(1 - len(totals.by_week), 1)
+    counted = (
+        ("certified", [certified for _, certified, _ in totals.by_week]),
+        ("not certified", [other for _, _, other in totals.by_week]),
+    )
+    lines = [
+        Line(
+            name=name,
+            points=tuple(
+                (float(week), float(count))
+                for end, count in zip(ends, counts, strict=True)
+                for week in (end - 1, end)
+            ),
+        )
+        for name, counts in counted
+    ]
+    chart = Chart(
+        title="Plans by week",
+        description=f"In {len(totals.by_week)} weeks {totals.certified} plans were certified, "
+        f"{totals.not_certified} were not.",
+        x=Axis(label="weeks from now"),
+        y=Axis(label="plans", low=0.0),
+        marks=tuple(lines),
+    )
+    return figure_of(chart, width=460, height=240)
+
+
+def spending_chart(connection: Connection, now: datetime) -> str:
+    """SVG of ε taken of the fullest data sets over time; empty if nothing was taken."""
+    drawn = [(each, states_of(connection, each.id, STATES)) for each in _fullest(connection)]
+    if not drawn:
+        return ""
+    unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in drawn))
+    lines = []
+    for ledger, changes in drawn:
+        points = [
+            ((at - now).total_seconds() / length, replace(ledger, state=state).spent_epsilon())
+            for at, state in changes
+        ]
+        held = stairs([*points, (0.0, points[-1][1])])
+        lines.append(Line(name=str(ledger.scope), points=held))
+    chart = Chart(
+        title="ε taken by data set",
+        description="What runs spent, committed and reserved, by the filter that decides.",
+        x=Axis(label=f"{unit} from now"),
+        y=Axis(label="ε (nats)", low=0.0),
+        marks=tuple(lines),
+    )
+    return figure_of(chart, width=460, height=240)
+
+
+def _fullest(connection: Connection) -> list[StoredLedger]:
+    """The ledgers that are drawn, of those that are searched."""
+    ledgers = [each for each in ledgers_after(connection, None, LEDGERS) if each.state.runs]
+    ledgers.sort(key=lambda ledger: ledger.spent_epsilon() / float(ledger.state.budget.epsilon))
+    return ledgers[-DRAWN:]
 
 
 def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine, ...], bool]:

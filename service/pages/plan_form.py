@@ -33,6 +33,7 @@ from affidavit.plan import (
     PrivacyUnit,
     Reason,
     Scheme,
+    load_yaml,
     parse_plan,
 )
 from affidavit.service.pages.text import escaped
@@ -237,6 +238,24 @@ class PlanForm:
         shown = min(MOST_RELEASES, max(1, rows) + more_releases)
         return cls(values=values, releases=shown, yaml=_yaml(values, rows))
 
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Self | None:
+        """The form of a plan's document; None if it has what the form has no field for."""
+        values = dict(_leaves(document))
+        known = {"version": "1", "allocation": "uniform", "clipping": "per_block"}
+        known |= {"trajectory": "all_iterates", "noise.kind": "independent"}
+        names = frozenset(_names())
+        if any(known.get(name) != value for name, value in values.items() if name not in names):
+            return None
+        return cls.of({name: value for name, value in values.items() if name in names})
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What was entered, as a plan's document; raises ``MalformedPlan``."""
+        entered = dict(load_yaml(self.yaml.encode("utf-8", "replace")).data)
+        del entered["version"]
+        return entered
+
     def value(self, name: str) -> str:
         """The value of a field."""
         return self.values.get(name, "")
@@ -304,6 +323,8 @@ def refused(reasons: Sequence[Reason]) -> ParsedPlan:
     elsewhere = []
     for reason in reasons:
         name = reason.pointer.removeprefix("/").replace("/", ".")
+        if reason.code == "missing_field" and name not in names:  # as a whole target is
+            name = next((field.name for field in fields() if field.name.startswith(f"{name}.")), "")
         if name in names:
             at_field[name] = (*at_field.get(name, ()), reason)
         else:
@@ -365,6 +386,19 @@ def _yaml(values: Mapping[str, str], rows: int) -> str:
     if releases:
         document["releases"] = releases
     return yaml_of(document)
+
+
+def _leaves(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The scalars of a document by their paths with dots, as somebody would enter them."""
+    members = part.items() if isinstance(part, Mapping) else enumerate(part)
+    for name, value in members:
+        at = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping | list):
+            yield from _leaves(value, at)
+        elif value is None:
+            yield at, SOLVE
+        else:
+            yield at, value if isinstance(value, str) else json.dumps(value)
 
 
 def _typed(value: str, kind: Kind) -> str | _Token:

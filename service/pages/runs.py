@@ -28,12 +28,14 @@ from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
-from affidavit.service.pages.access import Anyone, Submitter, page_actor
+from affidavit.service.pages.access import Anyone, Reader, Submitter, page_actor
+from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.forms import Form, SubmittedForm
 from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
-from affidavit.service.pages.text import up
+from affidavit.service.pages.text import elapsed, up, whole
 from affidavit.service.problems import Problem
+from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.repository import Filters, StoredRun
@@ -58,6 +60,15 @@ EVENTS = {
     "cancelled": "",
 }
 """What an event means beyond its name."""
+TONES = {"settled": "good", "failed": "bad", "cancelled": "bad", "running": "warn"}
+ENGINES = {
+    "NoneType": "affidavit worker",
+    "RayJobs": "Ray",
+    "Slurm": "Slurm",
+    "KubernetesJobs": "Kubernetes",
+}
+"""What starts the workers of runs, by the class of its port."""
+WIDTH, HEIGHT = 560, 300
 State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled", ""]
 Stopper = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.ADMIN, always=True)]
 QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
@@ -144,11 +155,24 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunView:
-    """One run: its progress, its events, its record, and what the ledger says of it.
+class Moment:
+    """Something that happened to a run, ``after`` the moment before it; ``actor`` did it."""
 
-    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed, and
-    ``job_page`` is a URL of the engine's dashboard.
+    at: datetime
+    after: str
+    tone: str
+    what: str
+    tells: str
+    actor: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """One run: its progress, its story, its record, and what the ledger says of it.
+
+    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed,
+    ``granted`` are the steps that its workers may have charged, ``engine`` is what starts them
+    and ``job_page`` a URL of its dashboard.
     """
 
     line: RunLine
@@ -166,9 +190,12 @@ class RunView:
     time_limit: int | None
     message: str | None
     events: tuple[EventLine, ...]
+    story: tuple[Moment, ...]
     record: Record | None
     unit: str
     adjacency: str
+    granted: int
+    engine: str
     job_page: str | None = None
     so_far: str | None = None
     so_far_steps: int | None = None
@@ -305,6 +332,28 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
     return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
 
 
+@router.get("/runs/{run_id}/steps.svg", include_in_schema=False, response_class=Response)
+async def steps_chart(
+    request: Request, _: Reader, services: TheServices, run_id: RunId
+) -> Response:
+    """ε over the steps, with those of the run so far and the certified cap."""
+    run = await run_in_threadpool(services.runs.queue.find, run_id)
+    charged = (run.outcome or {}).get("steps_charged")
+    steps = _in_parts(run.certified_steps, run.steps) if charged is None else charged
+    stored = await run_in_threadpool(find_certificate, services, run.certificate_id)
+    drawn = await services.draw_certificate.charts(stored, steps or None)
+    chart = dict(drawn.charts).get("steps")
+    if chart is None:
+        raise Problem(404, "no_chart", "no curve is known of this run's certificate.")
+    return chart_response(request, chart, width=WIDTH, height=HEIGHT)
+
+
+def _in_parts(certified: int, steps: int) -> int:
+    """``steps``, rounded up to a twentieth of the run, so that watching it computes few bounds."""
+    part = math.ceil(certified / PARTS)
+    return min(certified, part * math.ceil(steps / part))
+
+
 def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
     """One run with its reservation; raises ``UnknownRun``."""
     with services.engine.connect() as connection:
@@ -314,6 +363,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         events = tuple(_event(row) for row in connection.execute(query))
     assert reservation is not None
     outcome = run.outcome or {}
+    record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
     done = run.steps if charged is None else charged
     return RunView(
@@ -330,10 +380,61 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
         message=outcome.get("message"),
         events=events,
-        record=read_provenance(outcome.get("provenance")),
+        story=_story(events, record),
+        record=record,
+        granted=run.granted,
+        engine=ENGINES[type(services.dispatcher.engine).__name__],
         unit=reservation.scope.unit,
         adjacency=reservation.scope.adjacency,
     ), reservation
+
+
+def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment, ...]:
+    """The events of the service, and what the worker signed about the record, by their times."""
+    told = [
+        Moment(
+            at=event.at,
+            after="",
+            tone=TONES.get(event.kind, "plain"),
+            what=event.kind,
+            tells=": ".join(filter(None, (event.tells, event.message))),
+            actor=event.worker or event.actor,
+        )
+        for event in events
+    ]
+    if record is not None:
+        told[-1:-1] = _of_record(record)
+    # The record's times are whole seconds; within one, the order above is that of the causes.
+    told.sort(key=lambda moment: moment.at.replace(microsecond=0))
+    return tuple(
+        replace(moment, after=elapsed((moment.at - before.at).total_seconds()) if before else "")
+        for before, moment in zip((None, *told), told, strict=False)
+    )
+
+
+def _of_record(record: Record) -> list[Moment]:
+    """What its worker signed about a record: when training began, and the end of its check."""
+    count = len(record.findings)
+    findings = f"{count} finding{'' if count == 1 else 's'}" if count else "no finding"
+    tone = "good" if record.conformant else "bad"
+    stated = (
+        (record.began, "plain", "training", f"the record of {whole(record.charged)} steps begins"),
+        (record.ended, tone, "record checked", f"by its worker, with {findings}"),
+    )
+    return [
+        Moment(at=at, after="", tone=tone, what=what, tells=tells, actor=record.builder)
+        for text, tone, what, tells in stated
+        if (at := _instant(text)) is not None
+    ]
+
+
+def _instant(text: str) -> datetime | None:
+    """An instant of the signed statement, which a worker wrote."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at if at.tzinfo else None
 
 
 def _event(row: Any) -> EventLine:
@@ -343,14 +444,10 @@ def _event(row: Any) -> EventLine:
 
 
 async def _with_spent(services: Services, view: RunView, reservation: StoredReservation) -> RunView:
-    """``view`` of a run in progress, with an upper bound of what its steps so far cost.
-
-    The bound is computed for twentieths of the run, so that watching it computes few.
-    """
+    """``view`` of a run in progress, with an upper bound of what its steps so far cost."""
     if view.ended or not view.line.steps:
         return view
-    part = math.ceil(view.certified_steps / PARTS)
-    steps = min(view.certified_steps, part * math.ceil(view.line.steps / part))
+    steps = _in_parts(view.certified_steps, view.line.steps)
     try:
         cost = await services.ledger.cost_of_steps(reservation, steps)
     except (AccountingUnavailable, DomainError):

@@ -59,6 +59,7 @@ sessions = Table(
     Column("actor", String(255), nullable=False),
     Column("scopes", String(255), nullable=False),
     Column("token_id", String(12), ForeignKey("tokens.id")),
+    Column("team", String(64)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("seen_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
@@ -100,6 +101,7 @@ class Sessions:
                     actor=caller.actor.name,
                     scopes=" ".join(sorted(caller.actor.scopes)),
                     token_id=caller.token_id,
+                    team=caller.actor.team,
                     created_at=at,
                     seen_at=at,
                     expires_at=ends,
@@ -134,7 +136,7 @@ class Sessions:
                 return None
         known = {scope.value for scope in Scope}
         scopes = frozenset(Scope(name) for name in row["scopes"].split() if name in known)
-        return Caller(Actor(row["actor"], scopes), row["actor"])
+        return Caller(Actor(row["actor"], scopes, row["team"]), row["actor"])
 
 
 def _digest(cookie: str) -> str:

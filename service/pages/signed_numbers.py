@@ -15,7 +15,10 @@ UNITS = {"example": "record", "user": "user"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """The proved guarantee: ε in nats between its bounds at δ; all are decimals rounded outward."""
+    """The proved guarantee: ε in nats between its bounds at δ; all are decimals rounded outward.
+
+    ``digits`` are the bounds and δ as they are signed.
+    """
 
     epsilon_at_most: str
     epsilon_at_least: str
@@ -26,6 +29,7 @@ class Guarantee:
     target_epsilon: str | None
     target_delta: str | None
     mu: str | None
+    digits: tuple[tuple[str, str], ...]
 
     @property
     def words(self) -> str:
@@ -74,6 +78,11 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
         target_epsilon=_rounded(guarantee["target"]["epsilon"]),
         target_delta=_rounded(guarantee["target"]["delta"]),
         mu=up(guarantee["mu"]),
+        digits=(
+            ("ε at most", str(guarantee["epsilon"]["upper"])),
+            ("ε at least", str(guarantee["epsilon"]["lower"])),
+            ("δ", str(guarantee["delta"]["upper"])),
+        ),
     )
 
 

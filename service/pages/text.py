@@ -167,6 +167,20 @@ def moment(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
+def elapsed(seconds: float) -> str:
+    """A span of time in its two largest units.
+
+    >>> elapsed(3.2), elapsed(340), elapsed(7500), elapsed(200_000)
+    ('3 s', '5 min 40 s', '2 h 5 min', '2 d 7 h')
+    """
+    left, parts = max(0, int(seconds)), []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
 def second(at: datetime) -> str:
     """Date and time to the second in UTC, for programs."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"

@@ -7,7 +7,7 @@ not followed by a redirect: there is nothing that a reload could read again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
@@ -39,6 +39,7 @@ class TokenLine:
     id: str
     name: str
     person: str | None
+    team: str | None
     scopes: tuple[str, ...]
     state: str
     created_at: datetime
@@ -54,6 +55,7 @@ class Draft:
 
     name: str = ""
     person: str = ""
+    team: str = ""
     scopes: tuple[str, ...] = ()
     days: str = str(DAYS)
 
@@ -84,17 +86,24 @@ def create_token(
     draft = Draft(
         name=form.get("name"),
         person=form.get("person"),
+        team=form.get("team"),
         scopes=tuple(form.all("scope")),
         days=form.get("days") or str(DAYS),
     )
+    now = datetime.now(UTC)
     try:
+        scopes, days = _scopes(draft), _days(draft)
+        # Whoever made tokens alone would be two people with the next one.
+        proposal = {**asdict(draft), "scopes": sorted(scopes)}
+        services.second_person.require("token", proposal, actor, now)
         token, secret = services.tokens.new(
             draft.name,
-            _scopes(draft),
-            _days(draft),
+            scopes,
+            days,
             by=actor.name,
-            at=datetime.now(UTC),
+            at=now,
             person=draft.person or None,
+            team=draft.team or None,
         )
     except TokenError as error:
         return _respond(request, services, 422, draft=draft, wrong=f"{error}.")

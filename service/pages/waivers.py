@@ -104,7 +104,8 @@ def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Re
     try:
         waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
         key = services.keyring.current()
-        grant(services.policies, waiver, key, actor=actor.name, at=datetime.now(UTC))
+        now = datetime.now(UTC)
+        grant(services.policies, waiver, key, actor=actor.name, at=now, team=actor.works_for)
     except MalformedRequest as error:
         return _respond(request, services, values, error.reasons, 422)
     except DomainError as error:

@@ -21,6 +21,7 @@ from affidavit.certificate.policy import Budget, Policy, Waiver
 from affidavit.plan import Plan
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import PolicyStore, lock_policies
+from affidavit.service.teams import DEFAULT, acting_for, in_id
 
 
 class PoliciesChanged(Exception):
@@ -35,17 +36,20 @@ class CertificationRequest:
     requester: str
     policy: Policy
     waivers: tuple[Waiver, ...]
+    team: str = DEFAULT
 
     @classmethod
-    def under(cls, policies: PolicySet, plan: Plan, requester: str) -> CertificationRequest:
-        """The request for ``plan`` by ``requester`` under ``policies``."""
+    def under(
+        cls, policies: PolicySet, plan: Plan, requester: str, team: str = DEFAULT
+    ) -> CertificationRequest:
+        """The request for ``plan`` by ``requester`` of ``team`` under ``policies``."""
         waivers = policies.waivers_of(plan, requester, datetime.now(UTC))
-        return cls(plan, requester, policies.policy_of(plan.dataset.name), waivers)
+        return cls(plan, requester, policies.policy_of(plan.dataset.name), waivers, team)
 
     @cached_property
     def id(self) -> str:
         """The id of its certificate."""
-        return certificate_id(self.plan, self.policy, self.waivers)
+        return certificate_id(self.plan, self.policy, self.waivers, in_id(self.team))
 
     def with_id(self, known: str) -> CertificationRequest:
         """This request, with its id computed before."""
@@ -73,9 +77,12 @@ def is_pending_budget(verdict: str, result: str) -> bool:
     return verdict == "refused" and '"code": "policy_budget"' in result
 
 
-def certification_request(store: PolicyStore, plan: Plan, requester: str) -> CertificationRequest:
-    """The request under the policy set in force; raises ``PolicyTampered``."""
-    return CertificationRequest.under(store.policy_set(), plan, requester)
+def certification_request(
+    store: PolicyStore, plan: Plan, requester: str, team: str
+) -> CertificationRequest:
+    """The request under the policy set in force for ``team``; raises ``PolicyTampered``."""
+    with acting_for(team):
+        return CertificationRequest.under(store.policy_set(), plan, requester, team)
 
 
 def require_unchanged(
@@ -88,7 +95,8 @@ def require_unchanged(
     lock_policies(connection, shared=True)
     policies = store.policy_set_in(connection)
     if any(
-        CertificationRequest.under(policies, request.plan, request.requester) != request
+        CertificationRequest.under(policies, request.plan, request.requester, request.team)
+        != request
         for request in requests
     ):
         raise PoliciesChanged

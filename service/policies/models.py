@@ -31,6 +31,7 @@ from affidavit.client import (
     ResponseModel,
 )
 from affidavit.plan import Name
+from affidavit.service.ledger.models import TeamName
 from affidavit.service.models import Digest, ProblemReason, RequestModel
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
@@ -77,6 +78,7 @@ class WaiverRequest(RequestModel):
     owner: Person
     reason: Explanation
     expires_at: Instant
+    team: TeamName | None = None
 
     @model_validator(mode="after")
     def _has_one_scope(self) -> Self:

@@ -58,6 +58,7 @@ waivers = Table(
     Column("created_by", String(255), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
+    Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("waiver_id", name="waivers_once"),
     CheckConstraint("id > 0", name="waivers_id_positive"),
     CheckConstraint("owner <> created_by", name="waivers_by_another"),

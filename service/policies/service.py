@@ -32,7 +32,7 @@ from affidavit.certificate.policy import (
     violations,
 )
 from affidavit.plan import Reason
-from affidavit.service.errors import DomainError
+from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.lifecycle.decisions import insert_revocation
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import DECIDED, Status
@@ -58,6 +58,7 @@ from affidavit.service.store import (
     hold,
     list_certificates,
 )
+from affidavit.service.teams import DEFAULT, may_see
 
 MAX_VALIDITY = timedelta(days=366)
 """How long a waiver may be valid."""
@@ -122,13 +123,23 @@ class FourEyesRequired(DomainError):
 
 
 def grant(
-    store: PolicyStore, request: WaiverRequest, key: SigningPort, *, actor: str, at: datetime
+    store: PolicyStore,
+    request: WaiverRequest,
+    key: SigningPort,
+    *,
+    actor: str,
+    at: datetime,
+    team: str = DEFAULT,
 ) -> StoredWaiver:
-    """Grant a waiver; raises ``PolicyConflict``, ``FourEyesRequired``, ``PolicyTampered``.
+    """Grant a waiver to ``team``, or to the one that ``request`` names.
+
+    Raises ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
 
     The same request by the same granter in the same second is the same waiver.
     """
     now = at.replace(microsecond=0)
+    if request.team is not None and not may_see(request.team):
+        raise OtherTeam(f"You are not of the team {request.team}.", "Leave `team` out.")
     with store.writer.begin() as connection:
         lock_policies(connection)
         policy = store.policy_set_in(connection).policies.get(request.policy)
@@ -136,7 +147,7 @@ def grant(
         _require_four_eyes(connection, waiver)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
             return granted
-        stored = insert_waiver(connection, waiver, key, now)
+        stored = insert_waiver(connection, waiver, request.team or team, key, now)
         body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
         append(connection, "waiver", waiver.id, body, actor=actor, at=now)
         return stored

@@ -39,6 +39,7 @@ from affidavit.service.policies.policy_tables import (
     waivers,
 )
 from affidavit.service.tables import signing_keys
+from affidavit.service.teams import TEAM
 
 LOCK = "affidavit.policies"
 
@@ -81,7 +82,7 @@ class PolicyStore:
         self.reader = reader(engine)
         self.writer = writer(engine)
         self._keys = keys
-        self._last = PolicySet()
+        self._last: dict[str | None, PolicySet] = {}
 
     def policy_set(self) -> PolicySet:
         """The policy set in force; raises ``PolicyTampered``."""
@@ -90,11 +91,11 @@ class PolicyStore:
 
     def policy_set_in(self, connection: Connection) -> PolicySet:
         """The policy set in force as ``connection`` sees it; raises ``PolicyTampered``."""
-        head = _head(connection)
-        last = self._last
+        head, team = _head(connection), TEAM.get()
+        last = self._last.get(team, PolicySet())
         if head != last.head:
             last = self._read(connection, head)
-            self._last = last
+            self._last[team] = last
         return last
 
     def versions(self) -> list[StoredPolicy]:
@@ -171,9 +172,9 @@ def insert_policy(
 
 
 def insert_waiver(
-    connection: Connection, waiver: Waiver, key: SigningPort, at: datetime
+    connection: Connection, waiver: Waiver, team: str, key: SigningPort, at: datetime
 ) -> StoredWaiver:
-    """Sign ``waiver`` and store it."""
+    """Sign ``waiver`` and store it for plans of ``team``."""
     envelope = sign_document("waiver", waiver.as_document(), key)
     _insert_key(connection, key, at)
     connection.execute(
@@ -185,6 +186,7 @@ def insert_waiver(
             created_by=waiver.created_by,
             created_at=at,
             expires_at=waiver.expires,
+            team=team,
         )
     )
     return StoredWaiver(waiver=waiver, envelope=envelope)

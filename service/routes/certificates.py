@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.client import Page
+from affidavit.client import Certification, Page
 from affidavit.plan import Name
 from affidavit.service.certificate_models import (
     BundleDocument,
@@ -24,7 +26,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import QueryModel
+from affidavit.service.models import UUID, QueryModel
 from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import (
@@ -37,9 +39,12 @@ from affidavit.service.routing import (
 )
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import Filters, PlanRequest, StoredCertificate, list_certificates
+from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
 SVG = "image/svg+xml"
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?![0-9.])", re.IGNORECASE)
 
 router = APIRouter()
 
@@ -58,6 +63,10 @@ router = APIRouter()
             "model": Result,
             "description": "Certified before; the same certificate.",
         },
+        202: {
+            "model": Certification,
+            "description": "It takes longer than the client waits; poll `Location`.",
+        },
         **problems(400, 408, 415),
     },
     openapi_extra=plan_body(),
@@ -65,7 +74,10 @@ router = APIRouter()
 async def certify_plan(
     actor: Annotated[Actor, needs(Scope.SUBMIT)], http: Request, services: TheServices
 ) -> Response:
-    """Every well-formed plan gets a signed certificate that is stored, whatever the verdict."""
+    """Every well-formed plan gets a signed certificate that is stored, whatever the verdict.
+
+    `Prefer: wait=N` says how many seconds the client waits: 30 by default, 60 at most.
+    """
     # Called, and not declared: most requests ask for what is known, and each further dependency
     # would take the framework a tenth as long as looking that up.
     syntax = await syntax_of_body(http)
@@ -75,8 +87,13 @@ async def certify_plan(
         received_at=datetime.now(UTC),
         content_type=http.headers["content-type"][:255],
         body=body,
+        team=actor.works_for,
     )
-    submission = await services.submit_plan(request, syntax)
+    submission = await services.certifications.submit(
+        actor.name, services.submit_plan(request, syntax), _patience(http)
+    )
+    if isinstance(submission, str):
+        return _accepted(submission, request.received_at)
     if submission.created:
         http.state.verdict = submission.certificate.verdict
     return Response(
@@ -84,6 +101,52 @@ async def certify_plan(
         201 if submission.created else 200,
         {"Location": f"/v1/certificates/{submission.certificate.id}"},
         media_type=JSON,
+    )
+
+
+def _patience(http: Request) -> float:
+    """Seconds that the client waits for an answer (``Prefer: wait``, RFC 7240)."""
+    stated = _WAIT.search(",".join(http.headers.getlist("prefer")))
+    return min(MOST_SECONDS, int(stated[1])) if stated else WAIT_SECONDS
+
+
+def _accepted(identity: str, at: datetime) -> Response:
+    answer = Certification(
+        id=identity, state="running", certificate=None, problem=None, requested_at=at
+    )
+    headers = {"Location": f"/v1/certifications/{identity}", "Retry-After": "1"}
+    return Response(answer.model_dump_json(), 202, headers, media_type=JSON)
+
+
+@router.get(
+    "/v1/certifications/{certification_id}",
+    summary="Get a certification",
+    responses=problems(404),
+    response_description="Its state: `done` with the certificate's id, or `failed` with why.",
+)
+def certification(
+    actor: Annotated[Actor, needs(Scope.SUBMIT)],
+    services: TheServices,
+    certification_id: Annotated[str, Path(pattern=UUID)],
+    response: Response,
+) -> Certification:
+    """How far a plan is whose certification was answered with 202; its requester may ask.
+
+    It ends when nobody asks for five minutes, and is forgotten after a day.
+    """
+    row = services.certifications.find(certification_id, actor.name)
+    if row is None:
+        raise Problem(404, "not_found", "No certification of yours has this id; send the plan.")
+    state = services.certifications.state_of(row)
+    if state == "running":
+        response.headers["Retry-After"] = "1"
+    problem = json.loads(row.problem) if row.problem else LOST.document()
+    return Certification(
+        id=row.id,
+        state=state,
+        certificate=row.certificate_id,
+        problem=problem if state == "failed" else None,
+        requested_at=row.requested_at,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from fastapi.responses import Response
 
-from affidavit.certificate import KeysetError
+from affidavit.certificate import KeysetError, read_keyset
 from affidavit.client import PublishedKeyset
 from affidavit.plan import Reason
 from affidavit.service.identity.access import needs, open_to_all
@@ -66,9 +66,16 @@ def publish(
     content: Annotated[bytes, Depends(read_json)],
     response: Response,
 ) -> PublishedKeyset:
-    """Accepted only if it follows the previous version and is signed by that one's roots."""
+    """Accepted only if it follows the previous version and is signed by that one's roots.
+
+    Where that asks for several administrators, they send this one too.
+    """
     now = datetime.now(UTC)
     try:
+        digest = read_keyset(content).digest
+        newest = services.keysets.newest()
+        if newest is None or read_keyset(newest).digest != digest:
+            services.second_person.require("keyset", {"keyset": digest}, actor, now)
         signed, new = services.keysets.publish(content, actor=actor.name, at=now)
     except KeysetError as error:
         raise _problem(error) from None

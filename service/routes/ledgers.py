@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import RowMapping
 
-from affidavit.client import Ledger, LedgerSummary, Page, Reservation
+from affidavit.client import Grant, Ledger, LedgerSummary, Page, Reservation
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -14,6 +16,7 @@ from affidavit.service.ledger.models import (
     BudgetRequest,
     CommitRequest,
     DatasetName,
+    GrantRequest,
     ReleaseRequest,
     ReservationId,
     ReservationRequest,
@@ -67,9 +70,7 @@ async def ledger(
     """What was spent by each composition, what is left, and the entries, latest first."""
     result = await services.ledger.ledgers(dataset, certificate)
     if not result:
-        raise Problem(
-            404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers."
-        )
+        raise _no_budget(dataset)
     return Page[Ledger](items=result)
 
 
@@ -97,11 +98,59 @@ def set_budget(
     call = CommandContext.of(actor, http, idempotency_key, request)
     services.second_person.require("budget", request.asked_of(dataset), actor, call.at)
     stored, created = services.ledger_store.set_budget(
-        scope, *request.decimals(), request.reason, call
+        scope, *request.decimals(), request.reason, call, request.team
     )
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/ledgers/{dataset}"
     return summary_of(stored)
+
+
+@router.get(
+    "/v1/ledgers/{dataset}/grants",
+    summary="Who else may use a data set",
+    responses=problems(401, 403, 422, 503),
+    response_description="What each team may do with it, by the last grant.",
+)
+def grants(
+    _: Annotated[Actor, needs(Scope.AUDIT, Scope.ADMIN)],
+    services: TheServices,
+    dataset: DatasetName,
+) -> Page[Grant]:
+    """Beside the team that it belongs to."""
+    return _grants(services.ledger_store.grants(dataset))
+
+
+@router.post(
+    "/v1/ledgers/{dataset}/grants",
+    summary="Let another team use a data set",
+    response_description="In force from now on.",
+    responses=problems(400, 401, 403, 404, 408, 409, 415, 422, 503),
+)
+def grant_use(
+    actor: Annotated[Actor, needs(Scope.ADMIN)],
+    http: Request,
+    services: TheServices,
+    dataset: DatasetName,
+    request: GrantRequest,
+) -> Page[Grant]:
+    """The last grant of a team counts; ``nothing`` takes back what it was granted."""
+    if not services.ledger_store.ledgers(dataset):
+        raise _no_budget(dataset)
+    call = CommandContext.of(actor, http, None, request)
+    proposal = {"dataset": dataset, "team": request.team, "may": request.may}
+    if request.may != "nothing":
+        services.second_person.require("grant", proposal, actor, call.at)
+    return _grants(
+        services.ledger_store.grant(dataset, request.team, request.may, request.reason, call)
+    )
+
+
+def _grants(rows: Sequence[RowMapping]) -> Page[Grant]:
+    return Page[Grant](items=[Grant.model_validate(dict(row)) for row in rows])
+
+
+def _no_budget(dataset: str) -> Problem:
+    return Problem(404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers.")
 
 
 @router.post(

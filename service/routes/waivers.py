@@ -70,7 +70,7 @@ def grant_waiver(
     """Takes four eyes: the granter is neither the owner nor a requester of the plan."""
     now = datetime.now(UTC)
     key = services.keyring.current()
-    stored = grant(services.policies, request, key, actor=actor.name, at=now)
+    stored = grant(services.policies, request, key, actor=actor.name, at=now, team=actor.works_for)
     response.headers["Location"] = f"/v1/waivers/{stored.waiver.id}"
     return WaiverView.of(stored, now)
 

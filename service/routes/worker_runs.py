@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -25,11 +24,12 @@ from affidavit.service.runs.models import (
     RenewedLease,
     RunClaimRequest,
     RunId,
+    StartedRun,
     StartRequest,
     run_of,
 )
 from affidavit.service.runs.queue import HeldLease
-from affidavit.service.services import TheServices
+from affidavit.service.services import Services, TheServices
 from affidavit.worker import ClaimRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -43,8 +43,8 @@ Queue = Annotated[
 CHANGE = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
-def _lease(run_id: str, report: FencedRequest, actor: Actor) -> HeldLease:
-    at = datetime.now(UTC)
+def _lease(services: Services, run_id: str, report: FencedRequest, actor: Actor) -> HeldLease:
+    at = services.clock.now()
     return HeldLease(run=run_id, fence=report.fence, secret=report.secret, actor=actor.name, at=at)
 
 
@@ -62,7 +62,7 @@ def claim_run(
     Every report on it takes the ``secret`` that is returned here and nowhere else.
     """
     offer = ClaimRequest(queue=queue, worker=request.worker, seconds=request.lease, run=request.run)
-    claimed = services.runs.queue.claim(offer, actor.name, datetime.now(UTC))
+    claimed = services.runs.queue.claim(offer, actor.name, services.clock.now())
     return None if claimed is None else Job.of(*claimed)
 
 
@@ -84,11 +84,11 @@ def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
 
 
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
-def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> Run:
+def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> StartedRun:
     """Check certificate, status, validity, reservation and plan again, and commit the budget."""
-    lease = _lease(run_id, request, actor)
+    lease = _lease(services, run_id, request, actor)
     queue = services.runs.queue
-    return run_of(queue.start(lease, request.plan_digest, request.wants))
+    return StartedRun.of(queue.start(lease, request.plan_digest, request.wants))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -96,7 +96,7 @@ def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> RenewedLease:
     """The lease starts again now."""
-    lease = _lease(run_id, request, actor)
+    lease = _lease(services, run_id, request, actor)
     renewal = services.runs.queue.renew(
         lease, request.steps, wants=request.wants, head=request.head
     )
@@ -109,7 +109,7 @@ def upload_record(
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""
     lines = request.lines.encode("utf-8", "surrogatepass")
-    lease = _lease(run_id, request, actor)
+    lease = _lease(services, run_id, request, actor)
     services.runs.queue.add_record_part(lease, request.part, lines)
     return RecordPart(part=request.part)
 
@@ -119,7 +119,7 @@ async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; failed where that does not conform."""
-    lease = _lease(run_id, request, actor)
+    lease = _lease(services, run_id, request, actor)
     return run_of(await services.runs.complete(lease, request.provenance))
 
 
@@ -128,6 +128,6 @@ def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
-    lease = _lease(run_id, request, actor)
+    lease = _lease(services, run_id, request, actor)
     queue = services.runs.queue
     return run_of(queue.fail(lease, request.code, request.message, again=request.again))

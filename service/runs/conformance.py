@@ -10,6 +10,9 @@ finding             what does not fit
 other_record        the worker signed for another record than it sent
 other_history       the record does not contain what was reported of it while it was written
 granted_not_passed  a worker before was allowed steps that the record does not pass over
+canaries_not_logged the log did not know the record's first line, which commits to the plan's
+                    canaries, before a step was granted
+other_search        the record is not of the search that the service drew
 key_in_two_steps    another record of the run has one of its noise keys, at another step
 ==================  ===========================================================================
 
@@ -28,12 +31,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from affidavit.certificate import (
+    START,
+    BrokenLine,
     Conformance,
     ConformanceFinding,
     Execution,
     PlanNotClosed,
     certified_plan,
     check_conformance,
+    decode_line,
     read_envelope,
 )
 from affidavit.service.runs.repository import Attempt
@@ -80,21 +86,38 @@ def check_record(
     reported: str | None,
     before: Sequence[Attempt],
     others: Mapping[int, Sequence[bytes]],
+    logged: frozenset[str],
+    search: str | None = None,
 ) -> ConformanceResult:
     """The record of ``parts`` against the certificate in ``bundle`` and what is known of the run.
 
     ``signed_for`` is the head that the worker signed, ``reported`` the one that it reported
     last while it trained, ``before`` the attempts before it to which steps were granted, oldest
-    first, and ``others`` their records as far as they were sent.
+    first, and ``others`` their records as far as they were sent. ``logged`` are the digests of
+    first lines that the log has of the run. ``search`` is the digest of the opening that was drawn
+    for a search.
     """
     envelope = read_envelope(json.loads(bundle)["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
     record = _joined(parts)
     checked = check_conformance(record, predicate)
     more = [*_of_attempts(record, predicate, reported, before), *_of_keys(record, others)]
+    if predicate["plan"].get("canaries") is not None and _first_digest(record) not in logged:
+        message = "the log has no commitment to the canaries from before the first step."
+        more.append(_finding("canaries_not_logged", message))
+    if _search_of(record) != search:
+        more.append(_finding("other_search", "the record is not of the search that was drawn."))
     if checked.head != signed_for:
         more.append(_finding("other_record", "the worker signed for another record."))
     return _result(checked, more)
+
+
+def _first_digest(record: bytes) -> str | None:
+    """The digest of the first line; None where it is no line of a record."""
+    try:
+        return str(decode_line(record.partition(b"\n")[0] + b"\n", START)["digest"])
+    except BrokenLine:
+        return None
 
 
 def _result(checked: Conformance, more: Sequence[ConformanceFinding]) -> ConformanceResult:
@@ -131,6 +154,13 @@ def _of_attempts(
     for head in heads:
         if head is not None and f'"digest":"{head}"'.encode() not in record:
             yield _finding("other_history", f"{head} was reported of the record, and is not in it.")
+
+
+def _search_of(record: bytes) -> Any:
+    try:
+        return json.loads(record.partition(b"\n")[0]).get("search")
+    except (ValueError, AttributeError, RecursionError):
+        return None  # the chain is broken, and was found to be
 
 
 def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[ConformanceFinding]:

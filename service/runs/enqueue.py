@@ -7,6 +7,7 @@ import uuid
 
 from sqlalchemy import Connection, insert
 
+from affidavit.certificate import read_envelope
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError, IdempotencyKeyReused
 from affidavit.service.ledger import repository as ledger_repository
@@ -25,6 +26,13 @@ class ReservationNotUsable(DomainError):
     code = "reservation_not_usable"
 
 
+class WrongSearch(DomainError):
+    """A run of a certificate for searches says nothing of a search, or the other way round."""
+
+    code = "wrong_search"
+    status = 422
+
+
 def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
     """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
     earlier = repository.repeated(connection, call.actor, call.idempotency_key)
@@ -41,7 +49,7 @@ def enqueue(
 ) -> StoredRun:
     """Queue a run on that reservation.
 
-    Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnearlierReservation``.
+    Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``WrongSearch``.
     """
     hold_certificate(connection, request.certificate)
     reservation = ledger_repository.find_reservation(connection, reservation_id)
@@ -63,6 +71,7 @@ def enqueue(
         raise ReservationNotUsable(
             "the certificate was reissued since the reservation.", "Reserve again."
         )
+    _require_search(request, certificate.bundle)
     run_id = str(uuid.uuid4())
     connection.execute(
         insert(runs).values(
@@ -78,6 +87,7 @@ def enqueue(
             requested_at=call.at,
             idempotency_key=call.idempotency_key,
             request_digest=call.request_digest,
+            team=certificate.team,
         )
     )
     connection.execute(
@@ -101,3 +111,30 @@ def enqueue(
         connection, run_id, "queued", body, actor=call.actor, at=call.at, follows=None
     )
     return repository.find(connection, run_id)
+
+
+def _require_search(request: RunRequest, bundle: bytes) -> None:
+    predicate = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)["predicate"]
+    repeats = any(
+        event["kind"] == "repeat_and_select" for event in predicate["plan"].get("extra", ())
+    )
+    if repeats and request.search is None:
+        raise WrongSearch(
+            "the certificate is for a search, and covers no single run.",
+            "Give search: what to try, and public data as score.",
+        )
+    if not repeats and request.search is not None:
+        raise WrongSearch(
+            "the certificate covers one run and no search.",
+            "Certify a plan with repeat_and_select, or leave search out.",
+        )
+    if request.search is not None and predicate["plan"].get("canaries") is not None:
+        raise WrongSearch(
+            "the canaries of a search cannot be logged before its trials.",
+            "Certify the plan without canaries.",
+        )
+    if request.search is not None and request.time_limit is not None:
+        raise WrongSearch(
+            "a search has no time limit: trials that it ends would tell how many there were.",
+            "Leave time_limit out.",
+        )

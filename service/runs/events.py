@@ -42,6 +42,7 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.models import event_of
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import ENDED, STATES, StoredRun, StoredRunEvent
+from affidavit.service.teams import TEAM
 
 QUIET = 15.0
 LONGEST = 300.0
@@ -118,6 +119,7 @@ class RunWatcher:
         looked.set()
 
     async def _keep_looking(self) -> None:
+        TEAM.set(None)  # it looks for the watchers of every team
         while self._watched and not self.stopping:
             try:
                 progress = await run_in_threadpool(self._look, tuple(self._watched))

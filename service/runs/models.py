@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 from fastapi import Path as PathParameter
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
+from affidavit.certificate import read_choices
 from affidavit.client import Count, Identifier, ResponseModel, Run, RunEvent
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.models import UUID, Comment, Digest, RequestModel
@@ -42,6 +43,11 @@ class RunRequestModel(RequestModel):
     guide = "docs/worker.md"
 
 
+def _choices(value: Any) -> Any:
+    """Raises ``ValueError``."""
+    return {name: list(values) for name, values in read_choices(value).items()}
+
+
 class Requirements(StrictModel):
     """What an engine gives the run; memory in MiB, 0 for the engine's default."""
 
@@ -49,11 +55,19 @@ class Requirements(StrictModel):
     memory: Memory = 0
 
 
+class SearchRequest(StrictModel):
+    """What trials of a search try, and the public data that they are compared on."""
+
+    choices: Annotated[dict[str, list[str | float]], BeforeValidator(_choices)]
+    score: Reference
+
+
 class RunRequest(RunRequestModel):
     """A run of a certificate; ``time_limit`` is in seconds from its first step.
 
     Data and model are named as ``affidavit train`` takes them; output is a folder below the
-    one that the worker keeps runs in. Without ``reservation`` one is made.
+    one that the worker keeps runs in. Without ``reservation`` one is made. ``search`` is for a
+    certificate that repeats the run and selects.
     """
 
     noun = "a run"
@@ -65,6 +79,7 @@ class RunRequest(RunRequestModel):
     queue: Name = "default"
     requirements: Requirements = Requirements()
     time_limit: Annotated[Integer, Field(ge=1, le=31_536_000)] | None = None
+    search: SearchRequest | None = None
 
 
 class CancelRequest(RunRequestModel):
@@ -211,6 +226,18 @@ class Job(ResponseModel):
             previous=run.previous,
             **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
         )
+
+
+class StartedRun(Run):
+    """A run that has begun; ``search`` is the secret opening of one that is a search."""
+
+    search: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, run: StoredRun) -> Self:
+        """The response to the worker of ``run``."""
+        opening = None if run.search is None else run.search.as_document()
+        return cls(**run_of(run).model_dump(), search=opening)
 
 
 class RenewedLease(ResponseModel):

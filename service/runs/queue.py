@@ -13,6 +13,7 @@ without a record is charged in full.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import SearchOpening
 from affidavit.service.command import CommandContext
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
@@ -39,6 +41,7 @@ from affidavit.service.runs.run_tables import run_leases
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 from affidavit.service.tables import UtcDateTime
+from affidavit.service.teams import acting_for
 from affidavit.worker import ClaimRequest, Renewal
 
 MOST_REAPED = 16
@@ -231,9 +234,10 @@ class RunQueue:
     def start(self, held: HeldLease, plan_digest: str, wants: int | None = None) -> StoredRun:
         """Start or continue a run: check everything again, in one transaction.
 
-        The first time its budget is committed. ``wants`` as in ``renew``; without it every
-        step is granted, and the run is not handed over. Raises ``LeaseLost``, or
-        ``RunNotStarted`` once the run was ended for what was found.
+        The first time its budget is committed; the number of trials of a search is drawn then, and
+        the digest of what was drawn stands in the log before any of them. ``wants`` as in
+        ``renew``; without it every step is granted, and the run is not handed over. Raises
+        ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
@@ -242,7 +246,10 @@ class RunQueue:
                 return run  # it was begun under this token, and the answer was lost
             why = _obstacle(connection, run, plan_digest, held, cancelled=lease.cancel)
             if why is None:
-                granted = run.certified_steps if wants is None else _granted(run, wants)
+                # Trials that a lost worker ran cannot be taken up, nor another number drawn.
+                opening = _drawn(run)
+                whole = wants is None or opening is not None
+                granted = run.certified_steps if whole else _granted(run, wants or 0)
                 repository.change_lease(
                     connection,
                     run.id,
@@ -250,8 +257,11 @@ class RunQueue:
                     granted=granted,
                     previous=held.fence,
                     head=None,
+                    search=None if opening is None else json.dumps(opening.as_document()),
                 )
                 body = {"fence": held.fence, "plan_digest": plan_digest, "granted": granted}
+                if opening is not None:
+                    body["search"] = opening.digest
                 repository.add_event(
                     connection,
                     run.id,
@@ -273,12 +283,19 @@ class RunQueue:
         """Hold the run longer, having charged ``steps``; raises ``LeaseLost``.
 
         ``wants`` is how many steps it asks to have charged by the next time, and ``head`` the
-        digest of a line of its record. Whatever is granted here is spent if another has to go
-        on with the run.
+        digest of a line of its record: first of the first line, which is logged. Whatever is
+        granted here is spent if another has to continue the run.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
             granted = lease.granted
+            if lease.state == "running" and head is not None and lease.head is None:
+                attempts = repository.find(connection, held.run).attempts
+                # Logged only as long as this attempt was granted no step.
+                if granted == max((attempt.granted for attempt in attempts), default=0):
+                    repository.log_record(
+                        connection, held.run, held.fence, head, actor=held.actor, at=held.at
+                    )
             if lease.state == "running" and max(steps, wants) > granted:
                 granted = _granted(repository.find(connection, held.run), max(steps, wants))
             repository.change_lease(
@@ -306,6 +323,11 @@ class RunQueue:
         """The parts of the run's records, by fencing token."""
         with self._reader.connect() as connection:
             return repository.records_of(connection, run_id)
+
+    def logged_records(self, run_id: str) -> frozenset[str]:
+        """The digests with which the log says that records of the run began."""
+        with self._reader.connect() as connection:
+            return repository.logged_records(connection, run_id)
 
     def complete(
         self,
@@ -363,6 +385,10 @@ class RunQueue:
         Whoever claims next takes back further ones: were each to try all, a pause of the
         service would end in as many transactions as the square of the workers.
         """
+        with acting_for(None):
+            return self._reap(at)
+
+    def _reap(self, at: datetime) -> int:
         with self._reader.connect() as connection:
             if connection.execute(_EXPIRED, {"at": at}).first() is None:
                 return 0
@@ -428,6 +454,14 @@ def _obstacle(
     if not taken:
         return {"code": "reservation_not_usable", "message": "the reservation was used already."}
     return None
+
+
+def _drawn(run: StoredRun) -> SearchOpening | None:
+    """The opening of a search that begins, which nobody could know before."""
+    search = run.wanted.get("search")
+    if search is None:
+        return None
+    return SearchOpening.drawn(run.certificate_id, search["choices"], search["score"])
 
 
 def _granted(run: StoredRun, wants: int) -> int:

@@ -21,9 +21,11 @@ from typing import Any, Literal, Self
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, tuple_, update
 
+from affidavit.certificate import SearchOpening
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.log import entries
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.runs.run_tables import run_events, run_leases, run_records, runs
 
 Kind = Literal[
@@ -108,7 +110,8 @@ class StoredRun:
 
     ``outcome`` is the body of the event that ended it. ``steps`` is what its worker reported last,
     of ``certified_steps``, with ``head`` of its record; ``granted`` is how many may have been
-    charged by all who held it, ``previous`` the token under which it was last begun.
+    charged by all who held it, ``previous`` the token under which it was last begun. ``search`` is
+    secret.
     """
 
     id: str
@@ -133,6 +136,7 @@ class StoredRun:
     granted: int
     previous: int | None
     head: str | None
+    search: SearchOpening | None
     began_at: datetime | None
     attempts: tuple[Attempt, ...]
     outcome: dict[str, Any] | None
@@ -170,7 +174,7 @@ class StoredRunEvent:
 
 
 # Built once: composing a statement takes as long as running it.
-_LEASE = ("worker", "fence", "job", "steps", "granted", "previous", "head")
+_LEASE = ("worker", "fence", "job", "steps", "granted", "previous", "search", "head")
 _WITH_LEASE: Select[Any] = (
     select(*runs.c, *(run_leases.c[name] for name in _LEASE), reservations.c.certified_steps)
     .join_from(runs, run_leases)
@@ -303,6 +307,23 @@ def add_event(
     entries.append(connection, "run", run_id, entry_body(kind, seq, body), actor=actor, at=at)
 
 
+def log_record(
+    connection: Connection, run_id: str, fence: int, head: str, *, actor: str, at: datetime
+) -> None:
+    """Log the digest of the first line of a record, which commits to data and canaries."""
+    body = {"fence": fence, "record": head}
+    entries.append(connection, "record", run_id, body, actor=actor, at=at)
+
+
+def logged_records(connection: Connection, run_id: str) -> frozenset[str]:
+    """The digests that ``log_record`` logged of the run."""
+    query = select(log_entries.c.content).where(
+        log_entries.c.kind == "record", log_entries.c.subject == run_id
+    )
+    contents = connection.execute(query).scalars()
+    return frozenset(str(json.loads(content)["body"]["record"]) for content in contents)
+
+
 def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the log says of an event."""
     return {"event": kind, "seq": seq, **body}
@@ -344,6 +365,7 @@ def _run(row: Row[Any], events: Sequence[Row[Any]]) -> StoredRun:
         granted=row.granted,
         previous=row.previous,
         head=row.head,
+        search=None if row.search is None else SearchOpening.read(json.loads(row.search)),
         began_at=next((event.event_at for event in events if event.event_kind == "running"), None),
         attempts=tuple(
             Attempt.of(event.event_fence, json.loads(event.event_body))

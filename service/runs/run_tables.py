@@ -7,7 +7,8 @@
 ``run_leases``
     Who holds a run, until when, under which fencing token and secret (its digest), and how many
     steps those who held it may have charged (``granted``). ``previous`` is the token under which
-    the run was last begun, ``job`` counts the jobs that it was handed to an engine in.
+    the run was last begun, ``job`` counts the jobs that it was handed to an engine in, and
+    ``search`` is the secret opening of a search, whose digest its event ``running`` has.
     The only rows that change; all that matters about them afterwards stands in an event too.
 ``run_records``
     The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
@@ -68,6 +69,7 @@ runs = Table(
     Column("requested_at", UtcDateTime, nullable=False),
     Column("idempotency_key", String(255)),
     Column("request_digest", String(71)),
+    Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("reservation_id", name="runs_reservation_once"),
     UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
     ForeignKeyConstraint(
@@ -76,6 +78,7 @@ runs = Table(
         name="runs_certificate",
     ),
     Index("runs_by_time", "requested_at", "id"),
+    Index("runs_by_team", "team", "requested_at", "id"),
     Index("runs_by_certificate", "certificate_id", "requested_at"),
     Index("runs_by_queue", "queue", "requested_at"),
 )
@@ -124,6 +127,7 @@ run_leases = Table(
     Column("granted", Integer, nullable=False, server_default="0"),
     Column("head", String(71)),
     Column("previous", Integer),
+    Column("search", Text),
     CheckConstraint("state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"),
     CheckConstraint("fence >= 0", name="run_leases_fence"),
     Index("run_leases_expiring", "state", "expires_at"),

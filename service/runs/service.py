@@ -40,6 +40,7 @@ class _Report:
     signed_for: str | None
     parts: list[bytes]
     others: dict[int, list[bytes]]
+    logged: frozenset[str]
     bundle: bytes
 
 
@@ -110,7 +111,7 @@ class RunService:
         about = (reported.run, reported.certificate, reported.plan_digest)
         if about != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
-        others = self.queue.records(run.id)
+        others, logged = self.queue.records(run.id), self.queue.logged_records(run.id)
         parts = others.pop(held.fence, [])
         bundle = next(
             issue.bundle
@@ -118,7 +119,12 @@ class RunService:
             if (issue.issue, issue.untrusted) == (run.issue, run.untrusted)
         )
         return _Report(
-            run=run, signed_for=reported.record, parts=parts, others=others, bundle=bundle
+            run=run,
+            signed_for=reported.record,
+            parts=parts,
+            others=others,
+            logged=logged,
+            bundle=bundle,
         )
 
     async def _check(self, report: _Report) -> ConformanceResult:
@@ -132,4 +138,6 @@ class RunService:
             reported=report.run.head,
             before=[attempt for attempt in report.run.attempts if attempt.granted],
             others=report.others,
+            logged=report.logged,
+            search=None if report.run.search is None else report.run.search.digest,
         )

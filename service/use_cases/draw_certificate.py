@@ -72,7 +72,7 @@ class DrawCertificate:
     async def curves(self, certificate: StoredCertificate) -> CurvesText:
         """The curves of ``certificate``; raises ``NoCurve`` and ``AccountingUnavailable``."""
         result = await self._curves(
-            certificate.id, lambda: self._pool.run_aside(curves_of, plan_of(certificate))
+            certificate.id, lambda: self._pool.run_long(curves_of, plan_of(certificate))
         )
         if isinstance(result, CurvesText):
             return result
@@ -89,7 +89,7 @@ class DrawCertificate:
         """
         return await self._charts(
             f"{certificate.id} {steps_run}",
-            lambda: self._pool.run_aside(charts_of, plan_of(certificate), steps_run),
+            lambda: self._pool.run_long(charts_of, plan_of(certificate), steps_run),
         )
 
 

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.policies.evaluation import CertificationRequest
 from affidavit.service.policies.policy_set import Head, PolicySet
+from affidavit.service.teams import DEFAULT
 
 MAX_BYTES = 4 * 1024 * 1024
 """Of all bodies together; a plan takes some ten times its text."""
@@ -26,8 +27,8 @@ MAX_BODY_BYTES = 64 * 1024
 INLINE_BYTES = 1024
 """JSON of at most this size is parsed, or refused, sooner than a thread takes over."""
 
-Rules = tuple[Head, tuple[str, ...]]
-"""The policy set, and the waivers of it that are in force for a plan and its requester."""
+Rules = tuple[Head, tuple[str, ...], str]
+"""The policy set, the waivers of it that are in force for a plan and its requester, the team."""
 
 
 @dataclass(slots=True)
@@ -37,10 +38,12 @@ class CachedPlan:
     plan: Plan
     _last_id: tuple[Rules, str] | None = field(default=None)
 
-    def request_under(self, rules: PolicySet, requester: str) -> CertificationRequest:
+    def request_under(
+        self, rules: PolicySet, requester: str, team: str = DEFAULT
+    ) -> CertificationRequest:
         """The plan under ``rules``; its id is computed once for each."""
-        request = CertificationRequest.under(rules, self.plan, requester)
-        in_force = rules.head, tuple(waiver.id for waiver in request.waivers)
+        request = CertificationRequest.under(rules, self.plan, requester, team)
+        in_force = rules.head, tuple(waiver.id for waiver in request.waivers), team
         last_id = self._last_id
         if last_id is None or last_id[0] != in_force:
             self._last_id = in_force, request.id

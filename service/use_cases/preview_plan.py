@@ -8,6 +8,7 @@ opinion.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,14 +29,15 @@ from affidavit.certificate import (
     trade_off_chart,
     with_proof,
 )
-from affidavit.certificate.charts import draw
+from affidavit.certificate.charts import Chart
 from affidavit.certificate.policy import Policy, PolicyEvaluation, judge
-from affidavit.plan import Plan, Reason, digest
+from affidavit.plan import Plan, Reason, digest, plan_from
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.policies.evaluation import budget_status, certification_request
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
+from affidavit.service.teams import DEFAULT, acting_for
 from affidavit.service.use_cases.draw_certificate import NoCurve
 from affidavit.service.use_cases.submit_plan import Position
 
@@ -43,10 +45,12 @@ MAX_WAITING = 16
 """Previews that are accounted or wait for it, beyond which another is turned away."""
 MAX_RESULTS = 256
 """Results kept in memory, some 10 KB each; of curves some 20 KB."""
-WIDTH, HEIGHT = 440, 320
-"""Of one picture, in pixels."""
 
-Pictures = tuple[str, ...]
+Pictures = tuple[Chart, ...]
+FACTORS = tuple(2 ** (power / 4) for power in range(-6, 7))
+"""Of the noise of a plan, at which its ε is shown."""
+PATIENCE = 5.0
+"""Seconds after which no further noise is tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,19 @@ class Preview:
     ledger: Mapping[str, Any] | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoisePoint:
+    """``epsilon``, a proved upper bound, with ``factor`` times the plan's noise.
+
+    ``joint`` is the joint noise multiplier then, and ``noise`` that of each release.
+    """
+
+    factor: float
+    joint: float | None
+    noise: tuple[float, ...]
+    epsilon: float
+
+
 class PreviewPlan:
     """The use case, with what it works on; it belongs to one event loop."""
 
@@ -74,12 +91,14 @@ class PreviewPlan:
             max_results=MAX_RESULTS, max_waiting=MAX_WAITING
         )
 
-    async def assess(self, plan: Plan, requester: str) -> Preview:
-        """What ``requester`` would get for ``plan`` now.
+    async def assess(self, plan: Plan, requester: str, team: str = DEFAULT) -> Preview:
+        """What ``requester`` would get for ``plan`` now, in that team.
 
         Raises ``AccountingUnavailable`` and ``PolicyTampered``.
         """
-        requested = await run_in_threadpool(certification_request, self._policies, plan, requester)
+        requested = await run_in_threadpool(
+            certification_request, self._policies, plan, requester, team
+        )
         policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
@@ -87,19 +106,31 @@ class PreviewPlan:
             assessment = await self._cache(
                 f"proof {digest(plan)} {required}", lambda: self._pool.run(with_proof, assessment)
             )
-        ledger = await self._position(plan, assessment)
+        with acting_for(team):
+            ledger = await self._position(plan, assessment)
         budget = budget_status(assessment, ledger)
         assessment, judgement = judge(plan, assessment, policy, requested.waivers, budget)
         return Preview(assessment=assessment, policy=policy, judgement=judgement, ledger=ledger)
 
     async def draw(self, plan: Plan) -> Pictures:
-        """The privacy profile and the trade-off function as SVG; raises ``NoCurve`` too."""
+        """The privacy profile and the trade-off function; raises ``NoCurve`` too."""
         pictures: Pictures | NotDrawn = await self._cache(
-            f"curve {digest(plan)}", lambda: self._pool.run_aside(draw_plan, plan)
+            f"curve {digest(plan)}", lambda: self._pool.run_long(draw_plan, plan)
         )
         if isinstance(pictures, NotDrawn):
             raise NoCurve(pictures.reasons)
         return pictures
+
+    async def noise_points(self, plan: Plan) -> tuple[NoisePoint, ...]:
+        """ε of ``plan`` with less and more noise, by rising noise; empty where it has no one noise.
+
+        Raises ``AccountingUnavailable``.
+        """
+        assessment = await self._assess(plan)
+        points: tuple[NoisePoint, ...] = await self._cache(
+            f"noise {digest(plan)}", lambda: self._pool.run_long(noise_points, assessment)
+        )
+        return points
 
     async def compare(self, first: Plan, second: Plan) -> PlanComparison:
         """Both plans, and the first with each change alone; raises like ``assess``.
@@ -148,14 +179,42 @@ class NotDrawn:
 
 
 def draw_plan(plan: Plan) -> Pictures | NotDrawn:
-    """In the pool: the pictures of ``plan``, coloured by the page they stand in."""
+    """In the pool: the charts of ``plan``."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return NotDrawn(result.reasons)
-    return tuple(
-        draw(chart(result), width=WIDTH, height=HEIGHT)
-        for chart in (profile_chart, trade_off_chart)
-    )
+    return profile_chart(result), trade_off_chart(result)
+
+
+def noise_points(assessment: Assessment) -> tuple[NoisePoint, ...]:
+    """In the pool: ε with each of ``FACTORS`` times the noise, the plan's own first."""
+    noise = [release.given or release.required for release in assessment.releases]
+    document = {**assessment.plan, "claim": None, "allocation": "uniform"}
+    releases = document.get("releases", ())
+    if not noise or len(releases) != len(noise) or document.get("steps") is None:
+        return ()
+    delta = document["target"].get("delta")
+    if delta is None:
+        return ()
+    document["target"] = {"delta": delta}
+    points, end = [], time.monotonic() + PATIENCE
+    for factor in sorted(FACTORS, key=lambda factor: abs(math.log(factor))):
+        if time.monotonic() > end:
+            break
+        scaled = tuple(factor * (sigma or math.nan) for sigma in noise)
+        if not all(map(math.isfinite, scaled)):
+            return ()
+        document["releases"] = [
+            {**release, "noise_multiplier": sigma, "noise_std": None}
+            for release, sigma in zip(releases, scaled, strict=True)
+        ]
+        result = certify(plan_from(document), second_opinion=False)
+        bracket = result.epsilon
+        if result.verdict == "certified" and bracket and math.isfinite(bracket.upper):
+            points.append(
+                NoisePoint(factor=factor, joint=result.joint, noise=scaled, epsilon=bracket.upper)
+            )
+    return tuple(sorted(points, key=lambda point: point.factor))
 
 
 def _cut_off(trial: ChangeTrial) -> Reason:

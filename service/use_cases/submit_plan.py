@@ -50,6 +50,7 @@ from affidavit.service.store import (
     expired,
     find_and_record,
 )
+from affidavit.service.teams import acting_for
 from affidavit.service.use_cases.plan_cache import CachedPlan, PlanCache
 
 MAX_WAITING = 256
@@ -126,13 +127,14 @@ class SubmitPlan:
         Raises ``MalformedPlan``, ``AccountingUnavailable`` and ``PolicyTampered``.
         """
         plan = await self._plans(request.body, syntax)
-        for _ in range(MAX_RULE_CHANGES):
-            requested, stored = await self._lookup((plan, request))
-            if stored is not None:
-                return Submission(stored, created=False)
-            submission = await self._certify_once(requested, request)
-            if submission is not None:
-                return submission
+        with acting_for(request.team):
+            for _ in range(MAX_RULE_CHANGES):
+                requested, stored = await self._lookup((plan, request))
+                if stored is not None:
+                    return Submission(stored, created=False)
+                submission = await self._certify_once(requested, request)
+                if submission is not None:
+                    return submission
         raise TooBusy
 
     async def _certify_once(
@@ -158,7 +160,8 @@ class SubmitPlan:
         with self._store.writing() as connection:
             rules = self._policies.policy_set_in(connection)
             certifications = [
-                plan.request_under(rules, request.requester) for plan, request in requests
+                plan.request_under(rules, request.requester, request.team)
+                for plan, request in requests
             ]
             ids = [
                 (item.id, request)
@@ -224,7 +227,10 @@ class SubmitPlan:
                 )
             except PoliciesChanged:
                 requested = certification_request(
-                    self._policies, job.certification.plan, job.certification.requester
+                    self._policies,
+                    job.certification.plan,
+                    job.certification.requester,
+                    job.certification.team,
                 )
                 if requested.policy.proof == "required" and not job.assessment.sought_proof:
                     raise TooBusy from None
@@ -264,9 +270,11 @@ class SubmitPlan:
             assessment,
             key,
             requester=job.request.requester,
+            issued_at=self._keyring.now(),
             former=former,
             under=judgement,
             ledger=ledger if assessment.verdict == "certified" else None,
+            team=requested.team,
         )
         return SignedCertificate(
             certificate=certificate,

@@ -48,6 +48,7 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Call a method of a client whose service gives ``answers`` in turn."""
     monkeypatch.setattr(calls, "RETRY_DELAY", 0)
     monkeypatch.setattr(calls, "LONGEST_DELAY", 0)
+    monkeypatch.setattr(calls, "POLL_DELAY", 0)
 
     def call(method: str, arguments: tuple[Any, ...], answers: list[Answer]) -> Any:
         sent: list[httpx.Request] = []
@@ -84,6 +85,37 @@ def test_a_plan_is_submitted_until_the_service_has_time(ask: Ask) -> None:
     assert answer.bundle == b'{"bundleType": "b"}'
     assert sent[0].headers["authorization"] == "Bearer token"
     assert str(sent[0].url) == "http://service.example/v1/certificates"
+
+
+def certification(state: str, **fields: Any) -> dict[str, Any]:
+    requested = {"id": "1", "requested_at": "2026-01-01T00:00:00Z"}
+    return {**requested, "state": state, "certificate": None, "problem": None, **fields}
+
+
+def test_a_plan_that_takes_long_is_waited_for(ask: Ask) -> None:
+    answers: list[Answer] = [
+        httpx.Response(202, json=certification("running")),
+        BUSY,
+        httpx.Response(200, json=certification("running")),
+        httpx.Response(200, json=certification("done", certificate=DIGEST)),
+        httpx.Response(200, json=CERTIFIED),
+    ]
+    answer, sent = ask("submit", ({"version": 1},), answers)
+    assert answer.verdict == "certified"
+    assert sent[0].headers["prefer"] == "wait=15"  # half of the timeout
+    assert [request.url.path for request in sent[1:]] == [
+        *["/v1/certifications/1"] * 3,
+        f"/v1/certificates/{DIGEST}",
+    ]
+
+
+def test_a_plan_whose_certification_fails_is_a_problem(ask: Ask) -> None:
+    why = {"status": 503, "code": "accounting_timeout", "detail": "too long"}
+    failed = certification("failed", problem=why)
+    answers: list[Answer] = [httpx.Response(202, json=failed)]
+    with pytest.raises(affidavit.Problem) as problem:
+        ask("submit", ({"version": 1},), answers)
+    assert (problem.value.status, problem.value.code) == (503, "accounting_timeout")
 
 
 def test_a_reservation_is_repeated_with_one_key(ask: Ask) -> None:

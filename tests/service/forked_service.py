@@ -17,7 +17,9 @@ from affidavit.service.pool import AccountingPool
 __all__ = ["main", "prepare"]
 
 
-async def _here(_pool: Any, work: Any, *given: Any, **named: Any) -> Any:
+async def _here(
+    _pool: Any, _long: bool, _seconds: float, work: Any, *given: Any, **named: Any
+) -> Any:
     return await run_in_threadpool(work, *given, **named)
 
 
@@ -25,5 +27,5 @@ def prepare() -> None:
     """Import what a service would, and have it account in its own process."""
     for name in ("affidavit.service.accounting_preload", "affidavit.service.serve"):
         import_module(name)
-    AccountingPool.run = _here  # type: ignore[method-assign,assignment]
+    AccountingPool._run = _here  # type: ignore[method-assign,assignment]
     AccountingPool.warm_up = lambda _: None  # type: ignore[method-assign,assignment]

@@ -75,7 +75,7 @@ def test_accounting_that_is_cut_off_is_a_503_and_may_be_asked_again(
         raise AccountingTimeout("killed after 1 s")
 
     with monkeypatch.context() as patched:
-        patched.setattr(AccountingPool, "run", cut_off)
+        patched.setattr(AccountingPool, "run_long", cut_off)
         answer = client.get(f"{certificate}/curve")
         assert (answer.status_code, answer.json()["code"]) == (503, "accounting_timeout")
     assert client.get(f"{certificate}/curve").status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from affidavit.service.cursors import InvalidCursor
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
+from affidavit.service.serve import HEADER_SECONDS
 from affidavit.service.store import Summary, cursor_of, place_of
 
 Plan = Callable[..., dict[str, Any]]
@@ -117,6 +119,24 @@ def test_a_client_that_goes_away_or_never_ends_leaves_the_service_well(running: 
         peer.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
     assert httpx.get(f"{running.url}/readyz").status_code == 200
     assert "Traceback" not in "".join(running.log)
+
+
+@pytest.mark.soak
+def test_heads_that_never_end_are_closed_and_delay_nobody(running: Any) -> None:
+    peers = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(900)]
+    try:
+        for peer in peers:
+            peer.sendall(b"POST /v1/certificates HTTP/1.1\r\nHost: x\r\n")
+        begun = time.monotonic()
+        while time.monotonic() < begun + HEADER_SECONDS + 5:
+            assert httpx.get(f"{running.url}/livez", timeout=5).status_code == 200
+            time.sleep(0.5)
+        for peer in peers:
+            peer.settimeout(1)
+            assert peer.recv(1) == b""
+    finally:
+        for peer in peers:
+            peer.close()
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:

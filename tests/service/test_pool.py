@@ -115,7 +115,7 @@ def test_a_pool_that_broke_is_replaced(client: TestClient, plan: Plan, post: Pos
 def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
     async def asked() -> int:
         """Two drawings that take too long, and then what must not wait for them."""
-        drawings = [asyncio.create_task(result.run_aside(time.sleep, LONG)) for _ in range(2)]
+        drawings = [asyncio.create_task(result.run_long(time.sleep, LONG)) for _ in range(2)]
         await asyncio.sleep(0)
         try:
             return await asyncio.wait_for(result.run(abs, -1), LONG / 2)

@@ -117,7 +117,7 @@ def test_the_command_line_hands_them_to_the_service(
     assert sqlite_url
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AFFIDAVIT_HOME": str(tmp_path)}
 
-    command = [sys.executable, "-m", "affidavit.gate", "tokens", "new", "--name", "ci"]
+    command = [sys.executable, "-m", "affidavit", "tokens", "new", "--name", "ci"]
     command += ["--scope", "submit", "--days", "90", "--person", "ana"]
     created = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert created.returncode == 0, created.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> A
             response = client.post(path, headers=headers[who], json=body)
             return response.status_code, response.json().get("code", "")
 
-        def publish(administrators: int | None) -> None:
+        def draft(administrators: int | None) -> bytes:
             last = services.keysets.newest()
             signed = draft_keyset(
                 None if last is None else read_keyset(last),
@@ -45,8 +46,23 @@ def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> A
                 expires_at=NOW + timedelta(days=9),
                 administrators=administrators,
             ).signed_by(root)
-            services.keysets.publish(signed.as_bytes(), actor="ada", at=datetime.now(UTC))
+            return signed.as_bytes()
 
+        def publish(administrators: int | None) -> None:
+            services.keysets.publish(draft(administrators), actor="ada", at=datetime.now(UTC))
+
+        def post(who: str, path: str, **sent: Any) -> Any:
+            headers_of = {**headers[who], "accept": "application/json"}
+            return client.post(path, headers=headers_of, follow_redirects=False, **sent)
+
+        def submit(who: str, **fields: str) -> str:
+            page = client.post(
+                "/datasets", headers=headers[who], data=fields, follow_redirects=False
+            )
+            return page.headers.get("location", page.text)
+
+        ask.submit = submit  # type: ignore[attr-defined]
+        ask.draft, ask.post = draft, post  # type: ignore[attr-defined]
         ask.publish = publish  # type: ignore[attr-defined]
         ask.services = services  # type: ignore[attr-defined]
         yield ask
@@ -76,6 +92,15 @@ def test_nothing_takes_effect_before_enough_people_asked_for_the_same(ask: Any) 
         assert list(audit(connection, [], lambda *_: None)) == []
 
 
+def test_the_form_of_a_budget_notes_the_request(ask: Any) -> None:
+    ask.publish(2)
+    fields = {**BUDGET, "dataset": "toy", "unit": "example", "reason": "a", "delta": "1e-4"}
+    first = ask.submit("ada", **fields)
+    assert "Request a budget" in first
+    assert "1 of 2 administrators asked" in first
+    assert ask.submit("bob", **fields) == "/datasets?done=set"
+
+
 def test_a_policy_needs_them_too_and_the_roots_loosen_it(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,3 +113,30 @@ def test_a_policy_needs_them_too_and_the_roots_loosen_it(
     assert ask("cyd", "/v1/policies", POLICY) == (201, "")
     ask.publish(None)
     assert ask("ada", "/v1/policies", {**POLICY, "version": 2}) == (201, "")
+
+
+def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -> None:
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
+    ask.publish(2)
+    grants, use = "/v1/ledgers/toy/grants", {"team": "vision", "may": "reserve"}
+    assert ask("ada", grants, use) == NEEDED
+    assert ask("bob", grants, {**use, "may": "read"}) == NEEDED
+    assert ask.services.ledger_store.grants("toy") == []
+    assert ask("bob", grants, use) == (200, "")
+    # One alone takes it back.
+    assert ask("ada", grants, {**use, "may": "nothing"}) == (200, "")
+    token = {"name": "eve", "scope": ["admin"], "days": "9"}
+    before = len(ask.services.tokens.all())
+    assert ask.post("ada", "/tokens", data=token).status_code == 409
+    assert ask.post("ada", "/tokens", data=token).status_code == 409
+    assert len(ask.services.tokens.all()) == before
+    assert ask.post("bob", "/tokens", data=token).status_code == 201
+    sent = {"json": json.loads(ask.draft(None))}
+    assert ask.post("ada", "/v1/keysets", **sent).json()["code"] == "second_person_needed"
+    assert ask.services.keysets.administrators() == 2
+    assert ask.post("bob", "/v1/keysets", **sent).status_code == 201
+    assert ask.services.keysets.administrators() == 1
+    assert ask.post("bob", "/v1/keysets", **sent).status_code == 200
+    assert ask("ada", grants, use) == (200, "")
+    with snapshot(ask.services.engine) as connection:
+        assert list(audit(connection, [], lambda *_: None)) == []

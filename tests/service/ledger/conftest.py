@@ -67,10 +67,9 @@ class Bench:
         """The quick plan, with some fields changed, certified and kept."""
         plan = self.plan_of(**changes)
         assessment = certify(plan, second_opinion=False)
-        created = sign(plan, assessment, key, requester="ada", former=None)
-        request = PlanRequest(
-            requester="ada", received_at=datetime.now(UTC), content_type="json", body=b"{}"
-        )
+        now = datetime.now(UTC)
+        created = sign(plan, assessment, key, requester="ada", issued_at=now, former=None)
+        request = PlanRequest(requester="ada", received_at=now, content_type="json", body=b"{}")
         return self.store.add(created, key.public.as_record(), request)[0]
 
     def claim(self, **changes: Any) -> CostedRun:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from threading import Barrier
 from typing import Any
 
@@ -350,49 +349,29 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     assert not replay(bench.engine)
 
 
-PROCESS = """
-import sys
-from datetime import UTC, datetime
-from affidavit.service.database import open_engine
-from affidavit.service.ledger import transitions
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.store import CertificateStore
-from tests.service.ledger.conftest import call, claim_of
-engine = open_engine(sys.argv[1])
-claim = claim_of(CertificateStore(engine).find(sys.argv[2]))
-ledger, admitted = LedgerStore(engine), 0
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(16):
-    try:
-        ledger.reserve(claim, call())
-        admitted += 1
-    except transitions.OverBudget:
-        pass
-print(admitted, flush=True)
-"""
+def reserve_in_a_process(url: str, claim: CostedRun, start: Any, admitted: Any) -> None:
+    """Reserve sixteen times, from threads of a process of its own; tells how many were admitted."""
+    engine = open_engine(url)
+    start.wait(60)
+    admitted.put(reserve_all(LedgerStore(engine), claim, 16))
+    engine.dispose()
 
 
 def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str) -> None:
     claim = bench.claim()
     bench.budget("2.5")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, database_url, claim.certificate.id],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
+    bench.engine.dispose()  # a connection must not be shared with a child
+    fork = get_context("fork")
+    start, counts = fork.Barrier(4), fork.SimpleQueue()
+    given = (database_url, claim, start, counts)
+    processes = [fork.Process(target=reserve_in_a_process, args=given) for _ in range(4)]
     for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for item in processes:
-        assert item.stdin is not None
-        item.stdin.write("\n")
-        item.stdin.flush()
-    admitted = sum(int(entry.communicate(timeout=60)[0]) for entry in processes)
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    admitted = sum(counts.get() for _ in processes)
+    assert 0 < admitted < 64
     stored = bench.ledger.find(TOY)
     assert stored is not None
     assert stored.state.runs == admitted
@@ -465,7 +444,8 @@ def copy_of(engine: Engine, like: str, **changes: Any) -> None:
     """Insert the last event ``like`` that once more, changed, by raw SQL."""
     with engine.begin() as connection:
         query = select(ledger_events).where(ledger_events.c.kind == like)
-        row = dict(connection.execute(query).mappings().all()[-1])
+        rows = connection.execute(query.order_by(ledger_events.c.seq)).mappings()
+        row = dict(rows.all()[-1])
         top = connection.execute(select(func.max(ledger_events.c.seq))).scalar_one()
         row |= {"seq": top + 1} | changes
         connection.execute(ledger_events.insert().values(**row))

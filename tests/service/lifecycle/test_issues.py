@@ -16,7 +16,6 @@ from sqlalchemy import Engine, func, select
 from affidavit.certificate import VerificationError, read_envelope, verify
 from affidavit.service import store as storing
 from affidavit.service.database import open_engine
-from affidavit.service.lifecycle import issuance
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.store import CertificateStore, Filters
@@ -28,7 +27,7 @@ YEAR = timedelta(days=366)
 
 
 @pytest.fixture
-def a_year_later(monkeypatch: pytest.MonkeyPatch) -> Any:
+def a_year_later(company: Company, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the service's clock be a year ahead from when it is called."""
 
     class Later(datetime):
@@ -36,9 +35,12 @@ def a_year_later(monkeypatch: pytest.MonkeyPatch) -> Any:
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + YEAR
 
+    keyring = company.client.app.state.services.keyring
+    now = keyring.now
+
     def go() -> None:
         monkeypatch.setattr(storing, "datetime", Later)
-        monkeypatch.setattr(issuance, "datetime", Later)
+        monkeypatch.setattr(keyring, "now", lambda: now() + YEAR)
 
     return go
 
@@ -72,7 +74,8 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     assert statuses == [(2, "active"), (1, "superseded")]
     with company.engine.connect() as connection:
         query = select(log_entries.c.content).where(log_entries.c.kind == "certificate")
-        logged = [json.loads(item)["body"] for item in connection.execute(query).scalars()]
+        rows = connection.execute(query.order_by(log_entries.c.id)).scalars()
+        logged = [json.loads(item)["body"] for item in rows]
     digest = first.json()["certificate"]["envelope_digest"]
     assert [entry.get("supersedes") for entry in logged] == [None, digest]
     with pytest.raises(VerificationError, match="expired"):

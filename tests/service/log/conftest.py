@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,3 +143,86 @@ def tamper(log: Log) -> Callable[..., None]:
                 assert result.rowcount != 0, statement
 
     return run
+
+
+# ---- other servers -------------------------------------------------------------------------
+
+Answer = tuple[int, str, bytes]
+
+
+@pytest.fixture
+def listening() -> Iterator[Callable[[Callable[[bytes, Any], Answer]], str]]:
+    """Start a server that answers each POST by a function; its URL."""
+    servers = []
+
+    def listen(answer: Callable[[bytes, Any], Answer]) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the library's name
+                body = self.rfile.read(int(self.headers["content-length"]))
+                status, media, content = answer(body, self.headers)
+                self.send_response(status)
+                self.send_header("content-type", media)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing."""
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/secret"
+
+    yield listen
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+CONFIGURATION = """
+[tsa]
+default_tsa = one
+[one]
+serial = {home}/serial
+signer_digest = sha256
+default_policy = 1.2.3.4.1
+digests = sha256, sha512
+accuracy = secs:1
+ess_cert_id_alg = sha256
+[authority]
+distinguished_name = name
+x509_extensions = usage
+prompt = no
+[name]
+CN = A test's time-stamping authority
+[usage]
+extendedKeyUsage = critical, timeStamping
+basicConstraints = critical, CA:false
+"""
+
+
+@pytest.fixture
+def authority(tmp_path: Path, listening: Any) -> tuple[str, Path]:
+    """An ``openssl ts`` behind a URL, and its root certificate."""
+    home = tmp_path / "authority"
+    home.mkdir()
+    (home / "configuration").write_text(CONFIGURATION.format(home=home))
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=home, check=True, capture_output=True)
+
+    root = "-x509 -newkey rsa:2048 -nodes -keyout root.key -out root.pem -days 9 -subj /CN=Root"
+    openssl("req", *root.split())
+    request = "-newkey rsa:2048 -nodes -keyout one.key -out one.csr -config configuration"
+    openssl("req", *request.split(), "-section", "authority")
+    issue = "-req -in one.csr -CA root.pem -CAkey root.key -CAcreateserial -out one.pem -days 9"
+    openssl("x509", *issue.split(), "-extfile", "configuration", "-extensions", "usage")
+
+    def answer(body: bytes, _headers: Any) -> Answer:
+        (home / "query").write_bytes(body)
+        reply = "-reply -config configuration -section one -queryfile query -out reply"
+        openssl("ts", *reply.split(), "-signer", "one.pem", "-inkey", "one.key")
+        return 200, "application/timestamp-reply", (home / "reply").read_bytes()
+
+    return listening(answer), home / "root.pem"

@@ -32,7 +32,9 @@ def issued(log: Log, document: Any) -> list[str]:
     plans += [document(target={"epsilon": 0.01, "delta": 1e-5})]
     plans += [document(optimizer={"name": "dp_dice"})]
     for plan in map(plan_from, plans):
-        created = sign(plan, certify(plan, second_opinion=False), KEY, requester="me", former=None)
+        assessment = certify(plan, second_opinion=False)
+        now = datetime.now(UTC)
+        created = sign(plan, assessment, KEY, requester="me", issued_at=now, former=None)
         request = PlanRequest(
             requester="me", received_at=NOON, content_type="application/json", body=b"{}"
         )

@@ -6,9 +6,13 @@ carries the witness's own date.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +29,8 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.certificate.log import WitnessKey, cosign
-from affidavit.certificate.trust_policy import Witnesses
+from affidavit.certificate.trust_policy import Timestamps, Witnesses
+from affidavit.service.__main__ import main
 from affidavit.service.database import writer
 from affidavit.service.keysets import KeysetStore
 from affidavit.service.log.cosignatures import Cosignatures
@@ -33,7 +38,9 @@ from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion
 from tests.certificate.log.logged import NOW, certified, key_for
 from tests.service.log.conftest import ORIGIN, Log
+from tests.waiting import wait_until
 
+OTHER_ROOT = "openssl req -x509 -newkey rsa:2048 -nodes -keyout other.key -days 9 -subj /CN=Root"
 HOUR = timedelta(hours=1)
 REVOKED = NOW + HOUR
 LATER = NOW + 3 * HOUR
@@ -98,3 +105,61 @@ def test_what_was_witnessed_before_goes_on_and_what_was_backdated_does_not(
     enter(log, forged, NOW + 2 * HOUR)
     assert outcome(log, genuine) == (0, "verified")
     assert outcome(log, forged) == (6, "key_revoked")
+
+
+def test_what_was_stamped_before_goes_on_and_what_was_not_fails_closed(
+    log: Log,
+    bundles: tuple[bytes, bytes],
+    authority: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With an authority in place of witnesses; its clock is this machine's."""
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", log.url)
+    log.key = LOGGER
+    genuine, later = bundles
+    url, root = authority
+    with writer(log.engine).begin() as connection:
+        append_certificates(connection, [genuine])
+    log.sequence()
+    # Revoked in between is a second after the certificate's date.
+    wait_until(lambda: datetime.now(UTC) >= NOW + timedelta(seconds=2))
+    assert main(["audit", "export-checkpoint", str(tmp_path / "first"), "--stamp", url]) == 0
+    pem = root.read_text()
+    other = subprocess.run(OTHER_ROOT.split(), cwd=tmp_path, check=True, capture_output=True)
+    stranger = other.stdout.decode()
+
+    def outcome(bundle: bytes, since: datetime, roots: str = pem, **policy: Any) -> tuple[int, str]:
+        trusted = (replace(SIGNER.public, revoked_from=since), LOGGER.public)
+        trust = TrustPolicy(
+            schema_version=1, origin=ORIGIN, timestamps=Timestamps(roots=roots), **policy
+        )
+        options = VerificationOptions(trust=trust)
+        try:
+            verify(bundle, trusted, now=since + HOUR, options=options)
+        except VerificationError as error:
+            return error.step, error.code
+        return 0, "verified"
+
+    served = with_inclusion(log.reader, genuine)
+    before = NOW + timedelta(seconds=1)
+    assert outcome(served, REVOKED) == (0, "verified")
+    # Revoked before the stamp, by an authority nobody named, or where witnesses are named too.
+    assert outcome(served, before) == (6, "key_revoked")
+    assert outcome(served, REVOKED, stranger) == (6, "key_revoked")
+    assert outcome(served, REVOKED, witnesses=POLICY.witnesses) == (6, "key_revoked")
+    # Not stamped at all, also under a key that is not revoked.
+    with writer(log.engine).begin() as connection:
+        append_certificates(connection, [later])
+    log.sequence()
+    unstamped = with_inclusion(log.reader, later)
+    assert outcome(unstamped, REVOKED) == (6, "key_revoked")
+    # The stamp of one checkpoint under another.
+    stamp = json.loads(served)["log"]["checkpoint"].partition("\n\n")[2].splitlines()[-1]
+    moved = json.loads(unstamped)
+    moved["log"]["checkpoint"] += f"{stamp}\n"
+    assert outcome(json.dumps(moved, ensure_ascii=False).encode(), REVOKED) == (6, "key_revoked")
+    # What checks timestamps is missing.
+    monkeypatch.setitem(sys.modules, "rfc3161_client", None)
+    assert outcome(served, REVOKED) == (11, "timestamps_unchecked")

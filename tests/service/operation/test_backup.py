@@ -46,7 +46,7 @@ class Place:
     def paste(self, text: str) -> subprocess.CompletedProcess[str]:
         """Run lines of the page as an operator would."""
         programs = postgresql_server.binaries() or Path()
-        command = text.replace("affidavit ", f"{shlex.quote(sys.executable)} -m affidavit.gate ")
+        command = text.replace("affidavit ", f"{shlex.quote(sys.executable)} -m affidavit ")
         return subprocess.run(
             ["bash", "-e", "-c", command],
             cwd=self.directory,

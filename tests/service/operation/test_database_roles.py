@@ -186,11 +186,13 @@ def test_a_role_that_nothing_would_stop_is_refused(postgresql_url: str, sqlite_u
         postgresql_url,
         "CREATE ROLE mighty SUPERUSER",
         "CREATE ROLE heir",
+        "CREATE ROLE wide BYPASSRLS",
         "GRANT affidavit TO heir",
     )
     for role, stated in (
         ("none", "does not exist"),
         ("mighty", "superuser"),
+        ("wide", "row-level security"),
         ("heir", "owner"),
         ("affidavit", "superuser"),
     ):

@@ -207,7 +207,7 @@ def test_a_process_that_stops_in_a_transaction_gives_back_its_lock(
 def test_a_replica_with_another_clock_writes_nothing_and_is_not_ready(
     ask: Any, plan: Any, minutes: int
 ) -> None:
-    """Windows, status lists and checkpoints keep the database's time meanwhile."""
+    """Windows, status lists, checkpoints and leases keep the database's time meanwhile."""
     clock, off = ask.services.clock, timedelta(minutes=minutes)
     if ask.services.engine.dialect.name == "sqlite":  # which has no clock but the machine's
         assert abs(clock.skew()) < timedelta(seconds=1)
@@ -220,5 +220,7 @@ def test_a_replica_with_another_clock_writes_nothing_and_is_not_ready(
     assert ask("GET", "/v1/status", "audit").status_code == 503
     assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
     assert ask.services.keyring.current().public.covers(datetime.now(UTC))
+    # By what time it looks for leases and reservations that ran out.
+    assert abs(ask.services.dispatcher._now() - datetime.now(UTC)) < timedelta(seconds=1)
     clock._wall = lambda: datetime.now(UTC) + off / 1000
     assert ask("POST", "/v1/certificates", "submit", plan()).status_code == 201

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import zlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keysets import KeysetStore
 from affidavit.service.pages import certificate_search
+from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
 from affidavit.service.pages.certificate_search import CertificateSearch, certificate_list
+from affidavit.service.pages.certificate_view import certificate_view
 from affidavit.service.pages.registry_entry import at_least
+from affidavit.service.pages.technical_documentation import technical_documentation
+from affidavit.service.routes.certificates import find
 from tests.service.runs.conftest import Yard
 
 MARKUP = "<script>alert(1)</script>"
@@ -403,9 +408,33 @@ def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
     text = _written(printed.content)
     for stated in (certificate, "Certified: ", "0.561285", "Trade-off function", "whoever deploys"):
         assert stated in text, stated
+    assert len(re.findall(rb"/Type /Page\b", printed.content)) == 2
     # Greek letters and relations come from the Symbol font: an escape is no letter.
     assert "\\u03b5" not in text
     assert "\\u2264" not in text
+
+
+@ON_SQLITE
+def test_the_pdf_for_a_board_has_two_pages_whatever_there_is_to_say(yard: Yard) -> None:
+    services, now = yard.client.app.state.services, datetime.now(UTC)
+    view = certificate_view(services, find(services, _certify(yard)), now)
+    (noise,) = view.noise
+    reason = {"code": "c", "pointer": "/p", "message": "many words " * 200, "remedy": "東" * 500}
+    full = replace(
+        view,
+        name="n" * 64,
+        noise=(replace(noise, release="r" * 64),) * 60,
+        reasons=(reason,) * 9,
+        checklist=view.checklist * 9,
+    )
+    for each in (view, replace(view, reasons=(reason,)), full):
+        pdf = certificate_pdf(each, (), now)
+        assert len(re.findall(rb"/Type /Page\b", pdf)) == 2
+        assert ("More does not fit" in _written(pdf)) == (each is full)
+    text = technical_documentation(full, now)
+    documentation = _written(documentation_pdf(full, text, now))
+    for item in view.checklist:
+        assert item.topic in documentation
 
 
 def _written(pdf: bytes) -> str:

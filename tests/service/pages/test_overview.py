@@ -51,6 +51,9 @@ def test_certificates_awaiting_approval_are_listed(yard: Yard) -> None:
     assert [item["id"] for item in view["awaiting"]] == [waiting]
     assert view["expiring"] == []
     assert not view["more_expiring"]
+    totals = view["totals"]
+    assert (totals["certified"], totals["not_certified"], totals["runs"]) == (4, 0, 0)
+    assert [week[1] for week in totals["by_week"]] == [0] * 11 + [4]
 
 
 def test_an_incomplete_search_is_stated(yard: Yard, monkeypatch: Monkey) -> None:

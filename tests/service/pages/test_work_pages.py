@@ -72,6 +72,12 @@ def test_a_run_page_shows_progress_record_and_charge(yard: Yard) -> None:
     assert "digits&lt;b&gt;" in page
     kinds = [row["kind"] for row in _csv(yard, path + ".csv")]
     assert kinds == ["queued", "claimed", "running", "settled"]
+    story = yard.ask("GET", path + ".json", "audit").json()["story"]
+    told = [moment["what"] for moment in story]
+    assert told == ["queued", "claimed", "running", "training", "record checked", "settled"]
+    drawn = yard.ask("GET", path + "/steps.svg", "audit")
+    assert "charged for 10 steps" in drawn.text
+    assert drawn.headers["content-type"] == "image/svg+xml"
     assert "settled" in _main(_get(yard, "/datasets/toy"))
     (entry,) = _csv(yard, "/datasets/toy.csv")
     assert (entry["state"], entry["steps_run"]) == ("settled", "10")

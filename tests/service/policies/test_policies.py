@@ -282,8 +282,8 @@ def test_a_policy_that_asks_for_a_proof_has_one_signed_or_refuses(
     assert prove_certificate(statement(proved)).theorems == ("gaussian",)
     page = house.ask("sam", "GET", proved.headers["location"].removeprefix("/v1"))
     assert "affidavit verify --prove" in page.text
-    fixed = plan(adjacency="replace_one", sampling={"scheme": "fixed_size", "lot_size": 10})
-    refused = house.submit("sam", fixed).json()
+    metric = {"kind": "laplace", "name": "count", "noise_multiplier": 20.0}
+    refused = house.submit("sam", plan(extra=[metric])).json()
     assert (refused["verdict"], [item["code"] for item in refused["reasons"]]) == (
         "refused",
         ["policy_proof"],

@@ -33,8 +33,9 @@ class Chain:
 class Record:
     """A record as it grows; ``chain`` has the keys of the steps to come."""
 
-    def __init__(self, predicate: Mapping[str, Any]) -> None:
+    def __init__(self, predicate: Mapping[str, Any], **header: Any) -> None:
         self.predicate = dict(predicate)
+        self._more = header
         self.execution = Execution.of(certified_plan(self.predicate))
         self.lines: list[bytes] = []
         self.head, self.parameters = START, digest()
@@ -85,6 +86,8 @@ class Record:
                 "tensors": names,
                 "parameters": self.parameters,
                 "performance": {},
+                **({} if plan.canaries is None else {"canaries": digest()}),
+                **self._more,
             }
         )
 
@@ -145,9 +148,9 @@ class Record:
         return self
 
 
-def record_of(predicate: Mapping[str, Any], steps: int) -> Record:
+def record_of(predicate: Mapping[str, Any], steps: int, **header: Any) -> Record:
     """The record of a run of so many steps, ended early where that are not all."""
-    created = Record(predicate)
+    created = Record(predicate, **header)
     for _ in range(steps):
         created.step()
     return created.end("completed" if steps == created.execution.steps else "stopped")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,6 +85,42 @@ def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
         ("settled", 2),
     ]
     assert not replay(yard.engine)
+
+
+def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> Any:
+    """A run of a plan with canaries; its record's first line is reported before a step or not."""
+    plan = {**document(), "canaries": {"count": 10}}
+    made = yard.ask("POST", "/v1/certificates", "submit", plan).json()
+    yard.request(str(made["certificate"]["id"]))
+    job = yard.claim()
+    yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
+    record = Record(yard.predicate(job))
+    first = json.loads(record.lines[0])["digest"]
+    if when == "late":
+        yard.say(job, "heartbeat", steps=0, wants=2)
+    if when != "never":
+        yard.say(job, "heartbeat", steps=0, wants=2, head=first)
+    yard.say(job, "heartbeat", steps=0, wants=STEPS)
+    steps_of(record, STEPS)
+    return yard.run({"id": yard.complete(job, record.end()).json()["id"]}), first
+
+
+@pytest.mark.parametrize("when", ["first", "late", "never"])
+def test_canaries_count_if_the_log_knew_of_them_before_a_step(
+    yard: Yard, document: Callable[..., dict[str, Any]], when: str
+) -> None:
+    ended, first = audited(yard, document, when)
+    if when == "first":
+        assert ended["code"] == "conformant"
+    else:
+        assert ended["code"] == "not_conformant"
+        assert "canaries_not_logged" in ended["message"]
+    with yard.engine.connect() as connection:
+        query = text("SELECT content FROM log_entries WHERE kind = 'record'")
+        entries = connection.execute(query).scalars().all()
+    assert [json.loads(entry)["body"]["record"] for entry in entries] == (
+        [first] if when == "first" else []
+    )
 
 
 LIES = ("granted_not_passed", "other_history", "other_record", "no_record")

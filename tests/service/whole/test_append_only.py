@@ -23,6 +23,7 @@ from affidavit.service.tables import UtcDateTime
 from tests.databases import Migrated
 
 CHANGING = {
+    "certifications": "how far long requests are; their certificates are kept elsewhere",
     "log_pending": "entries leave it when they get their places in the tree",
     "run_leases": "who has a run now, under a lock; what became of it is in run_events",
     "saved_views": "searches that people keep and remove",
@@ -133,7 +134,8 @@ def keys_of(engine: Engine, table: sa.Table) -> list[frozenset[str]]:
 
 
 def contents(connection: Connection, table: sa.Table) -> list[Any]:
-    return [tuple(row) for row in connection.execute(sa.select(table)).all()]
+    query = sa.select(table).order_by(*table.primary_key.columns)
+    return [tuple(row) for row in connection.execute(query).all()]
 
 
 def attacks(engine: Engine, table: sa.Table) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,93 @@
+"""Charts on pages: SVG for everybody, and its data for ``charts.js``, which makes it interactive.
+
+The SVG stays for print, for readers without JavaScript and for screen readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from itertools import chain, pairwise
+from typing import Any
+
+from fastapi import Request, Response
+
+from affidavit.certificate.charts import Axis, Band, Bars, Chart, Dots, Line, ReferenceLine, draw
+from affidavit.service.pages.renderers import is_fragment
+from affidavit.service.pages.response import PRIVATE
+
+SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+"""A chart as a file carries its colours in a style of its own, and runs nothing."""
+TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+"""Units of a chart's time, each with its seconds."""
+
+
+def unit_of(span: float) -> tuple[str, int]:
+    """The unit of time for a chart over ``span`` seconds, with its own seconds."""
+    return next((each for each in TIME_UNITS if span >= each[1]), TIME_UNITS[-1])
+
+
+def figure_of(chart: Chart, *, width: int, height: int) -> str:
+    """``chart`` as SVG inside an element that carries its data."""
+    svg = draw(chart, width=width, height=height)
+    return f'<div class="chart" data-chart="{escape(data_of(chart))}">{svg}</div>'
+
+
+def chart_response(request: Request, chart: Chart, *, width: int, height: int) -> Response:
+    """``chart`` as a file; for htmx, the figure that takes the file's place on a page."""
+    if is_fragment(request):
+        figure = f"<figure>{figure_of(chart, width=width, height=height)}</figure>"
+        return Response(figure, headers=PRIVATE, media_type="text/html; charset=utf-8")
+    svg = draw(chart, width=width, height=height, standalone=True)
+    return Response(svg, headers={**PRIVATE, **SVG_POLICY}, media_type="image/svg+xml")
+
+
+def data_of(chart: Chart) -> str:
+    """The data of ``chart`` as JSON; what cannot be shown is left out."""
+    series: list[dict[str, Any]] = []
+    across: list[dict[str, Any]] = []
+    for mark in chart.marks:
+        match mark:
+            case Line():
+                series.append({"name": mark.name, **_held(mark.points), "faint": mark.faint})
+            case Band():
+                for end, name in ((1, "at least"), (2, "at most")):
+                    points = [(point[0], point[end]) for point in mark.points]
+                    series.append({"name": f"{mark.name}, {name}", **_held(points)})
+            case Dots():
+                series.append({"name": mark.name, **_held(mark.points), "dots": True})
+            case ReferenceLine():
+                across.append({"name": mark.name, "at": mark.at, "axis": mark.axis})
+            case Bars():
+                raise TypeError("bars have no interactive form")
+    return json.dumps(
+        {
+            "title": chart.title,
+            "x": _axis(chart.x),
+            "y": _axis(chart.y),
+            "series": series,
+            "across": across,
+        },
+        allow_nan=False,
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {"label": axis.label, "scale": axis.scale, "low": axis.low, "high": axis.high}
+
+
+def _held(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Points by rising x, one for each; where a line jumps, its value from there on."""
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    stepped = any(before[0] == after[0] for before, after in pairwise(finite))
+    return {"points": sorted(dict(finite).items()), "stepped": stepped}
+
+
+def stairs(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """A value that holds until the next instant: level, then a jump."""
+    before = [(after[0], before[1]) for before, after in pairwise(points)]
+    return (points[0], *chain.from_iterable(zip(before, points[1:], strict=True)))

@@ -1,0 +1,219 @@
+"""Long plans: 202 and a status to poll; and whoever hangs up takes their accounting with them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from affidavit.service import pool
+from affidavit.service.fair_queue import CALLER
+from affidavit.service.middleware import RequestMiddleware
+from affidavit.service.operation.metrics import Metrics
+from affidavit.service.pool import AccountingPool
+from affidavit.service.settings import Settings
+from affidavit.service.use_cases import certifications
+from affidavit.service.use_cases.certifications import Certifications
+from tests.waiting import wait_until
+
+Plan = Callable[..., dict[str, Any]]
+Headers = dict[str, str]
+AT_ONCE = {"prefer": "respond-async, wait=0"}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The stand-ins, importable here and in the workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import slow_accounting
+
+    yield slow_accounting
+    del sys.modules["slow_accounting"]
+
+
+def certify(client: TestClient, plan: Any, **headers: str) -> Any:
+    return client.post("/v1/certificates", json=plan, headers={**AT_ONCE, **headers})
+
+
+def ended(client: TestClient, path: str, headers: Headers | None = None) -> dict[str, Any]:
+    """The certification at ``path`` when it no longer runs."""
+
+    def get() -> Any:
+        return client.get(path, headers=headers).json()
+
+    wait_until(lambda: get()["state"] != "running")
+    document: dict[str, Any] = get()
+    return document
+
+
+def test_a_plan_that_takes_longer_than_its_client_waits_goes_on(
+    database_url: str, settings: Settings, client_of: Any, plan: Plan
+) -> None:
+    with client_of(replace(settings, database_url=database_url)) as client:
+        _goes_on(client, plan)
+
+
+def _goes_on(client: TestClient, plan: Plan) -> None:
+    answer = certify(client, plan())
+    assert (answer.status_code, answer.headers["retry-after"]) == (202, "1")
+    where = answer.headers["location"]
+    assert answer.json()["id"] == where.rpartition("/")[2]
+    document = ended(client, where)
+    assert (document["state"], document["problem"]) == ("done", None)
+    stored = client.get(f"/v1/certificates/{document['certificate']}")
+    assert stored.json()["verdict"] == "certified"
+    assert client.post("/v1/certificates", json=plan()).content == stored.content
+
+
+def test_a_client_that_waits_gets_the_certificate(client: TestClient, plan: Plan) -> None:
+    assert certify(client, plan(), prefer="wait=30").status_code == 201
+    assert client.post("/v1/certificates", json=plan(steps=11)).status_code == 201
+    assert certify(client, {}, prefer="wait=30").status_code == 400
+
+
+def test_a_certification_that_fails_says_why(
+    client: TestClient, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("affidavit.service.use_cases.submit_plan.MAX_WAITING", 0)
+    document = ended(client, certify(client, plan()).headers["location"])
+    assert (document["state"], document["certificate"]) == ("failed", None)
+    assert (document["problem"]["status"], document["problem"]["code"]) == (503, "too_busy")
+
+
+def test_only_its_requester_sees_it_and_nobody_runs_too_many(
+    settings: Settings,
+    client_of: Any,
+    tokens_for: Any,
+    plan: Plan,
+    slow: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(certifications, "MOST_EACH", 1)
+    monkeypatch.setattr(pool, "certify", slow.sleep)
+    monkeypatch.setattr(pool, "is_quick", lambda _: False)
+    people = tokens_for(settings, {"one": ["submit"], "other": ["submit"]})
+    with client_of(settings) as client:
+        where = certify(client, plan(), **people["one"]).headers["location"]
+        assert client.get(where, headers=people["other"]).status_code == 404
+        refused = certify(client, plan(steps=11), **people["one"])
+        assert (refused.status_code, refused.json()["code"]) == (503, "too_busy")
+        assert certify(client, plan(steps=12), **people["other"]).status_code == 202
+    # The service stopped, and the next one says so.
+    with client_of(settings) as client:
+        document = client.get(where, headers=people["one"]).json()
+        assert (document["state"], document["problem"]["code"]) == ("failed", "stopping")
+
+
+def test_what_nobody_asks_for_ends_and_what_a_dead_replica_left_is_lost(
+    client: TestClient, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    monkeypatch.setattr(certifications, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(certifications, "ABANDONED_AFTER", timedelta(0))
+
+    async def sleep(_: Any) -> Any:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(services.pool, "assess", sleep)
+    where = certify(client, plan()).headers["location"]
+    with services.engine.connect() as connection:
+        requester = connection.scalar(select(certifications.certifications.c.requester))
+    wait_until(lambda: services.certifications._running == {})
+    document = client.get(where).json()
+    assert (document["state"], document["problem"]["code"]) == ("failed", "abandoned")
+
+    identity = str(uuid.uuid4())
+    left_by_another_replica = Certifications(services.engine, services.clock.now)
+    left_by_another_replica._begin(identity, requester)
+    assert client.get(f"/v1/certifications/{identity}").json()["state"] == "running"
+    monkeypatch.setattr(certifications, "LOST_AFTER", timedelta(0))
+    document = client.get(f"/v1/certifications/{identity}").json()
+    assert (document["state"], document["problem"]["code"]) == ("failed", "replica_lost")
+
+
+def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> None:
+    """The accounting never ends by itself and hears nothing; its process is replaced."""
+    accounting = AccountingPool(1, 600)
+
+    async def hang_up(method: str, *messages: dict[str, Any]) -> None:
+        begun = asyncio.Event()
+        arriving = iter(messages)
+
+        async def app(_scope: Any, receive: Any, _send: Any) -> None:
+            if method == "POST":
+                while (await receive()).get("more_body"):
+                    pass
+            begun.set()
+            await accounting.run_long(slow.spin, True)
+
+        async def receive() -> Any:
+            message = next(arriving, None)
+            if message is None:
+                await begun.wait()
+                await asyncio.sleep(0.3)  # the process has begun
+                return {"type": "http.disconnect"}
+            return message
+
+        async def send(message: Any) -> None:
+            raise AssertionError(message)
+
+        scope = {"type": "http", "method": method, "path": "/", "headers": []}
+        request = asyncio.create_task(RequestMiddleware(app, Metrics())(scope, receive, send))
+        # Not wait_for, which cancels what it waits for and so would end the request itself.
+        done, _ = await asyncio.wait({request}, timeout=20)
+        assert done, f"{method}: the request outlived its client"
+        assert scope["state"]["code"] == "client_gone"  # type: ignore[index]
+        assert accounting.unanswered == 0
+        request.result()
+
+    async def run() -> None:
+        body = {"type": "http.request", "body": b"{}", "more_body": True}
+        end = {"type": "http.request", "body": b"", "more_body": False}
+        await hang_up("POST", body, end)
+        await hang_up("GET", end)
+        # The only process is free again.
+        other = asyncio.create_task(accounting.run(abs, -1))
+        done, _ = await asyncio.wait({other}, timeout=20)
+        assert done, "the process went on with what nobody waits for"
+        assert other.result() == 1
+
+    try:
+        asyncio.run(run())
+    finally:
+        accounting.close()
+
+
+def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
+    slow: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ORDINARY_SECONDS", 0.2)
+    accounting = AccountingPool(2, 600)
+
+    async def run() -> None:
+        floods = []
+        for caller in ("one", "two"):
+            CALLER.set(caller)
+            floods.append(asyncio.create_task(accounting.run(slow.spin, True)))
+        CALLER.set("other")
+        await asyncio.sleep(0)
+        other = asyncio.create_task(accounting.run(abs, -1))
+        done, _ = await asyncio.wait({other}, timeout=20)
+        assert done, "an ordinary plan waited for long ones"
+        for flood in floods:
+            flood.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+
+    try:
+        asyncio.run(run())
+    finally:
+        accounting.close()
