@@ -90,6 +90,7 @@ BENCHES = (
         command=("bench/accounting_sweeps.py", "--svg", "docs/benchmarks-steps.svg"),
         minutes=20,
     ),
+    Bench(name="proofs", command=("-m", "bench.proofs"), minutes=3),
     Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
@@ -98,6 +99,7 @@ BENCHES = (
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),
     Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
     Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),
+    Bench(name="fair-share", command=("-m", "bench.fair_share"), minutes=8),
     Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),
 )
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 PLAN = Path(__file__).parents[1] / "examples" / "cifar10-wrn16-4-dp-sgd.yaml"
-CHECK = (sys.executable, "-m", "affidavit.gate", "check", str(PLAN))
+CHECK = (sys.executable, "-m", "affidavit", "check", str(PLAN))
 
 
 def seconds(command: tuple[str, ...], cache: str) -> float:

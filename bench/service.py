@@ -89,7 +89,7 @@ class Service:
         told = _affidavit("tokens new --name load --scope submit", environment)
         self.token = next(word for word in told.split() if word.startswith("affidavit_"))
         self.port, self.bare = free_port(), free_port()
-        serve = [sys.executable, "-m", "affidavit.gate", "serve", "--port", str(self.port)]
+        serve = [sys.executable, "-m", "affidavit", "serve", "--port", str(self.port)]
         rest.enter_context(_running(serve, self.port, environment, home / "log"))
         bare = [sys.executable, str(HERE / "bare_read.py"), url, str(self.bare)]
         rest.enter_context(_running(bare, self.bare, environment, home / "bare"))
@@ -119,7 +119,7 @@ class Service:
 
 def _affidavit(command: str, environment: dict[str, str]) -> str:
     return subprocess.run(
-        [sys.executable, "-m", "affidavit.gate", *command.split()],
+        [sys.executable, "-m", "affidavit", *command.split()],
         env=environment,
         check=True,
         capture_output=True,

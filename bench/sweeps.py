@@ -2,9 +2,10 @@
 
     AFFIDAVIT_RAY=.venv-ray/bin/ray .venv-ray/bin/python -m bench.sweeps [PLANS]
 
-Both certify the same plans in one run. Processor seconds are those of all processes of a batch; of
-Ray, those of all processes of its nodes between the first line and the last, which the start of
-the cluster is not part of. Halfway through a second batch over Ray one node is killed.
+Both certify the same plans at the same time, so that they have the same neighbours. Processor
+seconds are those of all processes of a batch; of Ray, those of all processes of its nodes between
+the first line and the last, which the start of the cluster is not part of. Halfway through a
+second batch over Ray one node is killed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.ray_cluster import RayCluster, program, ray_cluster
@@ -92,6 +94,12 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def tell(line: str) -> None:
+    """Print a line at once: a sweep takes long."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Print a table of both, and whether the lines of the killed sweep are those of the other."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
@@ -103,25 +111,23 @@ def main() -> None:
         over, killed = Path(folder, "over.jsonl"), Path(folder, "killed.jsonl")
         source.write_text("".join(f"{plan}\n" for plan in plans(count)))
         jobs = str(os.cpu_count() or 1)
-        used, took = run(source, alone, "--jobs", jobs)
-        with ray_cluster(ray, 2, PYTHONPATH=str(ROOT / "src")) as cluster:
+        with (
+            ray_cluster(ray, 2, PYTHONPATH=str(ROOT / "src")) as cluster,
+            ThreadPoolExecutor(1) as beside,
+        ):
             address = ("--ray", cluster.address)
-            used_over, took_over = run(source, over, *address, cluster=cluster)
+            first = beside.submit(run, source, alone, "--jobs", jobs)
+            results = {"over two Ray nodes": run(source, over, *address, cluster=cluster)}
+            used = first.result()[0]
+            results = {f"`batch --jobs {jobs}`": first.result(), **results}
+            tell("| sweep | processor s | wall s | plans a processor second | against batch |")
+            tell("|---|---|---|---|---|")
+            for name, (seconds, wall) in results.items():
+                rate, ratio = count / seconds, seconds / used
+                tell(f"| {name} | {seconds:.0f} | {wall:.0f} | {rate:.0f} | {ratio:.2f} |")
             run(source, killed, *address, cluster=cluster, kill_at=count // 2)
         same = alone.read_bytes() == over.read_bytes() == killed.read_bytes()
-        rows = [
-            (f"{count:,} plans, batch of {jobs}", used, took),
-            ("the same over two Ray nodes", used_over, took_over),
-        ]
-        table = "".join(
-            f"| {name} | {seconds:.0f} | {wall:.0f} | {count / wall:.0f} | {seconds / used:.2f} |\n"
-            for name, seconds, wall in rows
-        )
-        sys.stdout.write(
-            "| sweep | processor s | wall s | plans a second | against batch |\n"
-            f"|---|---|---|---|---|\n{table}\n"
-            f"Lines are the same, with a node killed halfway: {same}\n"
-        )
+        tell(f"\n{count:,} lines of all, of a node killed halfway too, are the same: {same}")
 
 
 if __name__ == "__main__":

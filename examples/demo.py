@@ -25,7 +25,7 @@ from affidavit.accountants import decimal_up
 
 EXAMPLES = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or EXAMPLES.parent / ".affidavit")
-AFFIDAVIT = (sys.executable, "-m", "affidavit.gate")
+AFFIDAVIT = (sys.executable, "-m", "affidavit")
 START_SECONDS = 60.0
 # None is needed until the first one is made in this home.
 GIVEN = os.environ.get("AFFIDAVIT_TOKEN")

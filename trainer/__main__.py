@@ -17,23 +17,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
-    BadCanaries,
     KeyFailure,
     PublicKey,
     TrustPolicy,
     TrustRoot,
     VerificationError,
     VerificationOptions,
-    losses_as_bytes,
-    read_canaries,
     write_atomically,
 )
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
-from affidavit.trainer.data.canaries import AuditedData, AuditedModel, canary_losses
-from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.loop import Outcome, train
@@ -41,9 +36,8 @@ from affidavit.trainer.options import FOLDERS, FileRefused
 from affidavit.trainer.settings import Precision, Schedule, Settings
 from affidavit.trainer.sources import data_of, model_of
 from affidavit.trainer.step_grants import Supervision
+from affidavit.trainer.trial import SCORE, Trial, mean_loss
 
-CANARY_LOSSES = "canary-losses.json"
-"""The file of a run's folder with what its canaries lose when it is over."""
 err = Console(stderr=True, soft_wrap=True)
 
 
@@ -107,9 +101,8 @@ def main(
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Let --data and --model name no file at all.")
     ] = False,
-    canaries: Annotated[
-        Path | None,
-        typer.Option(help="Canaries to train with, for an audit: affidavit audit-model new."),
+    trial: Annotated[
+        Path | None, typer.Option(help="A trial of a search, as affidavit search writes it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -136,13 +129,6 @@ def main(
         str, typer.Option(help="Of the learning rate: constant, linear or cosine.")
     ] = "constant",
     warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 0,
-    exact_noise: Annotated[
-        bool,
-        typer.Option(
-            "--exact-noise",
-            help="Release noisy sums on a grid, free of floating point's traces; slower.",
-        ),
-    ] = False,
     show_private: Annotated[
         bool,
         typer.Option(
@@ -163,6 +149,7 @@ def main(
     ] = False,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
+    searched = None if trial is None else _trial(trial)
     settings = Settings(
         device=_one_of("--device", device, ("auto", "cpu", "cuda")),
         microbatch=microbatch,
@@ -172,17 +159,14 @@ def main(
         digest_every=digest_every,
         schedule=_schedule(schedule),
         warmup=warmup,
+        learning_rate=None if searched is None else searched.learning_rate,
         show_private=show_private,
-        exact_noise=exact_noise,
     )
     read = _plan(plan)
     bundle = _bytes(certificate)
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
-    audited = None if canaries is None else _audited(records, adapter, canaries)
-    if audited is not None:
-        records, adapter = audited
     trusted, policy = _trusted(keys or [], keyset or [], root)
     options = VerificationOptions(
         trust=policy,
@@ -204,7 +188,7 @@ def main(
             resume=resume,
             peers=peers,
             supervision=Supervision(allowance=allowance, charged=charged_before, ends=stop_ends),
-            canaries=None if audited is None else audited[0].canaries.commitment,
+            trial=searched,
         )
     except Interrupted as failure:
         _end(Exit.UNFINISHED, failure.code, str(failure))
@@ -221,9 +205,9 @@ def main(
     finally:
         peers.leave()
     if peers.leads:
-        if audited is not None:
-            losses = losses_as_bytes(canary_losses(audited[1], audited[0]))
-            write_atomically(out / CANARY_LOSSES, losses)
+        if searched is not None:
+            score = mean_loss(adapter, data_of(searched.score))
+            write_atomically(out / SCORE, f"{score!r}\n".encode())
         _print(outcome, out)
 
 
@@ -268,6 +252,13 @@ def _trusted(
         _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
 
 
+def _trial(path: Path) -> Trial:
+    try:
+        return Trial.read(path)
+    except (OSError, ValueError) as error:
+        _end(Exit.USAGE, "bad_trial", f"{path}: {error}")
+
+
 def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
     try:
         records = data_of(data)
@@ -276,15 +267,6 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
         _end(Exit.USAGE, "file_refused", str(error))
     except (ValueError, OSError, ImportError) as error:
         _end(Exit.USAGE, "bad_source", str(error))
-
-
-def _audited(
-    data: DataAdapter, model: ModelAdapter, path: Path
-) -> tuple[AuditedData, AuditedModel]:
-    try:
-        return AuditedData.of(data, read_canaries(_bytes(path))), AuditedModel(model)
-    except (BadCanaries, WrongData) as error:
-        _end(Exit.USAGE, "bad_canaries", f"{path}: {error}")
 
 
 def _precision(value: str) -> Precision:

@@ -48,8 +48,9 @@ of its folder; ``python:MODULE:FUNCTION[:ARGUMENT]`` names one of your own (``so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -102,14 +103,16 @@ class DataAdapter(Protocol):
         """The records at ``indices``, a sorted int64 tensor that is not empty. Shape (n,)."""
 
 
-def digest_of_tensors(*tensors: Tensor) -> str:
+def digest_of_tensors(*tensors: Tensor | Iterable[Tensor]) -> str:
     """sha256 over the types, shapes and little-endian bytes of ``tensors`` in turn.
+
+    Several tensors may come one after the other, so that not all are there at a time.
 
     >>> digest_of_tensors(torch.arange(3))[:23]
     'sha256:e0eb7780825780e8'
     """
     result = hashlib.sha256()
-    for tensor in tensors:
+    for tensor in chain.from_iterable([t] if isinstance(t, Tensor) else t for t in tensors):
         held = tensor.detach().cpu().contiguous()
         result.update(f"{held.dtype} {list(held.shape)}\n".encode())
         result.update(held.view(-1).view(torch.uint8).numpy().tobytes())

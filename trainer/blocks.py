@@ -14,7 +14,7 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -29,11 +29,15 @@ from affidavit.trainer.noise.source import TensorNoise
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The groups of every release, in the plan's order, and the tensors themselves."""
+    """The groups of every release, in the plan's order, and the tensors themselves.
+
+    ``rows`` are those that are here of tensors that are sharded.
+    """
 
     groups: Mapping[str, tuple[Group, ...]]
     parameters: Mapping[str, nn.Parameter]
     flat: bool
+    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -65,6 +69,7 @@ class Layout:
             name: TensorNoise(
                 shape=tuple(self.parameters[name].shape),
                 scale=of_block(required.noise_std, release, place),
+                rows=self.rows.get(name),
             )
             for release, groups in self.groups.items()
             for place, group in enumerate(groups)

@@ -7,6 +7,8 @@ process died before that, when it is loaded: the next one is written where it st
 moment the process dies at, and however often, a file that the record names is there, and one that
 it does not name (another run's, an altered one) is refused. An older one that the record names
 may be resumed from: the steps after it are charged and lost, and their keys are never used again.
+The checkpoint of a sharded run is a folder of a new name, to which all ranks write
+(``affidavit.trainer.sharded_checkpoint``).
 
 >>> content = packed({"step": 3})
 >>> unpacked(content)["step"], digest_of_bytes(content)[:7]
@@ -17,10 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -31,6 +35,9 @@ from affidavit.trainer.run_log import RunLog, unwritable, write_all
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
+FOLDERS = "checkpoint-*"
+STATE = "state.pt"
+"""Of a checkpoint in a folder: all of it but what is sharded."""
 State = dict[str, Any]
 
 
@@ -52,6 +59,15 @@ def digest_of_bytes(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
+def digest_of_folder(folder: Path) -> str:
+    """The digest of a folder's files and their names."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as stream:
+            files[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digest_of_bytes(json.dumps(files, sort_keys=True).encode())
+
+
 def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
     """Make ``state``, before ``step``, the run's checkpoint; raises ``RunFailure``."""
     content = packed(state)
@@ -66,24 +82,48 @@ def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
         }
     )
     put_in_place(partial, run_log.folder / NAME)
+    _remove_folders(run_log.folder)
 
 
-def remove(folder: Path) -> None:
-    """Have no checkpoint any more: a run that ended does not go on."""
+def adopt(run_log: RunLog, folder: str, digest: str, *, step: int, parameters: str) -> None:
+    """Make what ranks wrote into ``folder``, before ``step``, the run's checkpoint."""
+    entry = {"type": "checkpoint", "step": step, "checkpoint": digest, "parameters": parameters}
+    run_log.append(entry)
+    remove(run_log.folder, but=folder)
+
+
+def remove(folder: Path, *, but: str | None = None) -> None:
+    """Have no checkpoint any more, but one: a run that ended does not go on."""
     for name in (NAME, PARTIAL):
         (folder / name).unlink(missing_ok=True)
+    _remove_folders(folder, but=but)
 
 
-def load(run_log: RunLog) -> State:
+def _remove_folders(folder: Path, *, but: str | None = None) -> None:
+    for path in folder.glob(FOLDERS):
+        if path.name != but:
+            rmtree(path, ignore_errors=True)
+
+
+def load(run_log: RunLog) -> tuple[State, str | None]:
     """The newest checkpoint that is whole and that the record names, which is in its place then.
 
+    Beside it the name of its folder, where the rest of it is (``sharded_checkpoint``).
     Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``, or ``not_written``.
     """
-    result = [
-        (entry["step"], name, content)
+    candidates = [
+        (name, digest_of_bytes(content), content)
         for name in (NAME, PARTIAL)
         if (content := _content(run_log.folder / name)) is not None
-        and (entry := run_log.progress.checkpoints.get(digest_of_bytes(content))) is not None
+    ]
+    for path in run_log.folder.glob(FOLDERS):
+        if (content := _content(path / STATE)) is not None:
+            candidates.append((path.name, digest_of_folder(path), content))
+    checkpoints = run_log.progress.checkpoints
+    result = [
+        (checkpoints[digest]["step"], name, content)
+        for name, digest, content in candidates
+        if digest in checkpoints
     ]
     if not result:
         raise RunFailure(
@@ -96,7 +136,7 @@ def load(run_log: RunLog) -> State:
     if name == PARTIAL:
         put_in_place(run_log.folder / PARTIAL, run_log.folder / NAME)
     try:
-        return unpacked(content)
+        return unpacked(content), None if name in (NAME, PARTIAL) else name
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise RunFailure(
             "bad_checkpoint", f"the checkpoint cannot be read by this release: {error}."

@@ -4,7 +4,8 @@ Rank 0 keeps the run log and the checkpoints and draws every key; the others get
 need from it. A lot is cut into disjoint shards by rank; clipped sums are added up over all
 ranks, and every rank then adds the *same* noise to the same sum, drawn from the same key, so
 that noise is in the result once. Parameters are compared across ranks by their digest, and a
-rank that differs, or dies, stops all.
+rank that differs, or dies, stops all. (Where tensors are sharded, each rank has its own part of
+sum and noise: ``affidavit.trainer.shards``.)
 
 >>> alone = Peers.alone()
 >>> alone.shard(torch.tensor([4, 7, 9])).tolist(), alone.leads
@@ -63,7 +64,8 @@ class Peers:
             torch.cuda.set_device(place)
         else:
             place = torch.device(device)
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
+        if not dist.is_initialized():  # a script that shards its model has begun one
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), device=place)
 
     @property
@@ -95,7 +97,7 @@ class Peers:
             by_type.setdefault(item.dtype, []).append(item)
         for same in by_type.values():
             flat = torch.cat([entry.flatten() for entry in same])
-            with _while_all_live():
+            with while_all_live():
                 dist.all_reduce(flat)
                 # The bits of rank 0 count: backends need not add in one order everywhere.
                 dist.broadcast(flat, src=0)
@@ -103,6 +105,24 @@ class Peers:
                 same, flat.split([element.numel() for element in same]), strict=True
             ):
                 each.copy_(part.view_as(each))
+
+    def agree(self, holds: bool) -> bool:
+        """Whether something holds on every rank; each says what it knows."""
+        if self.size == 1:
+            return holds
+        failed = torch.tensor([not holds], dtype=torch.int32, device=self.device)
+        with while_all_live():
+            dist.all_reduce(failed)
+        return not int(failed)
+
+    def gathered(self, item: T) -> list[T]:
+        """What each rank has of plain data, in their order."""
+        result: list[Any] = [None] * self.size
+        if self.size == 1:
+            return [item]
+        with while_all_live():
+            dist.all_gather_object(result, item)
+        return result
 
     def led(self, action: Callable[[], T]) -> T:
         """What ``action``, done on rank 0 alone, returns; its failure is everybody's.
@@ -119,7 +139,7 @@ class Peers:
                 stated = [(True, action())]
             except RunFailure as failure:
                 stated = [(False, (failure.code, str(failure)))]
-        with _while_all_live():
+        with while_all_live():
             dist.broadcast_object_list(stated, src=0)
         done, result = stated[0]
         if not done:
@@ -128,12 +148,7 @@ class Peers:
 
     def require_same(self, digest: str) -> None:
         """Raise ``RunFailure`` unless ``digest`` is the same on all ranks."""
-        if self.size == 1:
-            return
-        result: list[Any] = [None] * self.size
-        with _while_all_live():
-            dist.all_gather_object(result, digest)
-        if len(set(result)) > 1:
+        if len(set(self.gathered(digest))) > 1:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "
@@ -142,8 +157,11 @@ class Peers:
 
 
 @contextmanager
-def _while_all_live() -> Iterator[None]:
-    """A rank that does not answer any more ends the run of all; what was charged stays so."""
+def while_all_live() -> Iterator[None]:
+    """A rank that does not answer any more ends the run of all; what was charged stays so.
+
+    Raises ``RunFailure``.
+    """
     try:
         yield
     except RuntimeError as error:

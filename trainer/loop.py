@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from tempfile import mkdtemp
 from types import FrameType
 from typing import Any
 
@@ -33,9 +34,11 @@ from torch import Tensor
 
 from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
-from affidavit.trainer import checkpoint
+from affidavit.trainer import checkpoint, sharded_checkpoint
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.checkpoint_schedule import CheckpointSchedule
+from affidavit.trainer.data.canaries import AuditedData, AuditedModel, audit_files
+from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.progress import Quiet, Shown
@@ -46,6 +49,7 @@ from affidavit.trainer.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.step_grants import Allowance, Supervision
 from affidavit.trainer.training_state import TrainingState
+from affidavit.trainer.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,16 +79,24 @@ def train(
     options: VerificationOptions | None = None,
     entropy: Entropy = os.urandom,
     supervision: Supervision | None = None,
-    canaries: str | None = None,
+    trial: Trial | None = None,
 ) -> Outcome:
     """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
 
-    ``canaries`` is the digest of the file of canaries that are in ``data``, if there are any.
+    ``trial`` says which search this is a repetition of.
     Raises ``NotCertified``, ``Interrupted``, ``Diverged`` or another ``RunFailure``, and
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
     settings = settings or Settings()
-    config = bind(bundle, trusted, plan, records=len(data), now=now, options=options)
+    config = bind(
+        bundle,
+        trusted,
+        plan,
+        records=len(data),
+        now=now,
+        options=options,
+        search=trial is not None,
+    )
     run = Run(
         config=config,
         model=model,
@@ -94,7 +106,7 @@ def train(
         quiet=quiet,
         entropy=entropy,
         supervision=supervision or Supervision(),
-        canaries=canaries,
+        trial=trial,
     )
     try:
         return run.steps(run.resumed(out) if resume else run.begun(out))
@@ -134,9 +146,10 @@ class Run:
         entropy: Entropy,
         supervision: Supervision,
         optimizer: torch.optim.Optimizer | None = None,
-        canaries: str | None = None,
+        trial: Trial | None = None,
     ) -> None:
-        self._optimizer, self._canaries = optimizer, canaries
+        self._optimizer, self._trial = optimizer, trial
+        self._audit: tuple[AuditedData, AuditedModel] | None = None
         self.config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
@@ -155,24 +168,30 @@ class Run:
         _require_anew(self.config, charged)
         secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
         training = self._built(secrets)
-        training.load(
-            checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(training.state())))
-        )
+        if training.shards is None:
+            training.load(
+                checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(training.state())))
+            )
+        else:
+            shared = self._peers.led(lambda: checkpoint.packed(training.replicated()))
+            training.load_replicated(checkpoint.unpacked(shared))
+        parameters = training.digest()
 
         def begin() -> None:
             self._run_log = RunLog.begun(out)
-            self._open_writer = RunWriter(self._run_log, secrets.opening)
+            self._open_writer = RunWriter(self._run_log, secrets.opening, self._trial)
             self._writer.header(
                 self.config,
                 training,
                 self._data,
                 secrets.run,
                 self._performance,
-                canaries=self._canaries,
+                parameters,
+                canaries=None if self._audit is None else self._audit[0].canaries.commitment,
             )
-            self._writer.checkpoint(training, 0, secrets)
 
         self._peers.led(begin)
+        self._keep(training, 0, secrets, parameters)
         if charged:
             secrets = self._past(training, secrets, first=0, known=0, charged=charged)
         return Begun(training=training, first=charged, secrets=secrets)
@@ -180,19 +199,21 @@ class Run:
     def resumed(self, out: Path) -> Begun:
         """A run from its checkpoint; what was charged after it is lost."""
 
-        def reopen() -> tuple[bytes, int]:
+        def reopen() -> tuple[bytes, str | None, int]:
             run_log = self._run_log = RunLog.resumed(out)
             _require_going_on(run_log)
-            state = checkpoint.load(run_log)
+            state, folder = checkpoint.load(run_log)
             opening = RunSecrets.of_state(state["secrets"]).opening
-            self._open_writer = RunWriter(run_log, opening)
-            return checkpoint.packed(state), run_log.progress.charged
+            self._open_writer = RunWriter(run_log, opening, self._trial)
+            return checkpoint.packed(state), folder, run_log.progress.charged
 
-        content, charged = self._peers.led(reopen)
+        content, folder, charged = self._peers.led(reopen)
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
         training = self._built(secrets)
         self._peers.led(lambda: self._writer.require_same_run(self.config, training, self._data))
+        if folder is not None:
+            state = sharded_checkpoint.load(out / folder, state, training.shards)
         training.load(state)
         known, charged = charged, _all_charged(self.config, charged, self._supervision)
         secrets = self._past(training, secrets, first=state["step"], known=known, charged=charged)
@@ -223,12 +244,46 @@ class Run:
                 public = training.public(lost)
                 self._writer.charge(lost, self.config.plan_digest, public, key, durable=False)
             self._writer.resumed(charged, first, parameters, how)
-            self._writer.checkpoint(training, charged, secrets)
 
         self._peers.led(go_on)
+        self._keep(training, charged, secrets, parameters)
         return secrets
 
+    def _keep(
+        self, training: TrainingState, step: int, secrets: RunSecrets, parameters: str
+    ) -> None:
+        """A checkpoint of the state before ``step``, with the key of that step."""
+
+        def state() -> checkpoint.State:
+            return {"step": step, "secrets": secrets.as_state(), **training.state()}
+
+        def keep() -> None:
+            run_log = self._writer.run_log
+            checkpoint.save(run_log, state(), step=step, parameters=parameters)
+
+        def room() -> str:
+            folder = Path(mkdtemp(prefix="checkpoint-", dir=self._writer.run_log.folder))
+            return str(folder)
+
+        def adopt() -> None:
+            run_log = self._writer.run_log
+            checkpoint.adopt(run_log, folder.name, digest, step=step, parameters=parameters)
+
+        if training.shards is None:
+            self._peers.led(keep)
+            return
+        folder = Path(self._peers.led(room))
+        digest = sharded_checkpoint.save(folder, state(), self._peers)
+        self._peers.led(adopt)
+
     def _built(self, secrets: RunSecrets) -> TrainingState:
+        """The training; the plan's canaries are put into data and model first."""
+        if (canaries := secrets.canaries(self.config.plan)) is not None:
+            try:
+                self._audit = AuditedData.of(self._data, canaries), AuditedModel(self._model)
+            except WrongData as error:
+                raise RunFailure("unsupported", str(error)) from None
+            self._data, self._model = self._audit
         self._machine = TrainingState(
             self.config,
             self._model,
@@ -289,15 +344,16 @@ class Run:
 
         def charge() -> Due | None:
             if asked() or not self._allowance.waited_for(step, asked):
-                if not self._supervision.ends:
-                    self._writer.checkpoint(training, step, secrets)
                 return None
             public = training.public(step)
             self._writer.charge(step, self.config.plan_digest, public, secrets.ratchet)
             keep = not last and self._checkpoints.due(done)
             return Due(keep=keep, digest=keep or last or self._digests.due(done))
 
-        return self._peers.led(charge)
+        due = self._peers.led(charge)
+        if due is None and not self._supervision.ends:
+            self._keep(training, step, secrets, training.digest())
+        return due
 
     def taken(
         self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: Due
@@ -306,27 +362,34 @@ class Run:
 
         Returns the secrets of the next step.
         """
-        digest, secrets = None, replace(secrets, ratchet=secrets.ratchet.next())
+        digest, secrets = "", replace(secrets, ratchet=secrets.ratchet.next())
         if due.digest:
             with self._digests.timed():
                 digest = training.digest()
-            self._peers.require_same(digest)
-
-        def say() -> None:
-            self._writer.release(step, records, digest, training.clip_counts)
-            if due.keep:
-                with self._checkpoints.timed():
-                    self._writer.checkpoint(training, step + 1, secrets)
-
-        self._peers.led(say)
+            if training.shards is None:
+                self._peers.require_same(digest)
+        counts = training.clip_counts
+        self._peers.led(lambda: self._writer.release(step, records, digest or None, counts))
+        if due.keep:
+            with self._checkpoints.timed():
+                self._keep(training, step + 1, secrets, digest)
         return secrets
 
     def ended_by(self, ended: str, training: TrainingState) -> Outcome:
         """Write the weights unless the run diverged, and the last line, on rank 0."""
-        return self._peers.led(lambda: self._ended(training, ended))
+        weights = None if ended == "diverged" else training.weights()
+        parameters, seen = training.digest(), training.noise_entry()
+        audit = None if weights is None else self._audit
+        # Computed on every rank: each may hold a part of the model.
+        files = {} if audit is None else audit_files(*audit)
+        return self._peers.led(
+            lambda: self._ended(
+                ended, weights=weights, files=files, parameters=parameters, noise_test=seen
+            )
+        )
 
-    def _ended(self, training: TrainingState, ended: str) -> Outcome:
-        self._writer.end(ended, training)
+    def _ended(self, ended: str, **what: Any) -> Outcome:
+        self._writer.end(ended, **what)
         progress = self._writer.run_log.progress
         return Outcome(
             ended=ended,

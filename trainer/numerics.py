@@ -48,6 +48,9 @@ LOST = 2.0**-62
 """√(2⁻¹²⁶) rounded up a little: what one entry may have whose float32 square is lost."""
 
 
+NARROW = (torch.bfloat16, torch.float16)
+"""Types whose sums are taken in float32."""
+
 MATRIX_UNIT = 4
 """How many times u an addition in a matrix unit may err, of the absolute values it adds."""
 

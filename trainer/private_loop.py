@@ -148,6 +148,11 @@ def private(
             f"{plan.optimizer.name} takes gradients in a way of its own, which a loop of yours "
             "does not. Run it with affidavit train."
         )
+    if plan.canaries is not None:
+        raise UnsupportedModel(
+            "the plan has canaries, which a loop of yours does not train on. Run it with "
+            "affidavit train, or certify it without canaries."
+        )
     records = _Records(loader, digest)
     config = bind(
         bundle,
@@ -198,6 +203,8 @@ class PrivateRun:
         # A scheduler wraps the function of this method, and binds it to the optimiser again.
         step = MethodType(lambda _, closure=None: self._step(closure), self.optimizer)
         self.optimizer.step = step  # type: ignore[method-assign]  # until close
+        # So that GradScaler calls it, instead of failing over gradients that are not there yet.
+        self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._microbatch: ExitStack | None = None
         self._sums: dict[str, Tensor] = {}  # not in ``grad``, where others would change them
         self._due: Due | None = None
@@ -254,11 +261,12 @@ class PrivateRun:
             self._private.forget_sums()
             self._sums = self._private.sums()
             lot, self._records = self._training.lot(self.step, self._secrets.ratchet)
-            last = -(-len(lot.records) // lot.microbatch) - 1
+            last = lot.microbatches - 1
             for place, records in enumerate(lot):
                 batch = self._training.batch(lot, place, records)
                 with ExitStack() as stack:
-                    stack.enter_context(self._private.microbatch(len(records)))
+                    count, idle = max(1, len(records)), not len(records)
+                    stack.enter_context(self._private.microbatch(count, idle=idle))
                     self._microbatch, self._lossless = stack.pop_all(), True
                 self._ready = place == last
                 yield batch
@@ -285,6 +293,13 @@ class PrivateRun:
         self._private.forget_sums()
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if hasattr(self.optimizer, "grad_scale"):
+            raise LoopError(
+                "loop",
+                "a GradScaler took the step. The scale of a loss has no meaning here, because each "
+                "record's gradient is clipped: call run.loss(batch).backward() and "
+                "optimizer.step() themselves, and autocast to bfloat16.",
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -352,7 +367,8 @@ class PrivateRun:
             unfinished = LoopError("loop", "the run was closed within a batch.")
             with suppress(LoopError):
                 stack.__exit__(LoopError, unfinished, None)
-        self.optimizer.__dict__.pop("step", None)
+        for name in ("step", "_step_supports_amp_scaling"):
+            self.optimizer.__dict__.pop(name, None)
         if not self._closed:
             self._closed = True
             self._say()

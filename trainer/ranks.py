@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from itertools import takewhile
 
 UNFINISHED = 3
 USAGE = 2
@@ -34,7 +35,15 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    provided = ["--standalone", f"--nproc-per-node={processes}", "--max-restarts=0", "--no-python"]
+    # Options before the command are those of torchrun about other hosts.
+    hosts = list(takewhile(lambda word: word.startswith("--"), command))
+    command = command[len(hosts) :]
+    provided = [
+        *(hosts or ["--standalone"]),
+        f"--nproc-per-node={processes}",
+        "--max-restarts=0",
+        "--no-python",
+    ]
     try:
         run.run(run.parse_args([*provided, *command]))
     except ChildFailedError as error:

@@ -10,7 +10,7 @@ this trainer cannot keep is refused here, before anything is read of the data:
 * a data set of another size than the plan's;
 * an obligation that this release does not know;
 * correlated noise whose coefficients come out otherwise here than where it was certified;
-* events beside training that belong around the loop (repeat and select).
+* a run that is to be repeated and selected from, other than as a trial of its search.
 
 >>> OBLIGATIONS >= {"noise_once_per_lot", "empty_lot_counts"}
 True
@@ -52,13 +52,13 @@ OBLIGATIONS = STEP_OBLIGATIONS | {
     "one_divisor",
     "error_state_is_private",
     "recentred_clipping_count",
+    "round_to_the_grid",
+    "insert_the_canaries",
 }
 """The codes of the obligations that this trainer fulfils."""
 
-NOT_HERE = {
-    "repeat_and_select": "a run is not repeated and selected from by this trainer",
-}
-"""Extra events that are part of the loop, and are not built into this one."""
+SEARCH_OBLIGATIONS = frozenset({"repetitions_are_drawn", "score_is_accounted"})
+"""Those that ``affidavit search`` fulfils, whose trials this trainer runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,18 +87,22 @@ def bind(
     records: int,
     now: datetime | None = None,
     options: VerificationOptions | None = None,
+    search: bool = False,
 ) -> RunConfig:
-    """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
+    """The run that ``bundle`` certifies ``plan`` for, on ``records`` records beside its canaries.
 
-    ``options`` is what its verification asks beyond what every certificate must pass.
+    ``options`` is what its verification asks beyond what every certificate must pass. ``search``
+    says that this is one of the runs that are selected from.
     Raises ``NotCertified`` with the code of what is wrong.
     """
     try:
         predicate = verify(bundle, trusted, plan=plan, now=now, options=options).predicate
     except VerificationError as error:
         raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
+    _require_search(plan, search=search)
+    fulfilled = OBLIGATIONS | SEARCH_OBLIGATIONS if search else OBLIGATIONS
     try:
-        execution = certified_execution(predicate, OBLIGATIONS)
+        execution = certified_execution(predicate, fulfilled)
         strategies = strategies_of(execution)
     except NotTrainable as error:
         raise NotCertified(error.code, str(error)) from None
@@ -131,13 +135,23 @@ def strategies_of(execution: Execution) -> tuple[Strategy | None, ...]:
     )
 
 
+def _require_search(plan: Plan, *, search: bool) -> None:
+    selects = any(event.kind == "repeat_and_select" for event in plan.extra)
+    if selects and not search:
+        raise NotCertified(
+            "unsupported",
+            "/extra: the run is to be repeated and selected from, and repeat_and_select covers no "
+            "single run. Use affidavit search.",
+        )
+    if search and not selects:
+        raise NotCertified(
+            "unsupported",
+            "/extra: the certificate covers one run and no search. Certify a plan with "
+            "repeat_and_select.",
+        )
+
+
 def _require_runnable(plan: Plan, records: int) -> None:
-    for event in plan.extra:
-        if event.kind in NOT_HERE:
-            raise NotCertified(
-                "unsupported",
-                f"/extra: {NOT_HERE[event.kind]}. Certify a plan without {event.kind}.",
-            )
     size = plan.dataset.size
     if size is None:
         raise NotCertified(
@@ -145,10 +159,12 @@ def _require_runnable(plan: Plan, records: int) -> None:
             "the plan does not say how many records there are, so that a mean has no divisor. "
             "Certify it with dataset.size.",
         )
-    if size != records:
+    canaries = 0 if plan.canaries is None else plan.canaries.count
+    if size != records + canaries:
+        what = f"{size}, {canaries} of them canaries" if canaries else f"{size}"
         raise NotCertified(
             "dataset_size",
-            f"the data has {records} records and the plan was certified for {size}. Give the data "
+            f"the data has {records} records and the plan was certified for {what}. Give the data "
             "that was meant, or certify the plan for this size.",
         )
     names = [{(release.name, release.count) for release in phase.releases} for phase in plan.phases]

@@ -19,15 +19,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from torch import Tensor
+
+from affidavit.certificate import Canaries
+from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.code import code_reference
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.noise.chacha import KEY_BYTES
+from affidavit.trainer.noise.chacha import KEY_BYTES, derived_key
 from affidavit.trainer.ratchet import Entropy, Ratchet, committed
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.run_log import RunLog
 from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.trial import Trial
 
 WEIGHTS = "weights.pt"
 OPENING = "opening.json"
@@ -53,6 +58,13 @@ class RunSecrets:
             ratchet=Ratchet.fresh(entropy),
         )
 
+    def canaries(self, plan: Plan) -> Canaries | None:
+        """The plan's canaries, a function of the opening: a run that goes on has the same."""
+        if plan.canaries is None:
+            return None
+        nonce = derived_key(self.opening, "affidavit canaries")
+        return Canaries.of(nonce, plan.canaries.count, plan.canaries.guesses)
+
     def as_state(self) -> dict[str, str]:
         """For a checkpoint."""
         return {
@@ -77,8 +89,8 @@ class RunSecrets:
 class RunWriter:
     """The run log and the checkpoints of one run."""
 
-    def __init__(self, run_log: RunLog, opening: bytes) -> None:
-        self.run_log, self._opening = run_log, opening
+    def __init__(self, run_log: RunLog, opening: bytes, trial: Trial | None = None) -> None:
+        self.run_log, self._opening, self._trial = run_log, opening, trial
 
     def header(
         self,
@@ -87,11 +99,12 @@ class RunWriter:
         data: DataAdapter,
         run: str,
         performance: Any,
+        parameters: str,
         canaries: str | None = None,
     ) -> None:
         """The first line, and the secret that opens its commitments.
 
-        ``canaries`` is the digest of their file, where some are in the data.
+        ``canaries`` is the commitment to the plan's, if it has any.
         """
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
         checkpoint.write(
@@ -105,7 +118,7 @@ class RunWriter:
                 "run": run,
                 "certificate_id": config.certificate_id,
                 "plan_digest": config.plan_digest,
-                "started_at": now(),
+                "started_at": self._now(),
                 "code": code_reference(),
                 "generator": {"sampling": "chacha20", "noise": "chacha20"},
                 "adjacency": plan.adjacency,
@@ -115,11 +128,16 @@ class RunWriter:
                 "phases": config.execution.phases(),
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
                 "tensors": training.layout.as_entries(),
-                "parameters": training.digest(),
+                "parameters": parameters,
                 "performance": performance,
                 **({} if canaries is None else {"canaries": canaries}),
+                **({} if self._trial is None else {"search": self._trial.search}),
             }
         )
+
+    def _now(self) -> str:
+        """This second; of a trial when its search began, for the time would tell its number."""
+        return now() if self._trial is None else self._trial.at
 
     def of_data(self, data: DataAdapter) -> str:
         """The commitment to the data set."""
@@ -162,7 +180,7 @@ class RunWriter:
                 "lost": step - from_step,
                 "parameters": parameters,
                 "performance": performance,
-                "at": now(),
+                "at": self._now(),
             },
             durable=durable,
         )
@@ -216,18 +234,26 @@ class RunWriter:
             durable=False,
         )
 
-    def checkpoint(self, training: TrainingState, step: int, secrets: RunSecrets) -> None:
-        """The state before ``step``, with the key of that step."""
-        state = {"step": step, "secrets": secrets.as_state(), **training.state()}
-        checkpoint.save(self.run_log, state, step=step, parameters=training.digest())
+    def end(
+        self,
+        ended: str,
+        *,
+        weights: Mapping[str, Tensor] | None,
+        files: Mapping[str, bytes],
+        parameters: str,
+        noise_test: Mapping[str, Any],
+    ) -> None:
+        """Weights where there are any, the last line, and no checkpoint any more.
 
-    def end(self, ended: str, training: TrainingState) -> None:
-        """Weights unless the run diverged, the last line, and no checkpoint any more."""
+        Each has its parameter's shape, and ``parameters`` is their digest. ``files`` are written
+        beside the weights, by their names.
+        """
         progress = self.run_log.progress
-        if ended != "diverged":
-            path = self.run_log.folder / WEIGHTS
+        packed = {} if weights is None else {WEIGHTS: checkpoint.packed(dict(weights))}
+        for name, content in {**packed, **files}.items():
+            path = self.run_log.folder / name
             partial = path.with_suffix(".part")
-            checkpoint.write(partial, checkpoint.packed(dict(training.module.state_dict())))
+            checkpoint.write(partial, content)
             checkpoint.put_in_place(partial, path)
         self.run_log.append(
             {
@@ -235,9 +261,9 @@ class RunWriter:
                 "ended": ended,
                 "charged": progress.charged,
                 "released": progress.released,
-                "parameters": training.digest(),
-                "at": now(),
-                "noise_test": training.noise_test.as_entry(),
+                "parameters": parameters,
+                "at": self._now(),
+                "noise_test": dict(noise_test),
             }
         )
         checkpoint.remove(self.run_log.folder)

@@ -28,8 +28,8 @@ class Settings:
 
     Where these are None they are made as often as takes a twentieth of the time.
     ``precision`` is that of the model's own arithmetic by autocast; clip norms, sums and noise
-    are in float32 in any case. ``exact_noise`` rounds noisy sums to a grid
-    (``affidavit.trainer.noise.grid``). ``warmup`` steps raise the learning rate linearly.
+    are in float32 in any case. ``warmup`` steps raise the learning rate linearly.
+    ``learning_rate`` stands in for the plan's in a trial of a search.
     """
 
     device: str = "auto"
@@ -40,8 +40,8 @@ class Settings:
     digest_every: int | None = None
     schedule: Schedule = "constant"
     warmup: int = 0
+    learning_rate: float | None = None
     show_private: bool = False
-    exact_noise: bool = False
 
     def __post_init__(self) -> None:
         for name in ("microbatch", "checkpoint_every", "digest_every"):
@@ -87,5 +87,4 @@ class Settings:
             "warmup": self.warmup,
             "ranks": ranks,
             "torch": torch.__version__,
-            **({"exact_noise": True} if self.exact_noise else {}),
         }

@@ -27,7 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter, on_device
+from affidavit.trainer.adapters import (
+    Batch,
+    DataAdapter,
+    ModelAdapter,
+    first_records,
+    on_device,
+)
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.noise.chacha import derived_key
@@ -43,15 +49,26 @@ WITHIN_PRE_CLIP = 1 - 2.0**-13
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lot:
-    """This rank's records of a step, a microbatch at a time, and what it needs of keys."""
+    """This rank's records of a step, a microbatch at a time, and what it needs of keys.
+
+    Ranks that gather layers together take as many microbatches as each other: ``most`` records are
+    the most that one of them has, and its last microbatches may be empty here.
+    """
 
     records: Tensor
     microbatch: int
     dropout_key: bytes
+    most: int = 0
+
+    @property
+    def microbatches(self) -> int:
+        """How many there are, the empty ones as well."""
+        return -(-max(self.most, len(self.records)) // self.microbatch)
 
     def __iter__(self) -> Iterator[Tensor]:
         """Records of one microbatch after the other; the dropout of each has a seed of its own."""
-        yield from self.records.split(self.microbatch) if len(self.records) else ()
+        for place in range(self.microbatches):
+            yield self.records[place * self.microbatch : (place + 1) * self.microbatch]
 
     def seed(self, place: int) -> None:
         """Seed the drop-out of microbatch ``place``: it is no secret, and no part of the noise."""
@@ -72,6 +89,7 @@ class PerExampleGradient:
     data: DataAdapter
     peers: Peers
     autocast: torch.dtype | None = None
+    sharded: bool = False
 
     def clipped_sum(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
         """The clipped sums over all ranks; ``seen`` is handed the losses, which are private.
@@ -79,7 +97,8 @@ class PerExampleGradient:
         Each sum has the shape of its parameter.
         """
         result = self._accumulated(lot, seen, self._losses)
-        self.peers.add_up(result)
+        if not self.sharded:
+            self.peers.add_up(result)
         return result
 
     def _losses(self, batch: Batch) -> Tensor:
@@ -96,10 +115,21 @@ class PerExampleGradient:
     ) -> Sums:
         self.private.forget_sums()
         for place, records in enumerate(lot):
-            batch = on_device(self.data.collate(records), self.peers.device)
+            batch, idle = self.batch(records), not len(records)
             lot.seed(place)
-            seen(self.private.accumulate(partial(losses, batch), records=len(records)))
+            result = self.private.accumulate(
+                partial(losses, batch), records=max(1, len(records)), idle=idle
+            )
+            if not idle:
+                seen(result)
         return self.private.sums()
+
+    def batch(self, records: Tensor) -> Batch:
+        """The records with these numbers, shape (m,), on the device; one made up for none."""
+        batch = (
+            self.data.collate(records) if len(records) else first_records(self.model.made_up(1), 1)
+        )
+        return on_device(batch, self.peers.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -41,14 +41,17 @@ from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, NotCertified
 from affidavit.trainer.lot_sampler import LotSampler
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.numerics import all_finite
+from affidavit.trainer.numerics import NARROW, all_finite
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.ratchet import Ratchet
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.shards import Shards, here, is_sharded, local, placed, whole
 from affidavit.trainer.step import ErrorFeedbackGradient, KalmanGradient, Lot, PerExampleGradient
+
+_OfTensor = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,10 @@ class TrainingState:
         self._data, self.extra = data, dict[str, Any]()
         self.module = model.module.to(peers.device).train()
         self.layout = layout_of(config.execution, model)
+        self.shards = Shards.of(self.module, self._trained, peers)
+        if self.shards is not None:
+            rows = {name: self.shards.rows(name) for name in self._trained}
+            self.layout = replace(self.layout, rows=rows)
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
         self._rates = _learning_rates(config.plan, settings, steps)
         self._own_loop = optimizer is not None
@@ -101,13 +108,15 @@ class TrainingState:
             strategies=config.strategies,
             probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
             newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
+            shards=self.shards,
         )
         self._gradient = self._way_of(model, data)
         self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
         self._noise = self._noise_of_phases()
         self.noise_test = NoiseTest(
             {name: release for release, of in self.layout.tensors.items() for name in of},
-            {name: item.numel() for name, item in self._trained.items()},
+            {name: local(item).numel() for name, item in self._trained.items()},
+            ranks=1 if self.shards is None else peers.size,
         )
 
     def _way_of(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
@@ -118,7 +127,13 @@ class TrainingState:
             "data": data,
             "peers": self._peers,
             "autocast": self._settings.autocast,
+            "sharded": self.shards is not None,
         }
+        if self.shards is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
+            raise UnsupportedModel(
+                f"{plan.optimizer.name} takes gradients in a way of its own, and not of sharded "
+                "parameters. Leave out fully_shard."
+            )
         if self._adaptation is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
             raise UnsupportedModel(
                 f"{plan.optimizer.name} clips gradients in a way of its own, and its clip norms "
@@ -144,19 +159,15 @@ class TrainingState:
 
     def _noise_of_phases(self) -> list[NoiseSource]:
         execution, result, first = self._config.execution, [], 0
-        if self._settings.exact_noise and any(
-            phase.noise.kind != "independent" for phase in self._config.plan.phases
+        for steps, strategy, phase in zip(
+            execution.lengths, self._config.strategies, execution.plan.phases, strict=True
         ):
-            raise UnsupportedModel(
-                "exact noise is independent, and this plan's is not. Leave --exact-noise out."
-            )
-        for steps, strategy in zip(execution.lengths, self._config.strategies, strict=True):
             source = NoiseSource(
                 bytes(32),  # every step brings a key of its own
                 self.layout.noise(execution.at(first)),
                 strategy=strategy,
                 device=str(self._peers.device),
-                exact=self._settings.exact_noise,
+                exact=phase.has_exact_noise,
             )
             result.append(source)
             first += steps
@@ -239,6 +250,7 @@ class TrainingState:
             records=self._peers.shard(lot),
             microbatch=self._settings.microbatch,
             dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
+            most=0 if self.shards is None else -(-len(lot) // self._peers.size),
         )
         self.private.take_within()
         self._records = len(mine.records)
@@ -247,14 +259,18 @@ class TrainingState:
     def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
         """Microbatch ``place`` of ``lot`` on the device, with its seed for drop-out set.
 
-        ``records`` are its numbers, shape (m,).
+        ``records`` are its numbers, shape (m,); for none there is a made-up one.
         """
         lot.seed(place)
-        return on_device(self._data.collate(records), self._peers.device)
+        return self._gradient.batch(records)
 
     def summed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` of this rank over all ranks, in place. Each has the shape of its parameter."""
-        self._peers.add_up(sums)
+        """``sums`` of this rank over all ranks, in place, unless they are sharded, and so already.
+
+        Each has the shape of its parameter, or of its rows that are here.
+        """
+        if self.shards is None:
+            self._peers.add_up(sums)
         return sums
 
     def release(self, step: int, ratchet: Ratchet, sums: dict[str, Tensor]) -> None:
@@ -275,10 +291,16 @@ class TrainingState:
         )
         self._update(sums, required, self._rates(step))
         if self._adaptation is not None:
-            self.clip_counts = self._noisy_counts(self._adaptation, ratchet)
+            self.clip_counts = self._noisy_counts(
+                self._adaptation,
+                ratchet,
+                exact=self._config.plan.phases[required.phase].has_exact_noise,
+            )
             self._adaptation.follow(self.clip_counts, required)
 
-    def _noisy_counts(self, adaptation: ClipAdaptation, ratchet: Ratchet) -> dict[str, float]:
+    def _noisy_counts(
+        self, adaptation: ClipAdaptation, ratchet: Ratchet, *, exact: bool
+    ) -> dict[str, float]:
         """By block, how many records were within the clip norm, each as ±1/2, with noise."""
         within = self.private.take_within()
         sums = torch.tensor(
@@ -288,7 +310,6 @@ class TrainingState:
         self._peers.add_up({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
         key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
-        exact = self._settings.exact_noise
         NoiseSource(key, {"counts": noise}, device=device, exact=exact).add_to({"counts": sums})
         return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
@@ -308,9 +329,15 @@ class TrainingState:
 
     def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         divisor = float(Fraction(required.divisor))
+        if self.shards is not None:  # one rank must not go on without another
+            self._require_finite(sums, "a mean is not finite")
         updated = {**self._trained, **self._masters}
         for name, parameter in updated.items():
-            parameter.grad = sums[name].div_(divisor).to(parameter.dtype)
+            mean = sums[name].div_(divisor).to(parameter.dtype)
+            parameter.grad = placed(mean, parameter) if is_sharded(parameter) else mean
+        for name, master in self._masters.items():
+            if master.dtype == self._trained[name].dtype:
+                master.data = local(self._trained[name])  # fully_shard may have moved it
         if not self._own_loop:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -322,30 +349,83 @@ class TrainingState:
             parameter.grad = None
         with torch.no_grad():
             for name, master in self._masters.items():
-                self._trained[name].copy_(master)
-        if not all_finite(item.detach() for item in self._trained.values()):
+                if (narrow := local(self._trained[name])).dtype != master.dtype:
+                    narrow.copy_(master)
+        self._require_finite(self._trained, "a parameter is not finite after the update")
+
+    def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
+        """Raise ``Diverged`` where they are not finite; on every rank, where each has its rows."""
+        finite = all_finite(local(item) for item in tensors.values())
+        if not (finite if self.shards is None else self._peers.agree(finite)):
             raise Diverged(
                 "diverged",
-                "a parameter is not finite after the update. Certify the plan with a smaller "
+                f"{what}. Certify the plan with a smaller "
                 "optimizer.learning_rate; the steps until here stay charged.",
             )
 
     def digest(self) -> str:
-        """The digest of all trainable tensors, in the layout's order."""
-        return digest_of_tensors(*self._trained.values())
+        """The digest of all trainable tensors, in the layout's order.
+
+        Of sharded tensors every rank asks, and rank 0 is told: one tensor after the other is
+        gathered, and none is kept.
+        """
+        if self.shards is None or self._peers.leads:
+            return digest_of_tensors(whole(item) for item in self._trained.values())
+        for item in self._trained.values():
+            whole(item)
+        return ""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The module's state, whole; of sharded tensors every rank asks, and rank 0 is told.
+
+        Each has its own shape.
+        """
+        result = {}
+        for name, item in self.module.state_dict().items():
+            full = whole(item)
+            if self._peers.leads:
+                result[name] = full.cpu() if is_sharded(item) else item
+        return result
+
+    def noise_entry(self) -> dict[str, Any]:
+        """What the noise test saw, on all ranks that test noise of their own."""
+        if self.shards is None:
+            return self.noise_test.as_entry()
+        return self.noise_test.as_entry(self._peers.gathered(self.noise_test.squares))
+
+    def replicated(self) -> dict[str, Tensor]:
+        """The module's state but for what is sharded, each tensor in its shape."""
+        state = self.module.state_dict()
+        return {name: item for name, item in state.items() if not is_sharded(item)}
+
+    def load_replicated(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``replicated`` is on another rank, each tensor in its shape."""
+        with torch.no_grad():
+            for name, item in self.replicated().items():
+                item.copy_(state[name])
 
     def state(self) -> dict[str, Any]:
-        """Everything that a step leaves behind; as secret as the data."""
+        """Everything that a step leaves behind; as secret as the data.
+
+        Of what is sharded it has ``DTensor``s.
+        """
         error = (
             self._feedback.private_state_dict()
             if isinstance(self._gradient, ErrorFeedbackGradient)
             else {}
         )
+        own = [source.state_dict() for source in self._noise]
+        noise = [{**of, "kept": _each(of["kept"], self._as_stored)} for of in own]
+        masters = {
+            name: item.detach()
+            for name, item in self._masters.items()
+            if item.dtype != self._trained[name].dtype
+        }
         return {
             "module": self.module.state_dict(),
-            "masters": {name: item.detach() for name, item in self._masters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "noise": [source.state_dict() for source in self._noise],
+            "masters": _each(masters, self._as_stored),
+            "optimizer": self._each_of_optimizer(self.optimizer.state_dict(), self._as_stored),
+            "noise": noise,
             "error": error,
             "clip_factors": dict(self._adaptation.factors) if self._adaptation else {},
             "extra": {name: item.state_dict() for name, item in self.extra.items()},
@@ -353,18 +433,52 @@ class TrainingState:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
-        self.module.load_state_dict(state["module"])
+        if self.shards is None:
+            self.module.load_state_dict(state["module"])
         with torch.no_grad():
+            if self.shards is not None:
+                for name, item in self.module.state_dict().items():
+                    local(item).copy_(here(state["module"][name], item))
             for name, master in self._masters.items():
-                master.copy_(state["masters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+                master.copy_(self._as_here(name, state["masters"].get(name, state["module"][name])))
+        self.optimizer.load_state_dict(
+            self._each_of_optimizer(state["optimizer"], self._as_updated)
+        )
         for source, stored in zip(self._noise, state["noise"], strict=True):
-            source.load_state_dict(stored)
+            source.load_state_dict({**stored, "kept": _each(stored["kept"], self._as_here)})
         if isinstance(self._gradient, ErrorFeedbackGradient):
             self._feedback.load_private_state_dict(state["error"])
         if self._adaptation is not None:
             self._adaptation.factors = dict(state["clip_factors"])
         self._stored = state.get("extra", {})
+
+    def _as_stored(self, name: str, item: Any) -> Any:
+        """What is of the rows of ``name`` that are here, as a ``DTensor``."""
+        like = self._trained[name]
+        sharded = is_sharded(like) and isinstance(item, Tensor) and not is_sharded(item)
+        return placed(item, like) if sharded and item.shape == local(like).shape else item
+
+    def _as_here(self, name: str, item: Any) -> Any:
+        """What is of all rows of ``name``, or already of those that are here, as the latter."""
+        return here(item, self._trained[name]) if isinstance(item, Tensor) else item
+
+    def _as_updated(self, name: str, item: Any) -> Any:
+        """The same as the tensor is that the optimiser updates."""
+        item = self._as_here(name, item)
+        return self._as_stored(name, item) if self._own_loop else item
+
+    def _each_of_optimizer(self, state: dict[str, Any], function: _OfTensor) -> dict[str, Any]:
+        """``state`` of the optimiser with ``function`` of every tensor in it."""
+        if self.shards is None:
+            return state
+        updated = {**self._trained, **self._masters}
+        names = {id(item): name for name, item in updated.items()}
+        numbered = [item for group in self.optimizer.param_groups for item in group["params"]]
+        of = {
+            number: {key: function(names[id(numbered[number])], item) for key, item in own.items()}
+            for number, own in state["state"].items()
+        }
+        return {**state, "state": of}
 
     def keep(self, name: str, item: Any) -> None:
         """Have checkpoints keep ``item``, which goes on from its state where there is one."""
@@ -385,15 +499,26 @@ def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
         raise NotCertified("unsupported", f"/extra: {error}, and certify the plan again.") from None
 
 
-def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """A copy in float32 of each parameter that is narrower, which the optimiser updates.
+def _each(values: Mapping[str, Any], function: _OfTensor) -> dict[str, Any]:
+    """``function`` of every tensor, or of every one in a list."""
+    return {
+        name: [function(name, part) for part in item]
+        if isinstance(item, list)
+        else function(name, item)
+        for name, item in values.items()
+    }
 
-    An update is often smaller than what bfloat16 can add to a parameter, and would be lost.
+
+def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """What the optimiser updates where that is not the parameter itself.
+
+    Of a narrower parameter a copy in float32: an update is often smaller than what bfloat16 can add
+    to it, and would be lost. Of a sharded one the rows that are here.
     """
     return {
-        name: nn.Parameter(item.detach().float())
+        name: nn.Parameter(local(item).float() if item.dtype in NARROW else local(item))
         for name, item in trained.items()
-        if item.dtype in (torch.bfloat16, torch.float16)
+        if item.dtype in NARROW or is_sharded(item)
     }
 
 
@@ -411,7 +536,8 @@ def _learning_rates(plan: Plan, settings: Settings, steps: int) -> Callable[[int
     listed = plan.workload.learning_rates if plan.workload else None
     if listed and len(listed) >= steps:
         return lambda step: listed[step]
-    rate = plan.optimizer.learning_rate or 0.0  # an optimiser without one was refused
+    # An optimiser without one was refused.
+    rate = settings.learning_rate or plan.optimizer.learning_rate or 0.0
     return lambda step: rate * settings.learning_rate_factor(step, steps)
 
 

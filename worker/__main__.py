@@ -79,6 +79,10 @@ def main(
         int,
         typer.Option(min=1, max=64, help="Trainer processes per run (torchrun); one per GPU."),
     ] = 1,
+    hosts: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Nodes of the Ray cluster that share each run."),
+    ] = 1,
     wait: Annotated[
         float, typer.Option(min=0.05, help="Seconds between claims from an empty queue.")
     ] = WAIT,
@@ -104,6 +108,7 @@ def main(
         files=tuple(path.resolve() for path in files or ()),
         options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
         processes=processes,
+        hosts=hosts,
         pause=min(0.5, lease / 6),
     )
     request = ClaimRequest(queue=queue, worker=worker, seconds=lease, run=run)

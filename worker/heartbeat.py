@@ -53,6 +53,7 @@ class Heartbeat:
     _exhausted: bool = False
     _finished: bool = False
     _ready_at: float | None = None
+    _first: str | None = None
     _heads: list[str] = field(default_factory=list)
     _renewed: float = field(default_factory=time.monotonic)
     _stopping_at: float = 0.0
@@ -116,8 +117,9 @@ class Heartbeat:
         now = time.monotonic()
         requests_steps = self._ready_at is not None and not self._finished
         wants = self.steps + self._ahead(now) if requests_steps else 0
-        # A charge is durable once another one was written after it.
-        head = self._heads[0] if len(self._heads) > 1 else None
+        # A charge is durable once another one was written after it, the first line once a
+        # checkpoint was. The service logs the first line before it grants a step.
+        head = self._heads[0] if len(self._heads) > 1 else self._first if requests_steps else None
         self._renewed = now
         try:
             self._apply(self.source.renew(self.job, self.steps, wants=wants, head=head), wants)
@@ -158,6 +160,8 @@ class Heartbeat:
                 whole = stream.read().rpartition(b"\n")[0]
         except OSError:
             return
+        if self._offset == 0 and (match := DIGEST.search(whole.partition(b"\n")[0])) is not None:
+            self._first = match[1].decode()
         self._offset += len(whole) + 1 if whole else 0
         if self._ready_at is None and has_checkpoint(whole):
             self._ready_at = time.monotonic()

@@ -43,6 +43,7 @@ from affidavit.certificate import (
     check_conformance,
     sign_envelope,
     verify,
+    write_atomically,
 )
 from affidavit.client import Unreachable
 from affidavit.plan import PlanError, canonical_json
@@ -74,7 +75,8 @@ class WorkerConfig:
 
     ``lease`` is in seconds. ``own_code`` lets runs name data and models as ``python:…``: code
     that anyone who may submit a run can then execute on this host. Runs may name files below the
-    folders in ``files``. ``options`` go to the trainer, which has ``processes`` ranks.
+    folders in ``files``. ``options`` go to the trainer, which has ``processes`` ranks on each
+    of ``hosts`` nodes of a Ray cluster.
     """
 
     source: RunQueue
@@ -87,6 +89,7 @@ class WorkerConfig:
     files: tuple[Path, ...] = ()
     options: tuple[str, ...] = ()
     processes: int = 1
+    hosts: int = 1
     pause: float = 0.5
 
 
@@ -109,9 +112,14 @@ def run_job(config: WorkerConfig, job: Job) -> JobResult:
         retry(lambda: config.source.fail(job, code, message, again=again))
         return JobResult(False, f"{code}: {message}")
     try:
-        retry(lambda: config.source.start(job, job.plan_digest))
+        opening = retry(lambda: config.source.start(job, job.plan_digest))
     except Refused as error:
         return JobResult(False, f"{error.code}: {error}")
+    command = _command(config, job, folder, resumes=resumes)
+    if opening is not None:
+        content = canonical_json(opening)
+        write_atomically(folder / "search.json", content, mode=0o600)
+        command = _search(config, job, folder)
     heartbeat = Heartbeat(
         source=config.source,
         job=job,
@@ -121,7 +129,7 @@ def run_job(config: WorkerConfig, job: Job) -> JobResult:
     )
     with (folder / "trainer.log").open("wb") as output:
         result = trainer_process.run(
-            _command(config, job, folder, resumes=resumes),
+            command,
             output,
             heartbeat,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
@@ -187,22 +195,35 @@ def _resumes(config: WorkerConfig, job: Job, folder: Path) -> bool:
 def _command(config: WorkerConfig, job: Job, folder: Path, *, resumes: bool) -> list[str]:
     """The trainer's command line; ``--option=value`` keeps a value from being read as an option."""
     python = (sys.executable, "-m")
-    ranks = (*python, "affidavit.trainer.ranks", str(config.processes))
+    spread = ("ranks",) if config.hosts == 1 else ("ray_ranks", str(config.hosts))
+    ranks = (*python, f"affidavit.trainer.{spread[0]}", *spread[1:], str(config.processes))
     rank = (*python, "affidavit.worker.child", "launcher")
     return [
-        *((*ranks, *rank) if config.processes > 1 else ()),
+        *((*ranks, *rank) if config.processes * config.hosts > 1 else ()),
         *python,
         "affidavit.trainer",
-        f"--certificate={folder / 'bundle.json'}",
-        f"--plan={folder / 'plan.json'}",
-        f"--status={folder / 'status.json'}",
-        f"--data={job.data}",
-        f"--model={job.model}",
         f"--out={folder / 'run'}",
         f"--allowance={folder / ALLOWANCE}",
         f"--charged-before={job.granted}",
         "--stop-ends",
         *(["--resume"] if resumes else []),
+        *_options(config, job, folder),
+    ]
+
+
+def _search(config: WorkerConfig, job: Job, folder: Path) -> list[str]:
+    """The command line of a search, whose opening is in ``folder``."""
+    program = (sys.executable, "-m", "affidavit.trainer.search")
+    return [*program, f"--out={folder}", *_options(config, job, folder)]
+
+
+def _options(config: WorkerConfig, job: Job, folder: Path) -> list[str]:
+    return [
+        f"--certificate={folder / 'bundle.json'}",
+        f"--plan={folder / 'plan.json'}",
+        f"--status={folder / 'status.json'}",
+        f"--data={job.data}",
+        f"--model={job.model}",
         *([f"--files={path}" for path in config.files] or ["--no-files"]),
         *(f"--keys={path}" for path in config.keys),
         *config.options,

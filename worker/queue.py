@@ -34,9 +34,14 @@ class RunQueue:
         claim = _answer(lambda: self._client.post(path, body))
         return None if claim is None else Job.read(claim)
 
-    def start(self, job: Job, plan_digest: str) -> None:
-        """Start or resume the run, which commits its budget; no step is granted yet."""
-        self._report(job, "start", {"plan_digest": plan_digest, "wants": 0})
+    def start(self, job: Job, plan_digest: str) -> dict[str, Any] | None:
+        """Start or resume the run, which commits its budget; no step is granted yet.
+
+        Returns the opening of a search.
+        """
+        started = self._report(job, "start", {"plan_digest": plan_digest, "wants": 0})
+        opening: dict[str, Any] | None = started.get("search")
+        return opening
 
     def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
         """Renew the lease after ``steps`` charged steps, and request up to ``wants`` in all.

@@ -24,7 +24,7 @@ from affidavit.trainer import Labelled, digits, mlp
 
 HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit")
-AFFIDAVIT = (sys.executable, "-m", "affidavit.gate")
+AFFIDAVIT = (sys.executable, "-m", "affidavit")
 SHAPE = "64,seed=1"
 PLANS = {"DP-Muon": ("digits-dp-muon", "hidden"), "DP-SGD": ("digits-dp-sgd", "all")}
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
-AFFIDAVIT = (sys.executable, "-m", "affidavit.gate")
+AFFIDAVIT = (sys.executable, "-m", "affidavit")
 PLAN = HERE / "digits-audited.yaml"
 CARD = """# Digits
 
@@ -74,13 +74,11 @@ def signed_model(place: Path) -> Path:
     require("keyset", "new", "--root", record, "--threshold", "1", "--out", keyset)
     require("keyset", "sign", keyset, "--key", secret)
     require("certify", PLAN, "--out", bundle)
-    canaries, losses = place / "canaries.json", run / "canary-losses.json"
-    require("audit-model", "new", "--count", "500", "--out", canaries)
     require(
         "train", "--certificate", bundle, "--plan", PLAN, "--data", "digits:part=train",
         "--model", "mlp:64,seed=1,blocks=all", "--out", run, "--microbatch", "1024",
-        "--canaries", canaries,
     )  # fmt: skip
+    canaries, losses = run / "canaries.json", run / "canary-losses.json"
     require(
         "audit-model", "check", "--canaries", canaries, "--losses", losses, "--certificate", bundle
     )

@@ -33,7 +33,7 @@ from tests.service import postgresql_server
 
 HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit") / "demo-run"
-AFFIDAVIT = (sys.executable, "-m", "affidavit.gate")
+AFFIDAVIT = (sys.executable, "-m", "affidavit")
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4, "reason": "a demonstration"}
 START_SECONDS = 300.0
 

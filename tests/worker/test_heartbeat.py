@@ -15,6 +15,7 @@ from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 
 LEASE = 30.0
 CHECKPOINT = '{"type":"checkpoint"}\n'
+HEADER = f'{{"digest":"sha256:{7:064d}","type":"header"}}\n'
 CHARGE = '{"digest":"sha256:%064d","type":"charge"}\n'
 
 
@@ -109,6 +110,19 @@ def test_requests_cover_two_thirds_of_a_lease(tmp_path: Path, clock: Clock) -> N
     assert heartbeat.allowance.read_text() == str(2 + 2 * 20)
     # The reported line is durable: another charge was written after it.
     assert source.requests[-1] == (2, 42, f"sha256:{0:064d}")
+
+
+def test_the_first_line_is_reported_before_a_step_is_requested(
+    tmp_path: Path, clock: Clock
+) -> None:
+    source = Granting()
+    heartbeat = heartbeat_of(tmp_path, source)
+    write(heartbeat, HEADER)
+    clock.now += LEASE / 2
+    heartbeat()
+    write(heartbeat, CHECKPOINT)
+    heartbeat()
+    assert source.requests == [(0, 0, None), (0, MIN_STEPS, f"sha256:{7:064d}")]
 
 
 def test_lease_is_renewed_every_third(tmp_path: Path, clock: Clock) -> None:

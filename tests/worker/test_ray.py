@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster of two nodes of which something dies; and a batch over both.
+"""A real Ray cluster of two nodes of which something dies; a batch, ranks and a search over both.
 
 Part of ``make soak``: a cluster takes half a minute to start, and more to notice a death.
 """
@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from affidavit.certificate import SearchOpening
 from tests import ray_cluster
 from tests.ray_cluster import RayCluster
+from tests.trainer.loop.made import KEY, bundle_of, entries_of, plan_with, ran
 from tests.waiting import wait_until
 from tests.worker.conftest import PLAN
 from tests.worker.test_faults import LIMIT, settled_once, told
@@ -131,6 +134,81 @@ def test_a_run_outlives_what_it_runs_on(
     wait_until(lambda: not any(map(alive, workers_of(run))))
 
 
+def of_ray(cluster: RayCluster, *words: str) -> subprocess.Popen[bytes]:
+    """A program of the environment that has Ray, as a driver of the cluster."""
+    environment = {
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "RAY_ADDRESS": cluster.address,
+        "OMP_NUM_THREADS": "1",
+    }
+    python = str(Path(cluster.ray).parent / "python")
+    return subprocess.Popen([python, "-m", *words], env={**os.environ, **environment}, cwd=ROOT)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that ranks on all nodes see, with the certificate of the small run."""
+    (tmp_path / "bundle.json").write_bytes(bundle_of(plan_with()))
+    (tmp_path / "keys.json").write_text(json.dumps(KEY.public.as_record()))
+    return tmp_path
+
+
+def ranks(cluster: RayCluster, folder: Path, *what: str) -> int:
+    """How ranks of two nodes end."""
+    python = str(Path(cluster.ray).parent / "python")
+    rank = [python, "-m", "affidavit.worker.child", "launcher", python, "-m"]
+    command = ["affidavit.trainer.ray_ranks", "2", "1", *rank, "tests.trainer.loop.rank"]
+    return of_ray(cluster, *command, str(folder), *what).wait(LIMIT)
+
+
+def test_ranks_on_two_nodes_train_as_one_process_does(cluster: RayCluster, shared: Path) -> None:
+    assert ranks(cluster, shared) == 0
+    one, other = (torch.load(shared / f"values.{rank}") for rank in (0, 1))
+    alone = ran(None, out=shared / "alone", seed=1)
+    for name, value in alone.model.module.state_dict().items():
+        assert torch.equal(one[name], other[name])
+        assert torch.allclose(one[name], value, atol=1e-6)
+    assert entries_of(shared / "run")[0]["performance"]["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [(["die", "6"], "rank_lost"), (["stray"], "ranks_differ")]
+)
+def test_a_rank_on_another_node_that_dies_or_strays_stops_the_run(
+    cluster: RayCluster, shared: Path, what: list[str], code: str
+) -> None:
+    assert ranks(cluster, shared, *what) != 0
+    assert (shared / "failure.0").read_text() == code
+    assert entries_of(shared / "run")[-1]["type"] != "final"
+
+
+def test_a_search_is_trials_of_ray_tune(cluster: RayCluster, tmp_path: Path) -> None:
+    """Its nodes share the folder; of the trials nothing is left but the best."""
+    plan = plan_with(
+        dataset={"name": "digits-train", "size": 1438},
+        sampling={"scheme": "poisson", "lot_size": 64},
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
+        clipping="flat",
+        extra=[{"kind": "repeat_and_select", "name": "s", "distribution": "poisson", "mean": 3}],
+    )
+    (tmp_path / "plan.json").write_text(plan.model_dump_json(exclude_none=True, by_alias=True))
+    (tmp_path / "bundle.json").write_bytes(bundle_of(plan))
+    (tmp_path / "keys.json").write_text(json.dumps(KEY.public.as_record()))
+    out = tmp_path / "out"
+    files = ("certificate=bundle", "plan=plan", "keys=keys")
+    options = [f"--{name}={tmp_path / file}.json" for name, file in (f.split("=") for f in files)]
+    options += ["--data=digits:part=train", "--model=mlp:8,seed=1,blocks=all", "--device=cpu"]
+    opening = SearchOpening.drawn("sha256:" + 64 * "0", {}, "digits:part=test")
+    (selection,) = plan.extra
+    while opening.trials(selection) < 2:
+        opening = SearchOpening.drawn(opening.certificate, {}, opening.score)
+    out.mkdir()
+    (out / "search.json").write_text(json.dumps(opening.as_document()))
+    assert of_ray(cluster, "affidavit.trainer.search", *options, f"--out={out}").wait(LIMIT) == 0
+    assert {path.name for path in out.iterdir()} == {"search.json", "run"}
+    assert entries_of(out / "run")[0]["search"] == opening.digest
+
+
 def test_a_batch_outlives_a_node(cluster: RayCluster, tmp_path: Path) -> None:
     """No line is lost or doubled, and bad ones are reported where they stand."""
     plans, outcome = tmp_path / "plans.jsonl", tmp_path / "results.jsonl"
@@ -138,7 +216,7 @@ def test_a_batch_outlives_a_node(cluster: RayCluster, tmp_path: Path) -> None:
     lines[100] = "{"
     plans.write_text("\n".join(lines) + "\n")
     python = Path(cluster.ray).parent / "python"
-    command = [str(python), "-m", "affidavit.gate", "batch", str(plans), "--output", str(outcome)]
+    command = [str(python), "-m", "affidavit", "batch", str(plans), "--output", str(outcome)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ran = subprocess.Popen([*command, "--ray", cluster.address], env=environment)
     wait_until(lambda: outcome.exists() and outcome.read_bytes().count(b"\n") > 40, LIMIT)

@@ -32,7 +32,7 @@ Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +45,7 @@ from affidavit.mechanisms.strategies import Strategy
 from affidavit.trainer.errors import RunFailure
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Squares = Mapping[str, tuple[float, int]]
 
 FALSE_ALARM = 1e-9
 """Probability that a run with the certified noise is ever stopped."""
@@ -60,13 +61,21 @@ LONGEST = 512
 
 
 class NoiseTest:
-    """The noise of every release of a run; ``release_of`` and ``sizes`` are by tensor."""
+    """The noise of every release of a run; ``release_of`` and ``sizes`` are by tensor.
 
-    def __init__(self, release_of: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    Of ``ranks`` that each test noise of their own, each spends a part of ``FALSE_ALARM``.
+    """
+
+    def __init__(
+        self, release_of: Mapping[str, str], sizes: Mapping[str, int], *, ranks: int = 1
+    ) -> None:
+        self._false_alarm = FALSE_ALARM / ranks
+        sizes = {name: size for name, size in sizes.items() if size}
+        release_of = {name: of for name, of in release_of.items() if name in sizes}
         self._names: dict[str, list[str]] = {}
         for name, release in release_of.items():
             self._names.setdefault(release, []).append(name)
-        least = max(1, ENTRIES // len(sizes))
+        least = max(1, ENTRIES // max(1, len(sizes)))
         spare = ENTRIES - sum(min(least, size) for size in sizes.values())
         self._read = {}
         for name, size in sizes.items():
@@ -152,12 +161,14 @@ class NoiseTest:
 
     def _require_likely(self) -> None:
         tests = 2 * (len(self._squares) + 1 + len(self._products))
-        level = FALSE_ALARM * 6 / (math.pi * self._steps) ** 2 / tests
+        level = self._false_alarm * 6 / (math.pi * self._steps) ** 2 / tests
         every = (
             sum(s for s, _ in self._squares.values()),
             sum(n for _, n in self._squares.values()),
         )
         for release, (squares, size) in [*self._squares.items(), ("every release", every)]:
+            if not size:
+                continue
             low = float(gammainc(size / 2, squares * (1 + MODEL_ERROR) ** 2 / 2))
             high = float(gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2))
             if not min(low, high) >= level:
@@ -168,15 +179,27 @@ class NoiseTest:
             if not min(room**2 / (4 * size), room / 4) <= -math.log(level):
                 raise _refused(f"the noise of {pair} is not independent")
 
-    def as_entry(self) -> dict[str, Any]:
-        """What a run record says of the noise that was seen: its scale over the certified one."""
+    @property
+    def squares(self) -> dict[str, tuple[float, int]]:
+        """By release the sum of squares of what was seen, and of how many entries it is."""
+        return dict(self._squares)
+
+    def as_entry(self, of: Sequence[Squares] | None = None) -> dict[str, Any]:
+        """What a run record says of the noise that was seen: its scale over the certified one.
+
+        ``of`` has the ``squares`` of every rank, where each saw noise of its own.
+        """
+        total: dict[str, tuple[float, int]] = {}
+        for part in [self.squares] if of is None else of:
+            for release, (squares, size) in part.items():
+                _grow(total, release, squares, size)
         return {
             "steps": self._steps,
-            "entries": sum(size for _, size in self._squares.values()),
+            "entries": sum(size for _, size in total.values()),
             "false_alarm": FALSE_ALARM,
             "scale": {
                 release: round(math.sqrt(squares / size), 6)
-                for release, (squares, size) in self._squares.items()
+                for release, (squares, size) in total.items()
             },
         }
 

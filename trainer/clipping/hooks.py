@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from affidavit.trainer.clipping.ghost_norm import Factors
 from affidavit.trainer.clipping.tied_weights import upper_inner
 from affidavit.trainer.numerics import clip_weights, joint_norm
+from affidavit.trainer.shards import is_sharded, reduced
 
 
 class MixedRecords(RuntimeError):
@@ -58,17 +59,26 @@ class Lot:
 
 @dataclass(eq=False, slots=True)
 class Target:
-    """One trainable tensor and the clipped sum of the microbatch; ``caught`` counts uses."""
+    """One trainable tensor and the clipped sum of the microbatch; ``caught`` counts uses.
+
+    Of a sharded tensor each sum is added up over all ranks at once, and ``total`` has its rows
+    here. An ``idle`` rank adds zeros: it runs layers only because the others need it to.
+    """
 
     name: str
     parameter: nn.Parameter
     caught: int = 0
     total: Tensor | None = None
+    idle: bool = False
 
     def add(self, total: Tensor) -> None:
         """Add a clipped sum, of the tensor's shape up to a view."""
         wide = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
         total = total.reshape(self.parameter.shape).to(wide)
+        if self.idle:
+            total = torch.zeros_like(total)
+        if is_sharded(self.parameter):
+            total = reduced(total, self.parameter)
         self.total = total if self.total is None else self.total.add_(total)
 
 
@@ -116,7 +126,7 @@ class Block:
         weights = clip_weights(
             joint_norm([norm_of_uses(use) for use in uses.values()]), self.clip_norm
         )
-        if self.counted:
+        if self.counted and not next(iter(uses)).idle:
             self.within += int((weights == 1).sum())
         for target, item in uses.items():
             while item:
@@ -151,7 +161,8 @@ class GradientHook:
             raise MixedRecords(
                 f"{self.target.name}: the layer sees {records} rows for {self.lot.records} "
                 "records. Keep the records in the first dimension throughout (reshape time into "
-                "channels, never into the batch), or freeze the layer.",
+                "channels, never into the batch; pad records instead of packing several into a "
+                "row), or freeze the layer.",
                 path=self.path,
             )
         if self.lot.only is not None:

@@ -32,6 +32,7 @@ from affidavit.trainer.clipping.layers import (
     run_rms_norm,
 )
 from affidavit.trainer.clipping.recurrent import RECURRENT
+from affidavit.trainer.shards import whole
 
 Kernel = Callable[..., Any]
 
@@ -61,6 +62,8 @@ class KernelRefused(ValueError):
 def kernel_of(layer: nn.Module) -> Kernel | None:
     """The kernel of ``layer``, or None where it is to be run one record at a time."""
     kind = type(layer)
+    if kind.__bases__[0].__name__ == "FSDPModule":
+        kind = kind.__bases__[1]  # the layer's own class, before fully_shard
     if isinstance(layer, nn.RMSNorm) and len(layer.normalized_shape) != 1:
         return None
     if kind in KERNELS:
@@ -88,14 +91,14 @@ def _scale_of(layer: nn.Module) -> Kernel | None:
     if weight.ndim != 1 or any(True for _ in layer.children()) or weight.device.type == "meta":
         return None
     drawn = torch.Generator().manual_seed(0)
-    x = torch.randn(3, len(weight), generator=drawn).to(weight)
+    x = torch.randn(3, len(weight), generator=drawn).to(weight.device, weight.dtype)
     try:
         with torch.no_grad():
             got = functional_call(
                 layer, {"weight": torch.linspace(0.5, 2, len(weight)).to(x)}, (x,)
             )
             for shift in (0.0, 1.0):
-                z = functional_call(layer, {"weight": torch.full_like(weight, 1 - shift)}, (x,))
+                z = functional_call(layer, {"weight": torch.full_like(x[0], 1 - shift)}, (x,))
                 expected = z * (shift + torch.linspace(0.5, 2, len(weight)).to(x))
                 if got.shape == x.shape and torch.allclose(got, expected, rtol=1e-2):
                     return partial(_run_scaled, shift=shift)
@@ -111,7 +114,9 @@ def _look_up_of(layer: nn.Module) -> Kernel | None:
     ids = torch.arange(min(8, len(layer.weight)), device=layer.weight.device).unsqueeze(0)
     try:
         with torch.no_grad():
-            rows, got = layer.weight[ids].double(), layer(ids).double()
+            weight = whole(layer.weight)
+            rows = weight[ids].double()
+            got = functional_call(layer, {"weight": weight}, (ids,)).double()
             factor = float((got * rows).sum() / rows.square().sum())
             if got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2):
                 return partial(_run_look_up, factor=factor)

@@ -31,6 +31,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from affidavit.trainer.clipping.ghost_norm import DenseFactors
 from affidavit.trainer.clipping.hooks import GradientHook, Lot, MixedRecords
 from affidavit.trainer.clipping.layers import Gradients, outside_autocast
+from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.shards import is_sharded
 
 
 class Copies(Function):
@@ -162,6 +164,10 @@ def _is(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+def _hides_tensors(value: Any) -> bool:
+    return not _is(value) and any(map(_is, getattr(value, "__dict__", {}).values()))
+
+
 def _rows(value: Tensor, records: int) -> Tensor:
     return value.unflatten(0, (records, -1))
 
@@ -218,11 +224,17 @@ class Unit:
             raise MixedRecords(
                 f"{self.path} ({type(self.module).__name__}): none of its inputs has one row for "
                 "each record, so that nobody's share of its parameters is known. Hand it the "
-                "records in the first dimension.",
+                "records in the first dimension; pad them to one length instead of packing several "
+                "into a row.",
                 path=self.path,
             )
         rows = [flat[place] for place in places]
         rows = rows if everything else [_rows(item, lot.records) for item in rows]
+        if any(is_sharded(holder._parameters[name]) for holder, name in self.taps):
+            raise UnsupportedModel(
+                f"{self.path} ({type(self.module).__name__}) uses parameters of a module inside it "
+                "that fully_shard wraps by itself. Wrap the outer module alone."
+            )
         copies = [
             Copies.apply(holder._parameters[name], lot.records, tap)
             for (holder, name), tap in self.taps.items()
@@ -255,6 +267,12 @@ class Unit:
 
         def tensors(anchor: Tensor, values: Any, own: Any) -> tuple[Tensor, ...]:
             result, spec = tree_flatten(of_one(anchor, values, own))
+            if hidden := [item for item in result if _hides_tensors(item)]:
+                raise MixedRecords(
+                    f"it returns a {type(hidden[0]).__name__}, whose tensors would be left inside. "
+                    "Return tensors, or tuples or dictionaries of them.",
+                    path=self.path,
+                )
             shapes.append((spec, result))
             return tuple(item for item in result if isinstance(item, Tensor))
 

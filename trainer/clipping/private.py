@@ -53,7 +53,8 @@ from affidavit.trainer.clipping.requirements import (
     require_partition,
     require_supported,
 )
-from affidavit.trainer.numerics import require_true_float32
+from affidavit.trainer.numerics import NARROW, require_true_float32
+from affidavit.trainer.shards import is_sharded, local
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters; the module around them uses them."""
@@ -188,6 +189,7 @@ class PrivateModel:
     ) -> Any:
         layer, lot = self.model.get_submodule(path), self._lot
         if inputs and isinstance(inputs[0], Tensor):
+            lot.narrow |= inputs[0].dtype in NARROW
             lot.narrow |= torch.is_autocast_enabled(inputs[0].device.type)
         if not lot.records or lot.observing:
             return type(layer).forward(layer, *inputs, **named)
@@ -249,18 +251,24 @@ class PrivateModel:
                 self._blocks[spec.name, path].clip_norm = spec.uses.get(path, spec.clip_norm)
 
     def accumulate(
-        self, losses: Callable[[], Tensor], *, records: int, only: int | None = None
+        self,
+        losses: Callable[[], Tensor],
+        *,
+        records: int,
+        only: int | None = None,
+        idle: bool = False,
     ) -> Tensor:
         """Add the clipped sums of one microbatch to the gradients; the losses, detached.
 
         ``losses`` runs the model and returns one loss for each of ``records`` records,
         shape (records,). An empty microbatch adds nothing. With ``only`` the loss of that record
-        alone is taken, and every other's gradient must be zero. Raises ``MixedRecords`` and
+        alone is taken, and every other's gradient must be zero. ``idle`` is that of ``microbatch``.
+        Raises ``MixedRecords`` and
         ``UnsupportedModel``, and then nothing was added.
         """
         if records == 0:
             return torch.zeros(0)
-        with self.microbatch(records):
+        with self.microbatch(records, idle=idle):
             self._lot.only = only
             result = losses()
             self.require_losses(result)
@@ -270,14 +278,15 @@ class PrivateModel:
         return result.detach()
 
     @contextmanager
-    def microbatch(self, records: int) -> Iterator[None]:
+    def microbatch(self, records: int, *, idle: bool = False) -> Iterator[None]:
         """Forward and backward pass of ``records`` records; their clipped sums are added after it.
 
-        ``backward_begins`` is to be called between the passes. Raises as ``accumulate``.
+        ``backward_begins`` is to be called between the passes. Where ``idle`` the records are
+        made up, for other ranks that run their own, and nothing is added. Raises as ``accumulate``.
         """
         require_true_float32()
         self._hide_from_compiler()
-        with self._lot_of(records):
+        with self._lot_of(records, idle=idle):
             with self._gradients_set_aside():
                 yield
                 with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
@@ -304,12 +313,15 @@ class PrivateModel:
         return next(iter(self._targets.values())).parameter.device.type
 
     def sums(self) -> dict[str, Tensor]:
-        """The sums so far by name, each of its parameter's shape, in float32 or float64."""
+        """The sums so far by name, each of its parameter's shape, in float32 or float64.
+
+        Of a sharded parameter they are the rows that are here, of the sum over all ranks.
+        """
         result = {}
         for name, target in self._by_name().items():
             item = self._wide.get(name, target.parameter.grad)
             if item is None:
-                item = torch.zeros_like(target.parameter, dtype=_wide_type(target.parameter))
+                item = torch.zeros_like(local(target.parameter), dtype=_wide_type(target.parameter))
             result[name] = item
         return result
 
@@ -415,10 +427,10 @@ class PrivateModel:
             )
 
     @contextmanager
-    def _lot_of(self, records: int) -> Iterator[None]:
+    def _lot_of(self, records: int, *, idle: bool = False) -> Iterator[None]:
         self._lot.records, self._lot.backward, self._lot.narrow = records, False, False
         for target in self._targets.values():
-            target.caught = 0
+            target.caught, target.idle = 0, idle
         try:
             yield
         finally:
@@ -444,7 +456,7 @@ class PrivateModel:
         if target.total is None:
             return
         parameter = target.parameter
-        if parameter.dtype != target.total.dtype:
+        if parameter.dtype != target.total.dtype or is_sharded(parameter):
             self._wide[target.name] = target.total + self._wide.get(target.name, 0)
         elif parameter.grad is None:
             parameter.grad = target.total

@@ -38,12 +38,12 @@ from torch import Tensor, nn
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.numerics import NARROW
 
 FEWER, MORE = 2, 3
 """How many records the probe runs."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-NARROW = (torch.bfloat16, torch.float16)
 NARROW_TOLERANCE = 0.05
 """How far a loss may move, relative to itself, by another order of summation alone."""
 

@@ -1,10 +1,11 @@
 """Canaries in the data: made-up records that take part or not, as coins say that nobody saw before.
 
-``affidavit train --canaries FILE`` appends the canaries of a file to numbered features with classes
-(``csv``, ``digits``). Each counts as a record of the plan's data set; one that takes no part has
-the weight 0 in every loss, so that its gradient is zero and training is as without it. Features are
-uniform from 0 to 1 and classes uniform: no person's, and nothing but memory tells them apart. When
-the run is over their losses are written, and bound ε from below (``affidavit audit-model``).
+Where a plan has ``canaries`` the trainer appends them to numbered features with classes (``csv``,
+``digits``). Each counts as a record of the plan's data set; one that takes no part has the weight
+0 in every loss, so that its gradient is zero and training is as without it. Features are
+uniform from 0 to 1 and classes uniform: no person's, and nothing but memory tells them apart. They
+are a function of a nonce, to which the first line of the run record commits. When the run is over,
+they and their losses are written, and bound ε from below (``affidavit audit-model``).
 
 Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846.
 """
@@ -18,9 +19,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate import Canaries
+from affidavit.certificate import Canaries, losses_as_bytes
 from affidavit.trainer.adapters import Batch, Group, ModelAdapter, digest_of_tensors
 from affidavit.trainer.data.numbers import Labelled, WrongData
+
+CANARIES, LOSSES = "canaries.json", "canary-losses.json"
+"""Files of a run's folder: its canaries, and what they lose when it is over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,10 @@ class AuditedData:
         Raises ``WrongData`` for data without features and classes.
         """
         if not isinstance(data, Labelled):
-            raise WrongData("--canaries: canaries are made up for csv and digits alone.")
+            raise WrongData(
+                "the plan has canaries, which are made up for csv and digits alone. Certify it "
+                "without canaries."
+            )
         generator = canaries.drawn("records")
         inputs = torch.from_numpy(generator.random((canaries.count, data.features)))
         labels = torch.from_numpy(generator.integers(0, data.classes, canaries.count))
@@ -102,3 +109,9 @@ def canary_losses(model: AuditedModel, data: AuditedData) -> list[float]:
     with torch.no_grad():
         moved = tuple(item.to(parameter.device) for item in batch)
         return [float(loss) for loss in model.model.losses(moved).cpu()]
+
+
+def audit_files(data: AuditedData, model: AuditedModel) -> dict[str, bytes]:
+    """What a run leaves for its audit, by the names of the files."""
+    losses = losses_as_bytes(canary_losses(model, data))
+    return {CANARIES: data.canaries.as_bytes(), LOSSES: losses}

@@ -29,6 +29,8 @@ FINENESS = 20
 """Bits of a standard deviation above the grid's step."""
 PAIRS = 1 << 15
 """Pairs made at a time; a multiple of four, so that each begins a block."""
+BLOCK = WORDS_PER_BLOCK // 2
+"""Entries whose first bits are those of one block."""
 MORE_BITS = 32 * WORDS_PER_BLOCK // 2
 """Further bits of a uniform number, of which a block has those of two."""
 PRECISION = 512
@@ -44,24 +46,29 @@ def grid_of(scale: float) -> float:
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - FINENESS)
 
 
-def add_on_grid(sums: Tensor, key: bytes, *, step: int, tensor: int, scale: float) -> None:
+def add_on_grid(
+    sums: Tensor, key: bytes, *, step: int, tensor: int, scale: float, first: int = 0
+) -> None:
     """Replace ``sums``, in place, by their sum with noise of deviation ``scale``, on the grid.
 
-    The noise is a function of key, step and tensor. Entries that are no numbers stay so.
+    The noise is a function of key, step and tensor, of which ``sums`` are the entries from
+    ``first`` on. Entries that are no numbers stay so.
     ``sums`` have any shape, in float32 or float64.
     """
-    flat = sums.reshape(-1)
+    before = first % BLOCK
+    flat = torch.cat([sums.new_zeros(before), sums.reshape(-1)])
     pairs = -(-len(flat) // 2)
-    for first in range(0, pairs, PAIRS):
-        part = flat[2 * first : 2 * (first + PAIRS)]
+    for begin in range(0, pairs, PAIRS):
+        part = flat[2 * begin : 2 * (begin + PAIRS)]
         count = -(-len(part) // 2)
+        pair = (first - before) // 2 + begin
         words = raw_words(
             key,
             step=step,
             tensor=tensor,
             count=4 * count,
             device=str(sums.device),
-            block=4 * first // WORDS_PER_BLOCK,
+            block=4 * pair // WORDS_PER_BLOCK,
         )
         unsigned = (words.long() & 0xFFFFFFFF).view(count, 4)
         x = torch.zeros(2 * count, dtype=torch.float64, device=sums.device)
@@ -69,11 +76,10 @@ def add_on_grid(sums: Tensor, key: bytes, *, step: int, tensor: int, scale: floa
         steps, unsettled = _rounded(x.view(count, 2), unsigned, scale)
         for place in unsettled.view(-1)[: len(part)].nonzero().flatten().tolist():
             row, side = divmod(place, 2)
-            more = _more_bits(key, step, tensor, first + row)
+            more = _more_bits(key, step, tensor, pair + row)
             steps[row, side] = _settled(float(x[place]), unsigned[row].tolist(), more, side, scale)
         part.copy_(steps.view(-1)[: len(part)] * grid_of(scale))
-    if flat.data_ptr() != sums.data_ptr():
-        sums.copy_(flat.view(sums.shape))
+    sums.copy_(flat[before:].view(sums.shape))
 
 
 def _rounded(x: Tensor, words: Tensor, scale: float) -> tuple[Tensor, Tensor]:

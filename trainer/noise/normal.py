@@ -31,6 +31,9 @@ from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, write_words
 PAIRS = 128
 """Pairs of a group: three times as many words, that is whole blocks."""
 
+GROUP = 2 * PAIRS
+"""Variates of a group."""
+
 GROUPS = {"cpu": 1 << 9}
 """Groups made at a time: what fits a processor's cache."""
 
@@ -39,14 +42,23 @@ MOST_GROUPS = 1 << 15
 
 
 def standard_normal(
-    key: bytes, *, step: int, tensor: int, shape: Sequence[int], device: str = "cpu"
+    key: bytes,
+    *,
+    step: int,
+    tensor: int,
+    shape: Sequence[int],
+    device: str = "cpu",
+    first: int = 0,
 ) -> Tensor:
     """Independent N(0, 1) variates in float32, a function of the stream's name alone.
 
-    Raises ``ValueError`` where ``raw_words`` does; a stream has 2.3e10 pairs.
+    They are those of the stream from variate ``first`` on. Raises ``ValueError`` where
+    ``raw_words`` does; a stream has 2.3e10 pairs.
     """
     out = torch.empty(math.prod(shape), dtype=torch.float32, device=device)
-    for piece in pieces(key, step=step, counts={tensor: len(out)}, device=device):
+    for piece in pieces(
+        key, step=step, counts={tensor: len(out)}, device=device, firsts={tensor: first}
+    ):
         out[piece.first : piece.first + len(piece.variates)] = piece.variates
     return out.view(tuple(shape))
 
@@ -60,21 +72,35 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    key: bytes, *, step: int, counts: Mapping[int, int], device: str = "cpu"
+    key: bytes,
+    *,
+    step: int,
+    counts: Mapping[int, int],
+    device: str = "cpu",
+    firsts: Mapping[int, int] | None = None,
 ) -> Iterator[Piece]:
     """The variates of several tensors, as many of each as ``counts`` says, in pieces.
+
+    Those of a tensor begin with the variate of its stream that ``firsts`` says, or with its first.
 
     A piece is still in the cache when it is added to something, and no more memory is needed
     than for one. Small tensors, of which a model has many, are transformed together.
     """
     at_once = GROUPS.get(torch.device(device).type, MOST_GROUPS)
-    sizes = {tensor: -(-count // (2 * PAIRS)) for tensor, count in counts.items()}
-    maker = _Maker.of(min(at_once, sum(sizes.values())), device)
-    for runs in _runs(sizes, at_once):
+    begin = {tensor: (firsts or {}).get(tensor, 0) for tensor in counts}
+    groups = {
+        tensor: range(begin[tensor] // GROUP, -(-(begin[tensor] + count) // GROUP))
+        for tensor, count in counts.items()
+        if count
+    }
+    maker = _Maker.of(min(at_once, sum(map(len, groups.values()))), device)
+    for runs in _runs(groups, at_once):
         parts = maker.made(key, step, runs)
         for run, part in zip(runs, parts, strict=True):
-            first = 2 * PAIRS * run.first
-            yield Piece(run.tensor, first, part.view(-1)[: counts[run.tensor] - first])
+            # The first group may begin before the first variate that is wanted.
+            first = GROUP * run.first - begin[run.tensor]
+            variates = part.view(-1)[max(0, -first) : counts[run.tensor] - first]
+            yield Piece(run.tensor, max(0, first), variates)
 
 
 class _Run(NamedTuple):
@@ -85,14 +111,14 @@ class _Run(NamedTuple):
     groups: int
 
 
-def _runs(sizes: Mapping[int, int], most: int) -> Iterator[list[_Run]]:
-    """All groups of all tensors in order, ``most`` at a time."""
+def _runs(groups: Mapping[int, range], most: int) -> Iterator[list[_Run]]:
+    """All ``groups`` of all tensors in order, ``most`` at a time."""
     result: list[_Run] = []
     room = most
-    for tensor, size in sizes.items():
-        first = 0
-        while first < size:
-            result.append(_Run(tensor, first, min(room, size - first)))
+    for tensor, of in groups.items():
+        first = of.start
+        while first < of.stop:
+            result.append(_Run(tensor, first, min(room, of.stop - first)))
             first, room = first + result[-1].groups, room - result[-1].groups
             if not room:
                 yield result

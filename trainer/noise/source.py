@@ -47,11 +47,26 @@ class WrongState(ValueError):
 class TensorNoise:
     """One tensor's shape, and σ_g C_g of its block: the deviation of its independent noise.
 
-    It is in units of the clipped sum, an entry of it. Raises ``ValueError`` unless it is positive.
+    It is in units of the clipped sum, an entry of it. Where only ``rows`` of a tensor are here,
+    from one up to another, their noise is that part of the whole tensor's: ranks that share a key
+    draw disjoint parts of its streams, and together what one process draws.
+
+    Raises ``ValueError`` unless the scale is positive.
     """
 
     shape: tuple[int, ...]
     scale: float
+    rows: tuple[int, int] | None = None
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The shape of what is here."""
+        return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
+
+    @property
+    def first(self) -> int:
+        """How many entries of the tensor come before those that are here."""
+        return 0 if self.rows is None else self.rows[0] * math.prod(self.shape[1:])
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
@@ -111,7 +126,7 @@ class NoiseSource:
         if self._most is not None and self._step >= self._most:
             raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
         wrong = sums.keys() ^ self._tensors.keys() or {
-            name for name, item in self._tensors.items() if tuple(sums[name].shape) != item.shape
+            name for name, item in self._tensors.items() if tuple(sums[name].shape) != item.here
         }
         if wrong:
             raise ValueError(f"{', '.join(sorted(wrong))}: not the tensors that noise is made for")
@@ -119,8 +134,15 @@ class NoiseSource:
         scales = self.scales() if scales is None else scales
         with torch.no_grad():
             if self._exact:
-                for place, name in enumerate(self._tensors):
-                    add_on_grid(sums[name], self._key, step=at, tensor=place, scale=scales[name])
+                for place, (name, tensor) in enumerate(self._tensors.items()):
+                    add_on_grid(
+                        sums[name],
+                        self._key,
+                        step=at,
+                        tensor=place,
+                        scale=scales[name],
+                        first=tensor.first,
+                    )
                 return
             if self._is_z and all(sums[name].is_contiguous() for name in self._tensors):
                 self._add_pieces(at, sums, scales)
@@ -152,7 +174,12 @@ class NoiseSource:
 
     def _z(self, at: int, place: int, tensor: TensorNoise) -> Tensor:
         drawn = standard_normal(
-            self._key, step=at, tensor=place, shape=tensor.shape, device=self._device
+            self._key,
+            step=at,
+            tensor=place,
+            shape=tensor.here,
+            device=self._device,
+            first=tensor.first,
         )
         return drawn.to(self._dtype)
 
@@ -160,7 +187,10 @@ class NoiseSource:
         """The same where the noise is z itself: no tensor is ever written in full."""
         into = [(sums[name].view(-1), scales[name]) for name in self._tensors]
         counts = {place: len(sums) for place, (sums, _) in enumerate(into)}
-        for place, first, z in pieces(self._key, step=at, counts=counts, device=self._device):
+        firsts = {place: tensor.first for place, tensor in enumerate(self._tensors.values())}
+        for place, first, z in pieces(
+            self._key, step=at, counts=counts, device=self._device, firsts=firsts
+        ):
             flat, scale = into[place]
             flat[first : first + len(z)].add_(z.to(self._dtype), alpha=scale)
 

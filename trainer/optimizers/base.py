@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,10 @@ class DPOptimizer(Optimizer):
         if self._threshold is not None:
             inputs.require_fixed_clip_norms()
             self._noise_std = {item.name: item.noise.std() for item in inputs.releases}
+        self._shards = inputs.shards
+        self._names = {release.name: list(release.tensors) for release in inputs.releases}
         for release in inputs.releases:
-            _require_tensors(release)
+            _require_tensors(release, sharded=inputs.shards is not None)
         groups = [
             {
                 "name": release.name,
@@ -96,7 +98,7 @@ class DPOptimizer(Optimizer):
             means = [parameter.grad for parameter in group["params"]]
             if self._threshold is not None:
                 std = float(self._noise_std[group["name"]][group["step"] - 1])
-                means = denoise.all_shrunk(means, std, threshold=self._threshold)
+                means = self._shrunk(means, std, self._names[group["name"]])
             at = At(
                 release=group["name"],
                 step=group["step"],
@@ -104,6 +106,23 @@ class DPOptimizer(Optimizer):
                 weight_decay=float(group["weight_decay"]),
             )
             self._update(group["params"], means, at)
+
+    def _shrunk(self, means: list[Tensor], std: float, names: Sequence[str]) -> list[Tensor]:
+        """Denoised matrices, each on the rank that has it whole."""
+        assert self._threshold is not None  # asked by the caller
+        threshold = self._threshold
+        if self._shards is None:
+            return denoise.all_shrunk(means, std, threshold=threshold)
+        places = [place for place, mean in enumerate(means) if mean.ndim == 2]
+        done = self._shards.on_whole(
+            [means[place] for place in places],
+            [names[place] for place in places],
+            lambda matrices, _: denoise.all_shrunk(matrices, std, threshold=threshold),
+        )
+        result = list(means)
+        for place, mean in zip(places, done, strict=True):
+            result[place] = mean
+        return result
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:
         for parameter, mean in zip(parameters, means, strict=True):
@@ -137,9 +156,12 @@ class DPOptimizer(Optimizer):
             )
 
 
-def _require_tensors(release: ReleasedTensors) -> None:
+def _require_tensors(release: ReleasedTensors, *, sharded: bool) -> None:
     for name, tensor in release.tensors.items():
-        if tensor.numel() == 0 or tensor.dtype not in (torch.float32, torch.float64):
+        if (tensor.numel() == 0 and not sharded) or tensor.dtype not in (
+            torch.float32,
+            torch.float64,
+        ):
             raise ValueError(
                 f"{name} in release {release.name}: {tensor.dtype} of shape {tuple(tensor.shape)}. "
                 "Trainable tensors have entries, in float32 or float64; use autocast for speed."

@@ -31,6 +31,7 @@ from affidavit.mechanisms import noise_multiplier
 from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy
 from affidavit.plan import Optimizer as Settings
 from affidavit.plan import Plan, Reason, RefusedPlan, pointer_to, schedule
+from affidavit.trainer.shards import Shards
 
 Array = NDArray[np.float64]
 
@@ -134,13 +135,14 @@ class OptimizerInputs:
 
     ``probe_key`` (32 bytes, for the probes of DP-MuonBC alone) and ``newton_schulz_dtype``
     (what Newton-Schulz is computed in; None is the parameters' own) are not in the plan: they
-    change no guarantee.
+    change no guarantee. Nor are ``shards``, by which tensors are their rows that are here.
     """
 
     plan: Plan
     releases: tuple[ReleasedTensors, ...]
     probe_key: bytes | None = None
     newton_schulz_dtype: torch.dtype | None = None
+    shards: Shards | None = None
 
     @property
     def settings(self) -> Settings:
@@ -179,6 +181,7 @@ def optimizer_inputs(
     strategies: Sequence[Strategy | None] | None = None,
     probe_key: bytes | None = None,
     newton_schulz_dtype: torch.dtype | None = None,
+    shards: Shards | None = None,
 ) -> OptimizerInputs:
     """The plan's numbers beside the tensors of each of its releases.
 
@@ -209,6 +212,7 @@ def optimizer_inputs(
         releases=releases,
         probe_key=probe_key,
         newton_schulz_dtype=newton_schulz_dtype,
+        shards=shards,
     )
 
 

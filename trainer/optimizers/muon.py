@@ -136,5 +136,15 @@ class Muon(DPOptimizer):
             state["momentum"] = accumulated(mean, state.get("momentum"), self._momentum)
             places.append(place)
             buffers.append(state["momentum"].flatten(1))
-        for place, direction in zip(places, self.directions(buffers, places, at), strict=True):
+        for place, direction in zip(places, self._directed(buffers, places, at), strict=True):
             parameters[place].copy_(moved(parameters[place], direction, at))
+
+    def _directed(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
+        """``directions``; of sharded matrices each on one rank, which is handed all its rows."""
+        if self._shards is None:
+            return self.directions(buffers, places, at)
+        return self._shards.on_whole(
+            buffers,
+            [self._names[at.release][place] for place in places],
+            lambda matrices, mine: self.directions(matrices, [places[which] for which in mine], at),
+        )

@@ -29,6 +29,7 @@ from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_input
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.optimizers.muonbc import MuonBC
 from affidavit.trainer.optimizers.sgd import SGD, CorrSGD, MatrixSGD, SGDLowpass
+from affidavit.trainer.shards import Shards
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
     "dp_sgd": SGD,
@@ -58,19 +59,28 @@ def optimizer_of(
     strategies: Sequence[Strategy | None] | None = None,
     probe_key: bytes | None = None,
     newton_schulz_dtype: torch.dtype | None = None,
+    shards: Shards | None = None,
 ) -> DPOptimizer:
     """The optimiser of a closed, certified plan.
 
     ``tensors`` maps each release of the plan to the trainable tensors of all its blocks, by
     name. ``strategies`` has what is injected in each phase (None: independent noise).
     ``probe_key``, 32 bytes, is for ``dp_muonbc`` alone; ``newton_schulz_dtype`` trades digits of
-    the orthogonalisation for speed (``torch.bfloat16`` on a GPU). Raises ``RefusedPlan``.
+    the orthogonalisation for speed (``torch.bfloat16`` on a GPU). With ``shards`` the tensors are
+    their rows that are here. Raises ``RefusedPlan``.
     """
     if result := mechanism(plan.optimizer.name).unmet(plan):
         raise RefusedPlan(*result)
     name = plan.optimizer.name
     if name in OPTIMIZERS:
         optimizer = OPTIMIZERS[name]
+    elif name in installed("affidavit.optimizers") and shards is not None:
+        raise refused(
+            "unsupported",
+            "name",
+            f"{name} is an optimiser of another package, which is handed whole tensors only.",
+            "Leave out fully_shard.",
+        )
     elif name in installed("affidavit.optimizers"):
         optimizer = extension("affidavit.optimizers", name)
     else:
@@ -87,5 +97,6 @@ def optimizer_of(
             strategies=strategies,
             probe_key=probe_key,
             newton_schulz_dtype=newton_schulz_dtype,
+            shards=shards,
         )
     )

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import binom
-from typer.testing import CliRunner
 
-from affidavit.certificate import Audit, Canaries, audit_canaries, certify
+from affidavit.certificate import (
+    Audit,
+    Canaries,
+    audit_canaries,
+    certify,
+    read_canaries,
+    read_losses,
+)
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import Labelled, digits, mlp
-from affidavit.trainer.__main__ import app
 from affidavit.trainer.audit.transcript import _config_of
 from affidavit.trainer.data.canaries import AuditedData, AuditedModel, canary_losses
 from affidavit.trainer.data.numbers import WrongData
+from affidavit.trainer.errors import Interrupted
+from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.ratchet import Ratchet
 from affidavit.trainer.training_state import RunKeys, TrainingState
@@ -105,38 +115,63 @@ def test_other_data_has_no_canaries() -> None:
         AuditedData.of([1, 2], Canaries.fresh(4))
 
 
-def test_a_run_commits_to_its_canaries_before_it_begins(tmp_path: Path) -> None:
-    canaries = Canaries.fresh(12)
-    document = {
+POINTS = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
+FEW = plan_from(
+    {
         "version": 1,
         "dataset": {"size": 15},
+        "canaries": {"count": 12},
         "adjacency": "add_remove",
         "sampling": {"scheme": "poisson", "lot_size": 5},
-        "steps": 2,
+        "steps": 4,
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4}],
         "clipping": "flat",
         "optimizer": {"name": "dp_sgd", "learning_rate": 0.1},
         "target": {"delta": 1e-3},
     }
-    files = {
-        "plan.json": json.dumps(document).encode(),
-        "bundle.json": bundle_of(plan_from(document)),
-        "canaries.json": canaries.as_bytes(),
-        "keys.json": json.dumps(KEY.public.as_record()).encode(),
-        "three.csv": b"a,b,label\n0,1,0\n1,0,1\n1,1,1\n",
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    arguments = ["--certificate", "bundle.json", "--plan", "plan.json", "--keys", "keys.json"]
-    arguments += ["--canaries", "canaries.json"]
-    paths = [str(tmp_path / item) if item.endswith(".json") else item for item in arguments]
-    result = CliRunner().invoke(
-        app,
-        [*paths, "--data", f"csv:{tmp_path / 'three.csv'},label=label,classes=2",
-         "--model", "mlp:4,seed=1,blocks=all", "--out", str(tmp_path / "run")],
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    first = json.loads((tmp_path / "run" / "record.jsonl").read_text().splitlines()[0])
-    assert first["canaries"] == canaries.commitment
-    losses = json.loads((tmp_path / "run" / "canary-losses.json").read_text())["losses"]
-    assert len(losses) == 12
+)
+
+
+def trained(out: Path, *, resume: bool = False) -> list[dict[str, Any]]:
+    """The record of a run of ``FEW``."""
+    with suppress(Interrupted):
+        train(
+            bundle=bundle_of(FEW),
+            trusted=[KEY.public],
+            plan=FEW,
+            data=POINTS,
+            model=mlp("4,seed=1,blocks=all", POINTS),
+            out=out,
+            resume=resume,
+            quiet=True,
+        )
+    return [json.loads(line) for line in (out / "record.jsonl").read_text().splitlines()]
+
+
+def test_a_run_draws_the_canaries_of_its_plan_and_commits_to_them_first(tmp_path: Path) -> None:
+    entries = trained(tmp_path / "run")
+    canaries = read_canaries((tmp_path / "run" / "canaries.json").read_bytes())
+    assert entries[0]["canaries"] == canaries.commitment
+    assert (canaries.count, canaries.guesses) == (12, 4)
+    assert len(read_losses((tmp_path / "run" / "canary-losses.json").read_bytes())) == 12
+    assert entries[-1]["ended"] == "completed"
+    assert trained(tmp_path / "other")[0]["canaries"] != canaries.commitment
+
+
+def test_a_run_that_goes_on_has_the_canaries_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(*_: object) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return collate(*_)  # type: ignore[arg-type]
+
+    collate = AuditedData.collate
+    monkeypatch.setattr(AuditedData, "collate", stopping)
+    begun = trained(tmp_path)
+    monkeypatch.undo()
+    assert begun[-1]["type"] != "final"
+    assert not (tmp_path / "canaries.json").exists()  # nobody sees the coins before the end
+    ended = trained(tmp_path, resume=True)
+    assert ended[-1]["ended"] == "completed"
+    canaries = read_canaries((tmp_path / "canaries.json").read_bytes())
+    assert canaries.commitment == begun[0]["canaries"] == ended[0]["canaries"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from affidavit.trainer.clipping.kernels import KernelRefused, register_kernel
 from affidavit.trainer.clipping.layers import ScaleUse
-from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.private import BlockSpec, MixedRecords, PrivateModel
 from affidavit.trainer.clipping.probe import probe
 
 RECORDS = 5
@@ -309,3 +310,21 @@ def test_a_registered_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "KERNELS", dict(kernels.KERNELS))
     register_kernel(Scale, run_scale, Scale(), torch.randn(3, 2, 4))
     assert kernels.kernel_of(Scale()) is run_scale
+
+
+class Bundled(nn.Module):
+    """Its output is in an object whose tensors nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=x * self.scale)
+
+
+def test_tensors_that_are_returned_in_an_object_are_refused_by_name() -> None:
+    model, x = Bundled(), torch.randn(3, 3)
+    private = PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=("scale",))])
+    with pytest.raises(MixedRecords, match="returns a SimpleNamespace"):
+        probe(private, lambda n: model(x[:n]).logits.sum(1))

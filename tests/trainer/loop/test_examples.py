@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from affidavit.certificate import check_conformance, verify
 from affidavit.plan import Plan, parse_plan, syntax_of
 from tests.trainer.loop.made import KEY, bundle_of
+from tests.trainer.loop.sharded import on_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "train"
 
@@ -30,10 +31,21 @@ def short(path: Path, folder: Path, **changes: Any) -> tuple[Path, Plan, bytes]:
     return copy, plan, content
 
 
+def loaded(name: str) -> Any:
+    """The example of this name."""
+    spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example
+
+
 @pytest.mark.filterwarnings("ignore")  # of the packages that the examples show
 @pytest.mark.parametrize(
     "name",
     [
+        "fsdp",
         "plain_loop",
         "lightning_module",
         pytest.param("hf_trainer_lora", marks=pytest.mark.soak),
@@ -42,19 +54,18 @@ def short(path: Path, folder: Path, **changes: Any) -> tuple[Path, Plan, bytes]:
 def test_an_example_ends_in_a_conformant_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = EXAMPLES / f"{name}.py"
-    spec = spec_from_file_location(name, script)
-    assert spec is not None
-    assert spec.loader is not None
-    example = module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = loaded(name)
     path, _, content = short(example.PLAN, tmp_path)
     monkeypatch.setattr(example, "PLAN", path)
     monkeypatch.setattr(
         "affidavit.trainer.private_loop.TrustRoot.public_keys", lambda _: [KEY.public]
     )
     (tmp_path / "bundle.json").write_bytes(content)
-    assert example.main(tmp_path / "bundle.json", tmp_path / "run") is not None
+    arguments = tmp_path / "bundle.json", tmp_path / "run"
+    if name == "fsdp":
+        assert on_ranks(2, example.main, *arguments) == [0, 0]
+    else:
+        assert example.main(*arguments) is not None
     predicate = verify(content, [KEY.public]).predicate
     result = check_conformance((tmp_path / "run" / "record.jsonl").read_bytes(), predicate)
     assert result.conformant, result.findings
@@ -64,20 +75,22 @@ def test_an_example_ends_in_a_conformant_record(
 RANK = """
 import sys
 from pathlib import Path
-import plain_loop
+from importlib import import_module
 from affidavit.certificate import read_public_keys
 from affidavit.trainer import private_loop
 
 folder = Path(sys.argv[1])
 keys = read_public_keys(folder / "keys.json")
 private_loop.TrustRoot.public_keys = lambda _: keys
-plain_loop.PLAN = folder / "plan.json"
-plain_loop.main(folder / "bundle.json", folder / "run")
+example = import_module(sys.argv[2])
+example.PLAN = folder / "plan.json"
+example.main(folder / "bundle.json", folder / "run")
 """
 
 
 @pytest.mark.soak
-def test_torchrun_trains_the_plain_loop_on_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fsdp", "plain_loop"])
+def test_torchrun_trains_an_example_on_two_ranks(name: str, tmp_path: Path) -> None:
     _, _, content = short(EXAMPLES / "digits-dp-muon.yaml", tmp_path)
     (tmp_path / "bundle.json").write_bytes(content)
     (tmp_path / "keys.json").write_text(json.dumps(KEY.public.as_record()))
@@ -85,7 +98,7 @@ def test_torchrun_trains_the_plain_loop_on_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     path = os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(tmp_path / "rank.py"), str(tmp_path)],
+        [*command, "--nproc-per-node", "2", str(tmp_path / "rank.py"), str(tmp_path), name],
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,

@@ -18,9 +18,9 @@ from torch.func import functional_call, grad, vmap
 from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
-from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
+from affidavit.trainer.noise import grid, source
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.ratchet import Ratchet, committed
 from affidavit.trainer.run_config import bind
@@ -431,15 +431,23 @@ def test_unknown_data_is_told_by_name() -> None:
         data_of("python:no_such_module:function")
 
 
-def test_exact_noise_is_on_the_grid_and_in_the_record(run: Run) -> None:
-    exact, ordinary = run(seed=3, exact_noise=True), run(seed=3)
-    assert exact.entries[0]["performance"]["exact_noise"] is True
-    assert "exact_noise" not in ordinary.entries[0]["performance"]
-    assert not torch.equal(exact.values, ordinary.values)
-    assert exact.outcome.released == ordinary.outcome.released == STEPS
+def test_exact_noise_is_the_plans_and_in_the_record(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded: list[float] = []
+    real = grid.add_on_grid
 
+    def seen(sums: Tensor, *given: Any, scale: float, **named: Any) -> None:
+        real(sums, *given, scale=scale, **named)
+        steps = sums.double() / grid.grid_of(scale)
+        rounded.append(float((steps - steps.round()).abs().max()))
 
-def test_exact_noise_is_refused_beside_correlated_noise(run: Run) -> None:
-    plan = plan_with(**CYCLIC, noise={"kind": "tree"})
-    with pytest.raises(UnsupportedModel, match="exact"):
-        run(plan, exact_noise=True)
+    monkeypatch.setattr(source, "add_on_grid", seen)
+    noise = {"kind": "independent", "arithmetic": "exact_grid"}
+    exact = run(plan_with(noise=noise), seed=3)
+    assert exact.entries[0]["phases"][0]["noise"] == noise
+    assert len(rounded) == STEPS * len(exact.entries[0]["tensors"])
+    assert max(rounded) == 0
+    rounded.clear()
+    assert run(seed=3).outcome.released == exact.outcome.released == STEPS
+    assert not rounded

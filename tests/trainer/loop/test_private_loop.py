@@ -19,7 +19,16 @@ from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
-from tests.trainer.loop.made import KEY, STEPS, Made, Small, bundle_of, entropy_of, plan_with
+from tests.trainer.loop.made import (
+    KEY,
+    STEPS,
+    Made,
+    Small,
+    bundle_of,
+    entries_of,
+    entropy_of,
+    plan_with,
+)
 
 BUNDLES: dict[str, bytes] = {}
 
@@ -277,3 +286,38 @@ def test_what_cannot_be_trained_is_refused_before_the_first_lot(
     with pytest.raises(kind, match=message):
         begun(tmp_path, **changes)
     assert not (tmp_path / "record.jsonl").exists()
+
+
+def test_a_grad_scaler_is_refused_by_name(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(run.loss(next(iter(run)))).backward()
+    with pytest.raises(LoopError, match="GradScaler"):
+        scaler.step(run.optimizer)
+    run.close()
+    assert not hasattr(run.optimizer, "_step_supports_amp_scaling")
+    charged = [entry["type"] for entry in entries_of(tmp_path / "run")]
+    assert "release" not in charged
+
+
+def test_float16_by_autocast_trains(tmp_path: Path) -> None:
+    def narrow(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return losses(model, batch)
+
+    run = begun(tmp_path / "run", loss=narrow)
+    for batch in run:
+        run.loss(batch).backward()
+        run.optimizer.step()
+    require_conformant(tmp_path / "run", bundle()[0])
+
+
+def packed(model: nn.Module, batch: Any) -> Tensor:
+    """The losses of records that stand one after the other in a single row."""
+    x, y = batch
+    return (model(x.unsqueeze(0)).view(-1) - y).square()
+
+
+def test_records_that_are_packed_into_one_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MixedRecords, match="pad"):
+        begun(tmp_path / "run", loss=packed)

@@ -1,13 +1,14 @@
 """Noise on a grid: exact by an independent computation, Gaussian, and blind to attacks on low bits.
 
-The attack: from two neighbouring sums a mechanism in floating point releases different sets of
-numbers, and a release that only one of them can make tells which it was. It is run against the
-ordinary noise too, where it has to succeed.
+The attacks: from two neighbouring sums a mechanism in floating point releases different sets of
+numbers, and a release that only one of them can make tells which it was. They are run against the
+ordinary noise too, where they have to succeed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import mpmath
 import pytest
@@ -117,28 +118,74 @@ def test_the_set_of_releases_does_not_depend_on_the_sum(dtype: torch.dtype) -> N
         assert bool((out / grid_of(scale) == (out / grid_of(scale)).round()).all())
 
 
-def exposed(releases: Tensor) -> float:
-    """Of the releases near 0, how many are a multiple of 2^-26, half the spacing of floats at 1/3.
+def ordinary(x: Tensor, scale: float) -> Tensor:
+    """``x`` with noise in floating point, as the trainer adds it."""
+    sums = {"w": x.clone()}
+    NoiseSource(KEY, {"w": TensorNoise(shape=tuple(x.shape), scale=scale)}).add_to(sums)
+    return sums["w"]
+
+
+def low_bits(releases: Tensor) -> float:
+    """Mironov, CCS 2012: how many of the releases near 0 are no multiple of 2^-26.
 
     Near 0 a float32 variate has finer bits; the sum of 1/3 and a variate near -1/3 has not.
     """
     small = releases[(releases.abs() < 2.0**-6) & (releases != 0)].double()
     assert len(small) > 1000
-    return float((small * 2.0**26 % 1 == 0).double().mean())
+    return float((small * 2.0**26 % 1 != 0).double().mean())
 
 
-def test_low_bits_of_ordinary_sums_tell_neighbours_apart_and_those_on_the_grid_do_not() -> None:
-    shape = (COUNT,)
-    zero, third = torch.zeros(shape), torch.full(shape, 1 / 3)
+def precision(releases: Tensor) -> float:
+    """Haney et al., arXiv:2207.13793: how many releases have a digit below 2^-24.
 
-    def ordinary(x: Tensor) -> Tensor:
-        sums = {"w": x.clone()}
-        NoiseSource(KEY, {"w": TensorNoise(shape=shape, scale=1.0)}).add_to(sums)
-        return sums["w"]
+    No sum with 1 has one: from 1/2 on float32 has no such digit, and a smaller sum is exact.
+    """
+    return float((releases.double() * 2.0**24 % 1 != 0).double().mean())
 
-    assert exposed(ordinary(third)) == 1.0
-    assert exposed(ordinary(zero)) < 0.1
-    assert exposed(released(zero, 1.0)) == exposed(released(third, 1.0)) == 1.0
+
+def attainable(releases: Tensor) -> float:
+    """Jin et al., arXiv:2112.05307: how many pairs the sampler can return, if the sum is 0.
+
+    Of a pair (z, w) with a small z the angle is near a right one, where float32 has few: not
+    every z is some r cos a with r sin a = w. All angles and radii nearby are tried.
+    """
+    pairs = releases[: COUNT // 256 * 256].view(-1, 2, 128)
+    z, w = pairs[:, 0].flatten(), pairs[:, 1].flatten()
+    near = (z.abs() < 2.0**-8) & (w.abs() > 0.1)
+    z, w = z[near], w[near]
+    assert len(z) > 200
+    angle = torch.atan2(w.double(), z.double()).float()
+    found = torch.zeros_like(z, dtype=torch.bool)
+    for a in neighbours(angle):
+        for r in neighbours(w / a.sin()):
+            found |= (r * a.cos() == z) & (r * a.sin() == w)
+    return float(found.double().mean())
+
+
+def neighbours(x: Tensor) -> list[Tensor]:
+    """The float32 numbers up to three steps from each of ``x``."""
+    steps = x.view(torch.int32)
+    return [(steps + more).view(torch.float32) for more in range(-3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("attack", "other", "at_zero", "at_other"),
+    [(low_bits, 1 / 3, 0.9, 0.0), (precision, 1.0, 0.25, 0.0), (attainable, 1 / 3, 0.99, 0.05)],
+)
+def test_attacks_tell_sums_with_ordinary_noise_apart_and_not_those_on_the_grid(
+    attack: Callable[[Tensor], float], other: float, at_zero: float, at_other: float
+) -> None:
+    one, two = torch.zeros(COUNT), torch.full((COUNT,), other)
+    assert attack(ordinary(one, 1.0)) > at_zero
+    assert attack(ordinary(two, 1.0)) <= at_other
+    assert abs(attack(released(one, 1.0)) - attack(released(two, 1.0))) < 0.01
+
+
+def test_no_small_delta_holds_for_ordinary_noise() -> None:
+    """Theorem 4: a quarter of the releases of 0, and none of 1, has a digit below 2^-24."""
+    exposed = precision(ordinary(torch.zeros(COUNT), 1.0))
+    assert stats.binomtest(round(exposed * COUNT), COUNT, 0.25, "greater").pvalue < 1e-6
+    assert precision(ordinary(torch.ones(COUNT), 1.0)) == 0
 
 
 def test_a_source_with_exact_noise_draws_it_for_every_tensor_and_step() -> None:

@@ -1,0 +1,202 @@
+"""A model that FSDP2 shards trains as the whole model does in one process, up to rounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from affidavit.certificate import check_conformance, verify
+from affidavit.trainer import sharded_checkpoint
+from affidavit.trainer.clipping.private import UnsupportedModel
+from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.noise.source import NoiseSource, TensorNoise
+from affidavit.trainer.shards import rows_of
+from tests.trainer.loop.made import KEY, STEPS, entries_of
+from tests.trainer.loop.sharded import (
+    CHANGES,
+    certified,
+    final,
+    in_a_group,
+    model_of,
+    on_ranks,
+    sharded_model,
+    trained,
+    weights,
+)
+
+WITHIN = 1e-6
+PAUSES = (4, 7, 10, -1)
+
+
+def sharded_runs(folder: Path, names: Sequence[str]) -> None:
+    """On a rank: each of these runs."""
+    for name in names:
+        trained(folder, name, f"{name}.sharded", sharded_model())
+
+
+def require_same(folder: Path, name: str, one: str, other: str) -> None:
+    """Two runs of one plan have the same weights and noise, and conformant records."""
+    expected, got = weights(folder / one), weights(folder / other)
+    assert expected.keys() == got.keys()
+    for key, value in expected.items():
+        assert torch.allclose(got[key], value, rtol=0, atol=WITHIN), key
+    assert final(folder / one)["noise_test"] == final(folder / other)["noise_test"]
+    predicate = verify((folder / f"{name}.json").read_bytes(), [KEY.public]).predicate
+    result = check_conformance((folder / other / "record.jsonl").read_bytes(), predicate)
+    assert result.conformant, result.findings
+    assert result.steps_released == STEPS
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (2, ("muonbc", "blt")),
+        pytest.param(2, tuple(CHANGES), marks=pytest.mark.soak),
+        pytest.param(4, tuple(CHANGES), marks=pytest.mark.soak),
+    ],
+)
+def test_ranks_that_share_the_rows_train_as_one_process(
+    tmp_path: Path, size: int, names: tuple[str, ...]
+) -> None:
+    certified(tmp_path, names)
+    for name in names:
+        trained(tmp_path, name, f"{name}.whole", model_of())
+    assert on_ranks(size, in_a_group, sharded_runs, tmp_path, names) == [0] * size
+    for name in names:
+        require_same(tmp_path, name, f"{name}.whole", f"{name}.sharded")
+        entries = entries_of(tmp_path / f"{name}.sharded")
+        assert entries[0]["performance"]["ranks"] == size
+        whole = entries_of(tmp_path / f"{name}.whole")
+        assert entries[0]["tensors"] == whole[0]["tensors"]
+
+
+def part(folder: Path, out: str, own: bool, until: int) -> None:
+    """On a rank: some steps of one run."""
+    trained(folder, "blt", out, sharded_model(), own=own, until=until)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, *, own: bool) -> None:
+    certified(tmp_path, ["blt"])
+    for until in PAUSES:
+        trained(tmp_path, "blt", "whole", model_of(), own=own, until=until)
+    two, four, one, last = PAUSES
+    assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, two) == [0] * 2
+    assert on_ranks(4, in_a_group, part, tmp_path, "resharded", own, four) == [0] * 4
+    trained(tmp_path, "blt", "resharded", model_of(), own=own, until=one)
+    assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, last) == [0] * 2
+    expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resharded")
+    assert all(torch.allclose(got[key], expected[key], rtol=0, atol=WITHIN) for key in expected)
+    assert not list((tmp_path / "resharded").glob("checkpoint*"))
+
+
+def refused(folder: Path) -> None:
+    """On a rank: what is no sharding of fully_shard's own; and a run to come back to."""
+    partly = model_of()
+    fully_shard(partly[0])
+    with pytest.raises(UnsupportedModel, match=r"2\.weight, 2\.bias, .*: trainable"):
+        trained(folder, "muon", "partly", partly)
+    alone = sharded_model()
+    for layer in (alone[0], alone[2], alone):
+        layer.__class__ = type(layer).__bases__[1]
+    with pytest.raises(UnsupportedModel, match="leave out tensor parallelism"):
+        trained(folder, "muon", "other", alone)
+    trained(folder, "muon", "altered", sharded_model(), until=3)
+
+
+def test_what_is_not_sharded_by_rows_is_refused_and_a_checkpoint_that_was_altered(
+    tmp_path: Path,
+) -> None:
+    certified(tmp_path, ["muon"])
+    assert on_ranks(2, in_a_group, refused, tmp_path) == [0, 0]
+    (checkpoint,) = (tmp_path / "altered").glob("checkpoint-*")
+    assert checkpoint.stat().st_mode & 0o077 == 0
+    (one, *_) = checkpoint.glob("*.distcp")
+    content = bytearray(one.read_bytes())
+    content[len(content) // 2] ^= 1
+    one.write_bytes(content)
+    with pytest.raises(RunFailure) as caught:
+        trained(tmp_path, "muon", "altered", model_of())
+    assert caught.value.code == "no_checkpoint"
+
+
+def dies(folder: Path) -> None:
+    """On a rank: the second one is killed in a step, and the first one cannot go on."""
+    model = sharded_model()
+    if dist.get_rank():
+        calls = count()
+
+        def forward_begins(*_: object) -> None:
+            if next(calls) == 40:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model.register_forward_pre_hook(forward_begins)
+    with pytest.raises((RunFailure, RuntimeError), match=r"peer|rank"):  # ours, or FSDP's own
+        trained(folder, "muon", "killed", model)
+    os._exit(0)  # the others will not say goodbye
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path) -> None:
+    certified(tmp_path, ["muon"])
+    assert on_ranks(2, in_a_group, dies, tmp_path) == [0, -signal.SIGKILL]
+    charged = sum(entry["type"] == "charge" for entry in entries_of(tmp_path / "killed"))
+    assert 0 < charged < STEPS
+    trained(tmp_path, "muon", "killed", model_of())
+    predicate = verify((tmp_path / "muon.json").read_bytes(), [KEY.public]).predicate
+    record = (tmp_path / "killed" / "record.jsonl").read_bytes()
+    result = check_conformance(record, predicate)
+    assert result.conformant, result.findings
+    assert result.steps_charged == STEPS
+
+
+class Planted:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_no_code_in_a_checkpoint_is_run(tmp_path: Path) -> None:
+    planted = tmp_path / "planted"
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Planted(planted)))
+    with pytest.raises(RunFailure) as caught:
+        sharded_checkpoint.load(tmp_path, {}, None)
+    assert caught.value.code == "bad_checkpoint"
+    assert not planted.exists()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_noise_of_the_rows_is_that_of_the_tensor(size: int, *, exact: bool) -> None:
+    shapes = {"a": (9, 5), "b": (1,), "c": (130, 7), "d": (6, 3, 2)}
+    whole = {name: torch.ones(shape) for name, shape in shapes.items()}
+    tensors = {name: TensorNoise(shape=shape, scale=1.5) for name, shape in shapes.items()}
+    NoiseSource(bytes(32), tensors, exact=exact).add_to(whole)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in shapes}
+    for rank in range(size):
+        rows = {name: rows_of(shape[0], rank, size) for name, shape in shapes.items()}
+        here = {
+            name: TensorNoise(shape=shape, scale=1.5, rows=rows[name])
+            for name, shape in shapes.items()
+        }
+        sums = {name: torch.ones(of.here) for name, of in here.items()}
+        NoiseSource(bytes(32), here, exact=exact).add_to(sums)
+        for name, item in sums.items():
+            parts[name].append(item)
+    for name, of in parts.items():
+        assert torch.equal(torch.cat(of), whole[name]), json.dumps([name, size])

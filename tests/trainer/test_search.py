@@ -1,0 +1,102 @@
+"""A search without its trainers: how many trials there are, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.certificate import SearchOpening
+from affidavit.plan import Selection
+from affidavit.trainer.search import __main__ as search
+from tests.trainer.loop.made import bundle_of, plan_with
+
+SELECTION = {"kind": "repeat_and_select", "name": "s", "distribution": "geometric", "mean": 8}
+
+
+class Trainers:
+    """What stands in for the trainer: the loss of a trial, or None where it dies on its way."""
+
+    def __init__(self, losses: Any) -> None:
+        self.losses, self.begun, self.opened = losses, [], []
+
+    def __call__(self, command: list[str], **_: Any) -> None:
+        (out,) = (Path(word[6:]) for word in command if word.startswith("--out="))
+        (trial,) = (word[8:] for word in command if word.startswith("--trial="))
+        self.opened.append(json.loads(Path(trial).read_text())["search"])
+        loss = self.losses(len(self.begun))
+        self.begun.append((int(out.name), "--resume" in command))
+        for name in ("record.jsonl", "weights.pt", "checkpoint.pt"):
+            (out / name).write_text(out.name)
+        if loss is not None:
+            (out / "score").write_text(repr(loss))
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    plan = plan_with(extra=[SELECTION])
+    (tmp_path / "plan.json").write_text(plan.model_dump_json(exclude_none=True, by_alias=True))
+    (tmp_path / "bundle.json").write_bytes(bundle_of(plan))
+    (tmp_path / "choices.json").write_text('{"learning_rate": [0.1, 1.0], "warmup": [0, 3]}')
+    options = {"certificate": "bundle.json", "plan": "plan.json", "choices": "choices.json"}
+    return [
+        *(f"--{name}={tmp_path / file}" for name, file in options.items()),
+        *("--data=d", "--model=m", "--score=digits", f"--out={tmp_path / 'out'}"),
+    ]
+
+
+def run(arguments: list[str], trainers: Trainers, patch: pytest.MonkeyPatch) -> Any:
+    patch.delenv("RAY_ADDRESS", raising=False)
+    patch.setattr(subprocess, "run", trainers)
+    return CliRunner().invoke(search.app, arguments)
+
+
+def opening_in(out: Path) -> SearchOpening:
+    return SearchOpening.read(json.loads((out / "search.json").read_text()))
+
+
+def test_only_the_best_is_left(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    trainers = Trainers(lambda number: abs(number - 1) + 0.5)
+    ended = run(given, trainers, monkeypatch)
+    assert ended.exit_code == 0, ended.output
+    opening = opening_in(out)
+    drawn = opening.trials(Selection.model_validate(SELECTION))
+    assert [number for number, _ in trainers.begun] == [*range(drawn)]
+    assert set(trainers.opened) == {opening.digest}  # it was there before the first
+    assert opening.digest in ended.output
+    assert opening.draw not in ended.output
+    assert {path.name for path in out.iterdir()} == {"search.json", "run"}
+    assert (out / "run" / "weights.pt").read_text() == str(min(1, drawn - 1))
+    assert not (out / "run" / "score").exists()
+    assert (out / "search.json").stat().st_mode & 0o077 == 0
+    assert run(given, trainers, monkeypatch).exit_code == 2  # it is over
+
+
+def test_an_interrupted_search_goes_on_and_draws_nothing_again(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Trainers(lambda _: None)
+    assert run(given, first, monkeypatch).exit_code == 1
+    opening = opening_in(tmp_path / "out")
+    again = Trainers(lambda _: 1.0)
+    assert run(given, again, monkeypatch).exit_code == 0
+    assert opening_in(tmp_path / "out") == opening
+    assert again.begun == [(number, True) for number, _ in first.begun]
+
+
+def test_a_search_is_certified_as_one(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(
+        plan_with().model_dump_json(exclude_none=True, by_alias=True)
+    )
+    trainers = Trainers(lambda _: 1.0)
+    assert run(given, trainers, monkeypatch).exit_code == 2
+    assert not trainers.begun

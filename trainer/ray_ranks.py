@@ -1,0 +1,124 @@
+"""``python -m affidavit.trainer.ray_ranks HOSTS N COMMAND…``: N ranks on each of several Ray nodes.
+
+Each node runs torchrun (``affidavit.trainer.ranks``) in an actor of this driver, and the ranks meet
+at a port of the first node. They share one folder of outputs and one Python, by the same paths.
+SIGTERM is passed on to all. Where ranks of one node die, or the node does, those of the others find
+a rank lost and end; this process then ends as the rank did that failed, or may be resumed. If
+this process is killed, Ray ends its actors, and the kernel their ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from affidavit.trainer.ranks import UNFINISHED, USAGE, end
+
+GRACE = 60.0
+"""Seconds that the ranks of other nodes have to end once one has failed."""
+CHILD = ("-m", "affidavit.worker.child")
+"""It ends with the process that started it."""
+
+
+class Host:
+    """One node's torchrun; an actor that can be asked to stop while it runs."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+
+    def meeting(self) -> tuple[str, int]:
+        """An address of this node and a free port, where the ranks meet."""
+        ray: Any = importlib.import_module("ray")
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def run(self, python: str, words: list[str], folder: str, log: str) -> int:
+        """Run torchrun in ``folder`` to its end; how it ended."""
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [python, *CHILD, str(os.getpid()), python, *words],
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
+            if self._stopped.is_set():
+                self.stop()
+            return self._process.wait()
+
+    def stop(self) -> None:
+        """Ask the ranks to stop after their step."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the ranks to their end; the exit code of the one that failed, if one did."""
+    numbers, command = arguments[:2], arguments[2:]
+    if not command or not all(word.isdecimal() and int(word) > 0 for word in numbers):
+        sys.stderr.write("usage: python -m affidavit.trainer.ray_ranks HOSTS N COMMAND...\n")
+        return USAGE
+    hosts, processes = map(int, numbers)
+    ray: Any = importlib.import_module("ray")
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    gpus = 0 if "--device=cpu" in command or not ray.cluster_resources().get("GPU") else processes
+    share = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
+    group = ray.util.placement_group([share] * hosts, strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    strategy: Any = importlib.import_module("ray.util.scheduling_strategies")
+    actors = [
+        ray.remote(Host)
+        .options(
+            max_concurrency=2,
+            num_cpus=1,
+            num_gpus=gpus,
+            scheduling_strategy=strategy.PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
+        )
+        .remote()
+        for index in range(hosts)
+    ]
+    address, port = ray.get(actors[0].meeting.remote())
+    signal.signal(signal.SIGTERM, lambda *_: [actor.stop.remote() for actor in actors])
+    runs = []
+    for index, actor in enumerate(actors):
+        place = (f"--nnodes={hosts}", f"--node-rank={index}")
+        meeting = (f"--master-addr={address}", f"--master-port={port}")
+        words = ["-m", "affidavit.trainer.ranks", str(processes), *place, *meeting, *command]
+        log = os.path.realpath("/proc/self/fd/2")
+        runs.append(actor.run.remote(sys.executable, words, os.getcwd(), log))
+    codes = _ended(ray, runs)
+    ray.shutdown()
+    failed = [code for code in codes if code]
+    return next((code for code in failed if code != UNFINISHED), failed[0] if failed else 0)
+
+
+def _ended(ray: Any, runs: list[Any]) -> list[int]:
+    """How each ended; once one fails the others have a while to end by themselves."""
+    codes: list[int] = []
+    until = float("inf")
+    while runs and time.monotonic() < until:
+        done, runs = ray.wait(runs, num_returns=1, timeout=0.5)
+        for one in done:
+            try:
+                codes.append(ray.get(one))
+            except ray.exceptions.RayError:
+                codes.append(UNFINISHED)  # the node is lost
+            if codes[-1] and until == float("inf"):
+                until = time.monotonic() + GRACE
+    return codes + [UNFINISHED] * len(runs)
+
+
+if __name__ == "__main__":
+    end(main(sys.argv[1:]))

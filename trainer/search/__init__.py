@@ -1,0 +1,1 @@
+"""Searches: a random number of certified runs, of which the best is released."""

@@ -1,0 +1,271 @@
+"""``python -m affidavit.trainer.search``: what ``affidavit search`` becomes.
+
+A certificate of a plan with ``repeat_and_select`` covers a random number of runs of which only
+the best is released. The number and what each run tries are drawn and kept (``search.json``,
+secret) before the first begins; their digest is printed, and stands in the released record. Each
+run is a trial: a trainer of its own, here or as a trial of Ray Tune on the nodes of a cluster
+that share ``--out``. A trial that is interrupted is resumed, never drawn again.
+
+At the end ``OUT/run`` has record, weights and ``trial.json`` of the best. All else of the trials
+is deleted: how many there were, what they lost and in which order is covered by no certificate.
+
+Exit codes: 0 the best was released; 1 there is nothing to release; 2 usage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from affidavit.certificate import (
+    BadSearch,
+    SearchOpening,
+    read_envelope,
+    selection_of,
+    write_atomically,
+)
+from affidavit.mechanisms import attach
+from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
+
+OPENING = "search.json"
+RELEASED = "run"
+TRIALS = "trials"
+SCORE = "score"
+KEPT = frozenset({"record.jsonl", "weights.pt", "opening.json", "trial.json"})
+"""Files of the best trial's folder that stay."""
+TRAINER = (sys.executable, "-m", "affidavit.trainer")
+CHILD = (sys.executable, "-m", "affidavit.worker.child")
+"""It ends with the process that started it."""
+SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
+MOST_FAILURES = 3
+"""How often Ray Tune tries a trial again whose node dies."""
+err = Console(stderr=True, soft_wrap=True)
+
+
+class NotBegun(Exception):
+    """A trial did not begin, for a reason that holds for the others too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A search in the folder ``out``; ``command`` are the trainer's options in every trial."""
+
+    out: Path
+    opening: SearchOpening
+    model: str
+    command: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where trials are, none of which may leave it but the best."""
+        return self.out / TRIALS
+
+    def run(self, number: int) -> None:
+        """Begin or resume a trial; it has a score when it is over, if it came to its end.
+
+        Raises ``NotBegun``.
+        """
+        folder = self.folder / str(number)
+        if (folder / SCORE).exists():
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        tried = self.opening.trial(number)
+        settings = [f"--{name}={tried[name]}" for name in ("schedule", "warmup") if name in tried]
+        trial = {
+            "search": self.opening.digest,
+            "at": self.opening.at,
+            "score": self.opening.score,
+            "learning_rate": tried.get("learning_rate"),
+        }
+        write_atomically(folder / "trial.json", json.dumps({**trial, "tried": tried}).encode())
+        resume = ["--resume"] if (folder / "record.jsonl").exists() else []
+        command = [
+            *(*CHILD, str(os.getpid()), *TRAINER, f"--out={folder}"),
+            *(f"--trial={folder / 'trial.json'}", f"--model={tried.get('model', self.model)}"),
+            *(*settings, *resume, *self.command),
+        ]
+        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        path = self.folder / f"{number}.log"
+        with path.open("wb") as log:
+            subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
+        if not (folder / "record.jsonl").exists():
+            raise NotBegun(path.read_text(errors="replace").strip()[-500:])
+
+    def best(self, trials: int) -> int | None:
+        """The trial with the least loss on the public data; None where none came to its end."""
+        scores = []
+        for number in range(trials):
+            with suppress(OSError, ValueError):
+                scores.append((float((self.folder / str(number) / SCORE).read_text()), number))
+        loss, number = min(scores, default=(math.inf, 0))
+        return number if math.isfinite(loss) else None
+
+    def release(self, number: int) -> None:
+        """Keep record and weights of a trial, and delete all else of all trials.
+
+        The files' times would tell when it ran.
+        """
+        folder = self.folder / str(number)
+        for path in folder.iterdir():
+            if path.name in KEPT:
+                os.utime(path)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        folder.rename(self.out / RELEASED)
+
+
+def main(
+    context: typer.Context,
+    certificate: Annotated[Path, typer.Option(help="The bundle that certifies the plan.")],
+    plan: Annotated[Path, typer.Option(help="The plan, with repeat_and_select.")],
+    data: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the data.")],
+    model: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the model.")],
+    out: Annotated[Path, typer.Option(help="The search's folder; an interrupted one continues.")],
+    choices: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file with lists of values to try: model, learning_rate, schedule, warmup."
+        ),
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(help="NAME[:ARGUMENT] of public data; the least loss on it wins.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", envvar="RAY_ADDRESS", help="Run trials on a Ray cluster's nodes."
+        ),
+    ] = None,
+) -> None:
+    """Train a random number of times as certified, and release the best; see train --help.
+
+    Other options are those of affidavit train, in every trial.
+    """
+    read = _plan(plan)
+    selection = selection_of(read)
+    if selection is None:
+        _stop(f"{plan} has no repeat_and_select, so its certificate covers one run: train it.")
+    if (out / RELEASED).exists():
+        _stop(f"{out / RELEASED} is there: this search is over.")
+    opening = _opening(out, certificate, choices, score)
+    if "learning_rate" in opening.choices and read.workload and read.workload.learning_rates:
+        _stop("the plan lists the learning rate of each step; try no learning_rate.")
+    # In the log of whoever runs this before any trial.
+    err.print(f"search {opening.digest}", highlight=False)
+    shared = [f"--certificate={certificate.resolve()}", f"--plan={plan.resolve()}"]
+    search = Search(
+        out=out.resolve(),
+        opening=opening,
+        model=model,
+        command=(*shared, f"--data={data}", *context.args),
+    )
+    search.folder.mkdir(mode=0o700, exist_ok=True)
+    trials = opening.trials(selection)
+    if ray is None:
+        for number in range(trials):
+            try:
+                search.run(number)
+            except NotBegun as error:
+                _stop(str(error))
+    else:
+        _tune(search, trials, ray, gpu="--device=cpu" not in context.args)
+    best = search.best(trials)
+    if best is not None:
+        search.release(best)
+        shutil.rmtree(search.folder)
+        err.print(f"record and weights are in {escape(str(out / RELEASED))}", highlight=False)
+        return
+    err.print(f"no trial came to its end; see {escape(str(search.folder))}", highlight=False)
+    raise typer.Exit(1)
+
+
+def _tune(search: Search, trials: int, address: str, *, gpu: bool) -> None:
+    """The trials as trials of Ray Tune, which is told nothing of what they come to."""
+    try:
+        ray: Any = importlib.import_module("ray")
+        tune: Any = importlib.import_module("ray.tune")
+    except ImportError:
+        _stop("Ray Tune is not installed: pip install 'affidavit[ray]'.")
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        cpus = min(1, int(ray.cluster_resources().get("CPU", 1)))
+        gpus = 1 if gpu and ray.cluster_resources().get("GPU", 0) else 0
+
+        def train(trial: dict[str, int]) -> None:
+            search.run(trial["number"])
+
+        tuner = tune.Tuner(
+            tune.with_resources(train, {"cpu": cpus, "gpu": gpus}),
+            param_space={"number": tune.grid_search([*range(trials)])},
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(search.folder),
+                failure_config=tune.FailureConfig(max_failures=MOST_FAILURES),
+                verbose=0,
+            ),
+        )
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it tells how many
+            tuner.fit()
+    finally:
+        ray.shutdown()
+
+
+def _opening(
+    out: Path, certificate: Path, choices: Path | None, score: str | None
+) -> SearchOpening:
+    """The opening that is in the folder already, or a new one, which is on the disk then."""
+    path = out / OPENING
+    try:
+        if path.exists():
+            return SearchOpening.read(json.loads(path.read_bytes()))
+        if score is None:
+            _stop("give --score: public data that trials are compared on.")
+        values = {} if choices is None else json.loads(choices.read_bytes())
+        envelope = read_envelope(json.loads(certificate.read_bytes())["envelope"])
+        identifier = json.loads(envelope.payload)["predicate"]["certificate_id"]
+        opening = SearchOpening.drawn(identifier, values, score)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
+    except BadSearch as error:
+        _stop(str(error))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _stop(f"certificate, choices or {path} cannot be read: {error}")
+    return opening
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        raw = path.read_bytes()
+        result = parse_plan(raw, syntax_of(str(path), raw))
+        attach(result, path.parent)
+    except (OSError, PlanError) as error:
+        _stop(f"{path}: {error}")
+    return result
+
+
+def _stop(message: str) -> NoReturn:
+    err.print(message, highlight=False, markup=False)
+    raise typer.Exit(2)
+
+
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
+app = typer.Typer(name="affidavit search", add_completion=False, pretty_exceptions_enable=False)
+app.command(context_settings=PASS_THROUGH)(main)
+
+if __name__ == "__main__":
+    app(prog_name="affidavit search")
