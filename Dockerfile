@@ -20,6 +20,7 @@ COPY accountants/ accountants/
 COPY certificate/ certificate/
 COPY service/ service/
 COPY gate/ gate/
+COPY importers/ importers/
 COPY trainer/ trainer/
 COPY worker/ worker/
 COPY library/ library/

@@ -79,7 +79,7 @@ install-ray: $(RAY)
 
 $(RAY): $(STAMP)
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python $(PIP) --no-compile 'ray[default]==2.60.0'
+	.venv-ray/bin/python $(PIP) --no-compile 'ray[default,train,tune]==2.60.0'
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv-ray/affidavit.pth
 	cp .venv-ray/affidavit.pth "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@

@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 STORE = str(80 * 1024 * 1024)
 """Bytes of a node's object store, the least that Ray accepts."""
 
+PATIENCE = {"RAY_raylet_start_wait_time_s": "240"}
+"""A node of a machine that others use starts slowly."""
+
 
 def program() -> str | None:
     """The path of ``ray``, if there is one."""
@@ -79,7 +82,7 @@ class RayCluster:
                     *(f"--object-store-memory={STORE}", *options),
                     f"--dashboard-agent-listen-port={free_port()}",
                 ],
-                env={**os.environ, **self.environment, "RAY_USAGE_STATS_ENABLED": "0"},
+                env={**os.environ, **self.environment, "RAY_USAGE_STATS_ENABLED": "0", **PATIENCE},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -88,7 +91,7 @@ class RayCluster:
         self.nodes.append(node)
         return node
 
-    def _wait(self, nodes: int, seconds: float = 120.0) -> None:
+    def _wait(self, nodes: int, seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         url = f"http://127.0.0.1:{self.dashboard}/api/v0/nodes"
         while time.monotonic() < end:

@@ -17,6 +17,7 @@ from docs.generate import (
     claims,
     cli,
     codes,
+    dominating_pairs,
     mechanisms,
     plan_schema,
     repositories,
@@ -36,6 +37,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/plan.schema.json": plan_schema.schema_text,
     "reference/schemastore.json": plan_schema.catalog_entry,
     "reference/repositories.md": repositories.page,
+    "theorems/dominating-pairs.md": dominating_pairs.page,
 }
 """Every generated file, from ``docs``, with what makes its text."""
 

@@ -28,8 +28,8 @@ ROOMS = (
     "trainer",
     "worker",
     "client",
+    "importers",
     "library",
-    "client",
 )
 CODE = re.compile(
     r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|unproved|conflict|unsigned"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.waiting import wait_until
+
 FIELDS = {
     "dataset.size": "60000",
     "dataset.name": "fashion",
@@ -11,6 +13,18 @@ FIELDS = {
     "target.epsilon": "2",
     "target.delta": "1e-6",
 }
+
+
+SCRIPT = """
+from opacus import PrivacyEngine
+loader = DataLoader(data, batch_size=512)
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0
+)
+for epoch in range(10):
+    for batch in loader:
+        optimizer.step()
+"""
 
 
 def _fill(page: Any, fields: dict[str, str]) -> None:
@@ -33,8 +47,7 @@ def _changing_it_takes_the_answer_away(page: Any) -> None:
     page.fill("[name='sampling.lot_size']", "60")
     page.locator("#answer").get_by_text("Computing").wait_for()
     assert "certified" not in page.inner_text("#answer")
-    with page.expect_request(lambda asked: "do=check" in (asked.post_data or "")):
-        pass
+    wait_until(lambda: page.wait_for_timeout(50) or held)
     # One that comes late, for a plan that is no longer there, finds no place either.
     page.fill("[name='sampling.lot_size']", "")
     page.select_option("[name='sampling.scheme']", "full_batch")
@@ -84,7 +97,14 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
     assert wrong.inner_text() == ""
     visitor.look("new-plan")
     if visitor.kind.scripts:
+        page.locator("#answer .chart.live canvas").first.wait_for()
+        page.locator("#noise-at").press("Home")
+        assert "ε ≤" in page.inner_text("#noise output")
         _changing_it_takes_the_answer_away(page)
+    else:
+        page.click("button[value=noise]")
+        # A quarter of the noise and less: four times the ε and more.
+        assert float(page.inner_text("table.noise tr:nth-child(1) td >> nth=0")) > 4
     page.click("text=Submit from a shell")
     assert "/v1/certificates" in page.inner_text("#findings")
     page.click("button:text-is('Certify')")
@@ -103,6 +123,28 @@ def test_a_plan_continues_as_yaml(visitor: Any, site: Any) -> None:
         page.click("button:text-is('Preview')")
     page.get_by_text("Did you mean steps?").wait_for()
     visitor.look("new-plan-yaml")
+
+
+def test_a_pasted_script_fills_the_plan_in(visitor: Any, site: Any) -> None:
+    page = visitor.page
+    visitor.sign_in(site.token("dana", "submit"), "/plans/new")
+    page.click("text=A script or document to paste")
+    page.fill("#document", SCRIPT)
+    page.click("button[value=read]")
+    page.get_by_text("adjacency is not given").wait_for()
+    visitor.look("new-plan-pasted")
+    page.select_option("[name=adjacency]", "add_remove")
+    page.select_option("[name='sampling.scheme']", "poisson")
+    for name, text in (
+        ("dataset.size", "51200"),
+        ("target.epsilon", "3"),
+        ("target.delta", "1e-6"),
+    ):
+        page.fill(f"[name='{name}']", text)
+    page.click("button[value=read]")
+    page.get_by_text("nothing was run").wait_for()
+    assert page.input_value("[name='sampling.lot_size']") == "512"
+    assert page.input_value("[name='releases.0.noise_multiplier']") == "1.1"
 
 
 def test_two_plans_are_compared(visitor: Any, site: Any) -> None:

@@ -27,8 +27,8 @@ ROOMS = (
     "gate",
     "worker",
     "client",
+    "importers",
     "library",
-    "client",
 )
 HTTP = ("service/routes/", "service/pages/")
 """Where what is refused is said by the answers that a route declares."""

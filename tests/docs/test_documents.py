@@ -103,7 +103,7 @@ def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path:
     block = next(block for block in blocks if ".venv/bin/affidavit" in block)
     assert len(block.splitlines()) > 5
     python = shlex.quote(sys.executable)
-    programs = {"affidavit": f"{python} -m affidavit.gate", "python": python}
+    programs = {"affidavit": f"{python} -m affidavit", "python": python}
     for line in block.strip().splitlines():
         command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], line)
         for written in ("bundle.json", "curve.svg", "digits-run"):

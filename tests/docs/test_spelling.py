@@ -8,7 +8,7 @@ import sys
 from tests.docs.pages import ROOT
 
 WHERE = ["docs", "examples", "plan", "mechanisms", "accountants", "certificate", "service", "gate"]
-WHERE += ["client", "library", "trainer", "worker", "migrations", "bench"]
+WHERE += ["client", "importers", "library", "trainer", "worker", "migrations", "bench"]
 
 
 def test_no_common_misspelling() -> None:

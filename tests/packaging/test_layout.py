@@ -29,7 +29,7 @@ MODULES |= {"fpdf2": "fpdf", "prometheus-client": "prometheus_client"}
 BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"markupsafe"}}
 OPACUS = ROOT / "library" / "opacus_interface.py"  # a class of Opacus, for who has it
 ROOMS_OF = {
-    None: ("plan", "mechanisms", "accountants", "certificate", "library"),
+    None: ("plan", "mechanisms", "accountants", "certificate", "importers", "library"),
     "gate": ("gate", "client", "worker"),
     "service": ("service", "migrations"),
 }
