@@ -17,7 +17,7 @@ Two tables, both append-only:
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from pydantic import ConfigDict, Field
@@ -175,8 +175,11 @@ class RevokedKeys:
     Called for every signature.
     """
 
-    def __init__(self, store: KeysetStore) -> None:
+    def __init__(
+        self, store: KeysetStore, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         self._store = store
+        self._now = now
         self._read_at: float | None = None
         self._key_ids: Collection[str] = frozenset()
 
@@ -184,15 +187,14 @@ class RevokedKeys:
         """Key ids; raises SQLAlchemy's errors if the database cannot be reached."""
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= FRESH_SECONDS:
-            self._key_ids = _revoked_keys(self._store.newest())
+            self._key_ids = _revoked_keys(self._store.newest(), self._now())
             self._read_at = now
         return self._key_ids
 
 
-def _revoked_keys(newest: bytes | None) -> frozenset[str]:
+def _revoked_keys(newest: bytes | None, now: datetime) -> frozenset[str]:
     if newest is None:
         return frozenset()
-    now = datetime.now(UTC)
     since = read_keyset(newest).keyset.revoked_since()
     return frozenset(key_id for key_id, moment in since.items() if moment <= now)
 

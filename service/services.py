@@ -74,10 +74,13 @@ class Services:
         places = destinations(settings.checkpoint_export, self.log, Cosignatures(self.engine))
         self.ledger_store = LedgerStore(self.engine)
         self.keyring = Keyring(
-            settings.key_directory, settings.halves, RevokedKeys(self.keysets), self.clock.now
+            settings.key_directory,
+            settings.halves,
+            RevokedKeys(self.keysets, self.clock.now),
+            self.clock.now,
         )
         self.second_person = SecondPerson(self.engine, self.keysets.administrators)
-        self.policies = PolicyStore(self.engine, self.keyring.public_records)
+        self.policies = PolicyStore(self.engine, self.keyring.public_records, self.clock.now)
         self.sequencer = Sequencer(
             self.engine,
             self.keyring.signer(KeyRole.CHECKPOINT),
@@ -114,7 +117,9 @@ class Services:
             watcher=RunWatcher(run_queue.progress),
             privacy_spent=PrivacySpent(self.ledger, self.ledger_store),
         )
-        self.authenticator = Authenticator(self.tokens, provided, loopback=settings.loopback)
+        self.authenticator = Authenticator(
+            self.tokens, provided, self.clock.now, loopback=settings.loopback
+        )
         self.sessions = Sessions(self.engine, self.tokens)
         self.rate_limiter = RateLimiter(
             per_minute=settings.rate_limit, at_once=settings.concurrency_limit

@@ -164,10 +164,27 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     return Problem(
         403,
         "missing_scope",
-        f"This needs the scope {required}, and {actor.name} has {held}; {remedy}.",
+        f"You don't have permission to do this: it needs the scope {required}, and {actor.name} "
+        f"has {held}; {remedy}.",
         headers={
             "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
         },
+    )
+
+
+def require_serves(actor: Actor, *, queue: str | None = None, dataset: str | None = None) -> None:
+    """Raise the problem of a worker whose token does not name that queue or data set."""
+    if queue is not None and queue not in actor.serves.queues:
+        what, option = f"work for the queue {queue}", f"--queue {queue}"
+    elif dataset is not None and dataset not in actor.serves.datasets:
+        what, option = f"use reservations of {dataset} by hand", f"--dataset {dataset}"
+    else:
+        return
+    raise Problem(
+        403,
+        "not_permitted",
+        f"You don't have permission to {what}. Ask an administrator for a token that names it: "
+        f"affidavit tokens new --scope work {option}",
     )
 
 

@@ -11,6 +11,7 @@ False
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,6 +34,25 @@ NEVER_OF_A_TEAM = frozenset({Scope.AUDIT, Scope.ADMIN})
 """Scopes for what has no team: the log, tokens, budgets, policies and keysets."""
 
 
+SERVED = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Names of queues and data sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """What ``WORK`` is for: runs of these queues, and by hand reservations of these data sets."""
+
+    queues: frozenset[str] = frozenset()
+    datasets: frozenset[str] = frozenset()
+
+    def __or__(self, other: Serves) -> Serves:
+        return Serves(self.queues | other.queues, self.datasets | other.datasets)
+
+
+DEFAULT_QUEUE = Serves(frozenset({"default"}))
+"""What ``WORK`` is for where nothing is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Someone who was identified; ``name`` is what certificates and the log call them."""
@@ -40,6 +60,7 @@ class Actor:
     name: str
     scopes: frozenset[Scope]
     team: str | None = None
+    serves: Serves = DEFAULT_QUEUE
 
     @property
     def sees(self) -> str | None:

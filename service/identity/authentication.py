@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
@@ -61,10 +61,16 @@ class Authenticator:
     """How callers become known; ``loopback`` says that the service listens there alone."""
 
     def __init__(
-        self, tokens: TokenRepository, provided: ProviderTokens | None, *, loopback: bool
+        self,
+        tokens: TokenRepository,
+        provided: ProviderTokens | None,
+        now: Callable[[], datetime],
+        *,
+        loopback: bool,
     ) -> None:
         self._tokens = tokens
         self._provided = provided
+        self._now = now
         self._loopback = loopback
         self._own: Batcher[TokenText, Token | None] = Batcher(in_thread_pool(self._look_up))
 
@@ -72,7 +78,7 @@ class Authenticator:
         """Its holder; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         if text.startswith(PREFIX):
             parsed = parse(text)
-            return caller_of(None if parsed is None else await self._own(parsed))
+            return caller_of(None if parsed is None else await self._own(parsed), self._now())
         if self._provided is None:
             raise _invalid()
         actor = await run_in_threadpool(self._provided.actor, text)
@@ -108,7 +114,7 @@ class Authenticator:
     def write_use(self, caller: Caller) -> None:
         """Write it down."""
         if caller.token_id is not None:
-            self._tokens.write_use(caller.token_id, datetime.now(UTC))
+            self._tokens.write_use(caller.token_id, self._now())
 
     def announce(self) -> None:
         """Say in the log when no token is asked for."""
@@ -116,15 +122,18 @@ class Authenticator:
             log.warning("OPEN: %s %s", warning.message, warning.remedy)
 
 
-def caller_of(token: Token | None) -> Caller:
-    """Who holds ``token``; raises ``AuthenticationError`` for one that does not count, or none."""
+def caller_of(token: Token | None, now: datetime) -> Caller:
+    """Who holds ``token``, as of ``now``.
+
+    Raises ``AuthenticationError`` for none, and for one that does not count.
+    """
     if token is None:
         raise _invalid()
     if token.revoked_at is not None:
         raise AuthenticationError(
             "revoked_token", f"the token {token.id} was revoked; use another."
         )
-    if token.expires_at <= datetime.now(UTC):
+    if token.expires_at <= now:
         raise AuthenticationError(
             "expired_token",
             f"the token {token.id} expired on {token.expires_at:%Y-%m-%d}; ask for another.",

@@ -41,6 +41,10 @@ def add_parser(commands: Any) -> None:
         "in too",
     )
     new.add_argument("--team", help="whose plans, runs and data sets it is for; no others are seen")
+    new.add_argument("--queue", action="append", help="whose runs a worker claims; default if left")
+    new.add_argument(
+        "--dataset", action="append", help="whose reservations a worker commits and settles by hand"
+    )
     new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
     new.add_argument("--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if left")
     new.add_argument("--json", action="store_true")
@@ -88,6 +92,8 @@ def _new(store: TokenRepository, options: argparse.Namespace) -> None:
         at=datetime.now(UTC),
         person=options.person,
         team=options.team,
+        queues=options.queue or (),
+        datasets=options.dataset or (),
     )
     if options.json:
         _say(json.dumps({**_record(token), "token": text.text}))
@@ -117,7 +123,7 @@ def _list(store: TokenRepository, *, as_json: bool) -> None:
         return
     for token in tokens:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
-        scopes = ",".join(token.scopes)
+        scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
         _say(f"{token.id}  {token.name}  {scopes}  {_state(token)}  {used}{_whose(token)}")
     if not tokens:
         print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
@@ -142,6 +148,8 @@ def _record(token: Token) -> dict[str, Any]:
         "person": token.person,
         "team": token.team,
         "scopes": list(token.scopes),
+        "queues": sorted(token.serves.queues) if Scope.WORK in token.scopes else [],
+        "datasets": sorted(token.serves.datasets),
         "created_at": _instant(token.created_at),
         "created_by": token.created_by,
         "expires_at": _instant(token.expires_at),

@@ -23,6 +23,7 @@ Its tables:
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import re
 import time
@@ -40,6 +41,7 @@ from sqlalchemy import (
     ForeignKey,
     String,
     Table,
+    Text,
     bindparam,
     insert,
     select,
@@ -48,7 +50,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from affidavit.service.database import reader, writer
-from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Actor, Scope
+from affidavit.service.identity.actor import (
+    DEFAULT_QUEUE,
+    NEVER_OF_A_TEAM,
+    SERVED,
+    Actor,
+    Scope,
+    Serves,
+)
 from affidavit.service.identity.tokens import TokenText, mint
 from affidavit.service.log.entries import append
 from affidavit.service.tables import UtcDateTime, metadata
@@ -75,6 +84,7 @@ tokens = Table(
     Column("expires_at", UtcDateTime, nullable=False),
     Column("person", String(255)),
     Column("team", String(64)),
+    Column("serves", Text),
     CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
 )
 
@@ -113,12 +123,20 @@ class Token:
     last_used_at: datetime | None
     person: str | None = None
     team: str | None = None
+    serves: Serves = DEFAULT_QUEUE
 
     @property
     def actor(self) -> Actor:
         """Who holds it: two tokens of one person, or else of one name in one team, are the same."""
         name = self.name if self.team is None else f"{self.team}/{self.name}"
-        return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team)
+        return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team, self.serves)
+
+    @property
+    def serves_text(self) -> str:
+        """What a worker's token names, for people; empty for another's."""
+        by_hand = [f"{name} by hand" for name in sorted(self.serves.datasets)]
+        named = sorted(self.serves.queues) + by_hand
+        return ", ".join(named) if Scope.WORK in self.scopes else ""
 
 
 class TokenRepository:
@@ -141,12 +159,16 @@ class TokenRepository:
         at: datetime,
         person: str | None = None,
         team: str | None = None,
+        queues: Iterable[str] = (),
+        datasets: Iterable[str] = (),
     ) -> tuple[Token, TokenText]:
         """Make a token for ``days`` days, and return it once; raises ``TokenError``.
 
         ``person`` is whose it is: what they ask and decide counts as theirs with every token
         of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
-        ``team`` confines it to that team's objects.
+        ``team`` confines it to that team's objects. A worker's names the ``queues`` whose runs it
+        claims and the ``datasets`` whose reservations it commits and settles by hand; without
+        either it is for the queue ``default``.
         """
         allowed = tuple(sorted(set(scopes)))
         if NAME.fullmatch(name) is None:
@@ -161,6 +183,7 @@ class TokenRepository:
         held_by = None if person is None else _person(person)
         if team is not None:
             _require_of_team(team, allowed)
+        serves = _serves(allowed, queues, datasets)
         text = mint()
         expires_at = at + timedelta(days=days)
         with self._writer.begin() as connection:
@@ -175,6 +198,7 @@ class TokenRepository:
                     expires_at=expires_at,
                     person=held_by,
                     team=team,
+                    serves=json.dumps(serves) if serves else None,
                 )
             )
             connection.execute(insert(token_uses).values(token_id=text.id))
@@ -185,6 +209,7 @@ class TokenRepository:
                 "expires_at": expires_at.isoformat(timespec="microseconds"),
                 **({} if held_by is None else {"person": held_by}),
                 **({} if team is None else {"team": team}),
+                **serves,
             }
             append(connection, "token", text.id, body, actor=by, at=at)
             stored = _find(connection, text.id)
@@ -301,6 +326,24 @@ def _require_of_team(team: str, scopes: Iterable[Scope]) -> None:
         )
 
 
+def _serves(
+    scopes: Iterable[Scope], queues: Iterable[str], datasets: Iterable[str]
+) -> dict[str, list[str]]:
+    """What a worker's token names; nothing for another token."""
+    named = {"queues": sorted(set(queues)), "datasets": sorted(set(datasets))}
+    for name in named["queues"] + named["datasets"]:
+        if SERVED.fullmatch(name) is None:
+            raise TokenError(
+                f"{name[:80]!r} is no name of a queue or data set; give 1 to 64 of the letters "
+                "A to Z, digits and . _ -"
+            )
+    if Scope.WORK not in scopes:
+        if any(named.values()):
+            raise TokenError("queues and data sets are named for the scope work; add that scope")
+        return {}
+    return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
+
+
 def _held(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = stored[1] if stored is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
@@ -326,4 +369,9 @@ def _token(row: Any) -> Token:
         last_used_at=row["last_used_at"],
         person=row["person"],
         team=row["team"],
+        serves=DEFAULT_QUEUE
+        if row["serves"] is None
+        else Serves(
+            **{kind: frozenset(names) for kind, names in json.loads(row["serves"]).items()}
+        ),
     )

@@ -11,7 +11,6 @@ forget to.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -90,7 +89,7 @@ async def _by_session(services: Services, request: Request) -> Caller | None:
     cookie = sessions.read_cookie(request, sessions.SESSION)
     if cookie is None:
         return None
-    return await run_in_threadpool(services.sessions.find, cookie, at=datetime.now(UTC))
+    return await run_in_threadpool(services.sessions.find, cookie, at=services.clock.now())
 
 
 async def _anonymous(services: Services, request: Request) -> Caller:

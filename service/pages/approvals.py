@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -142,7 +142,7 @@ def approvals(
 ) -> Response:
     """Certificates that await approval, newest first."""
     with services.engine.connect() as connection:
-        view = pending(connection, datetime.now(UTC), cursor)
+        view = pending(connection, services.clock.now(), cursor)
     return respond(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
 
 
@@ -166,7 +166,7 @@ async def decide(
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
         decision = DecisionRequest.from_json(json.dumps(fields).encode())
-        at = datetime.now(UTC)
+        at = services.clock.now()
         result = await run_in_threadpool(services.approve, certificate_id, decision, actor, at)
     except MalformedRequest as error:
         wrong, status = messages_of(error.reasons), 422

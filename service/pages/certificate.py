@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -98,7 +97,7 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     if view.guarantee is not None:
         charts = await services.draw_certificate.charts(stored, view.steps_run)
     drawings = [drawing for _, drawing in _named(charts)]
-    content = await run_in_threadpool(certificate_pdf, view, drawings, datetime.now(UTC))
+    content = await run_in_threadpool(certificate_pdf, view, drawings, services.clock.now())
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
 
 
@@ -106,7 +105,7 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
 def documentation(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The technical documentation, to be completed."""
     _stored, view = _read(services, certificate_id)
-    content = technical_documentation(view, datetime.now(UTC))
+    content = technical_documentation(view, services.clock.now())
     name = f"documentation-{certificate_id[7:19]}.md"
     return download(content, "text/markdown; charset=utf-8", name)
 
@@ -116,7 +115,7 @@ def documentation_as_pdf(
     _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
     """The technical documentation, to be filed."""
-    (_stored, view), now = _read(services, certificate_id), datetime.now(UTC)
+    (_stored, view), now = _read(services, certificate_id), services.clock.now()
     content = documentation_pdf(view, technical_documentation(view, now), now)
     return download(content, "application/pdf", f"documentation-{certificate_id[7:19]}.pdf")
 
@@ -192,7 +191,7 @@ def _correction(corrected: dict[str, Any] | None) -> str | None:
 
 def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, CertificateView]:
     stored = find_certificate(services, certificate_id)
-    return stored, certificate_view(services, stored, datetime.now(UTC))
+    return stored, certificate_view(services, stored, services.clock.now())
 
 
 def _named(charts: Charts | None) -> tuple[tuple[str, Chart], ...]:

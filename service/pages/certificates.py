@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import parse_qsl, urlencode
 
@@ -38,7 +37,7 @@ def certificates(
 ) -> Response:
     """A page of the list, with the reader's saved searches."""
     with services.engine.connect() as connection:
-        view = certificate_list(connection, search, datetime.now(UTC))
+        view = certificate_list(connection, search, services.clock.now())
     view = replace(view, views=_saved_views(services).of(actor.name))
     return respond(
         request,
@@ -54,7 +53,7 @@ def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Resp
     """Save a search under a name."""
     query = _search_query(form.get("query"))
     try:
-        _saved_views(services).save(actor.name, form.get("name"), query, datetime.now(UTC))
+        _saved_views(services).save(actor.name, form.get("name"), query, services.clock.now())
     except InvalidSavedView as error:
         raise Problem(422, "not_kept", str(error)) from None
     return see_other(f"{PATH}?{query}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 
@@ -65,7 +65,7 @@ class Keys:
 @page(router, "/keys")
 def keys(request: Request, _: Anyone, services: TheServices) -> Response:
     """Every key that signs or signed here, newest first."""
-    view = keys_view(services, datetime.now(UTC))
+    view = keys_view(services, services.clock.now())
     return respond(request, view, template="keys.html", rows=Rows(Key, view.keys))
 
 

@@ -15,7 +15,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -303,7 +302,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
         return _respond(request, view, status=422)
     submission = store.PlanRequest(
         requester=actor.name,
-        received_at=datetime.now(UTC),
+        received_at=services.clock.now(),
         content_type=YAML[0],
         body=view.yaml.encode("utf-8", "replace"),
         team=actor.works_for,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -163,7 +163,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
     )
     rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
-        now = datetime.now(UTC)
+        now = services.clock.now()
         view = overview_view(connection, rules, actor, ready.reasons, now)
         drawn = {"spending": spending_chart(connection, now)}
     if view.sees_certificates and view.anything:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -190,7 +189,7 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
     policy, reasons = read_draft(view.yaml)
     if policy is None:
         return _respond(request, replace(view, reasons=reasons), 422)
-    now = datetime.now(UTC)
+    now = services.clock.now()
     services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
     try:
         stored, _ = activate(

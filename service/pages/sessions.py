@@ -116,7 +116,7 @@ class Sessions:
             row = connection.execute(query).mappings().first()
         if row is None or row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
             return None
-        caller = self._caller(row)
+        caller = self._caller(row, at)
         if caller is not None and row["seen_at"] <= at - SEEN:
             with self._writer.begin() as connection:
                 change = update(sessions).where(sessions.c.digest == row["digest"])
@@ -128,10 +128,10 @@ class Sessions:
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.digest == _digest(cookie)))
 
-    def _caller(self, row: Any) -> Caller | None:
+    def _caller(self, row: Any, at: datetime) -> Caller | None:
         if row["token_id"] is not None:
             try:
-                return caller_of(self._tokens.with_id(row["token_id"]))
+                return caller_of(self._tokens.with_id(row["token_id"]), at)
             except AuthenticationError:
                 return None
         known = {scope.value for scope in Scope}

@@ -10,7 +10,7 @@ minutes, deleted when the browser comes back, however that ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -91,7 +91,7 @@ def to_provider(request: Request, services: TheServices) -> Response:
     flow = _flow(services)
     attempt = Attempt.new(local(request.query_params.get("next", "")))
     response = see_other(flow.leave(attempt, _callback(services)))
-    until = datetime.now(UTC) + LASTS
+    until = services.clock.now() + LASTS
     sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.packed(), until)
     return response
 
@@ -133,7 +133,7 @@ def _begin(request: Request, services: Services, caller: Caller, to: str) -> Res
     old = sessions.read_cookie(request, sessions.SESSION)
     if old is not None:
         services.sessions.end(old)
-    session = services.sessions.begin(caller, at=datetime.now(UTC))
+    session = services.sessions.begin(caller, at=services.clock.now())
     response = see_other(to)
     sessions.write_cookie(request, response, sessions.SESSION, session.cookie, session.expires_at)
     sessions.delete_cookie(request, response, sessions.FORM)

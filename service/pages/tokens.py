@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 
@@ -25,7 +25,7 @@ MEANINGS = {
     "submit": "submit plans, start runs",
     "approve": "approve certificates, grant waivers, revoke",
     "audit": "read everything, including the audit log",
-    "work": "train as a worker",
+    "work": "train as a worker of the queues, or by hand with the data sets, named below",
     "admin": "manage policies, budgets, tokens and keys",
 }
 
@@ -41,6 +41,7 @@ class TokenLine:
     person: str | None
     team: str | None
     scopes: tuple[str, ...]
+    serves: str
     state: str
     created_at: datetime
     created_by: str
@@ -56,6 +57,8 @@ class Draft:
     name: str = ""
     person: str = ""
     team: str = ""
+    queues: str = ""
+    datasets: str = ""
     scopes: tuple[str, ...] = ()
     days: str = str(DAYS)
 
@@ -87,10 +90,12 @@ def create_token(
         name=form.get("name"),
         person=form.get("person"),
         team=form.get("team"),
+        queues=form.get("queues"),
+        datasets=form.get("datasets"),
         scopes=tuple(form.all("scope")),
         days=form.get("days") or str(DAYS),
     )
-    now = datetime.now(UTC)
+    now = services.clock.now()
     try:
         scopes, days = _scopes(draft), _days(draft)
         # Whoever made tokens alone would be two people with the next one.
@@ -104,6 +109,8 @@ def create_token(
             at=now,
             person=draft.person or None,
             team=draft.team or None,
+            queues=draft.queues.split(),
+            datasets=draft.datasets.split(),
         )
     except TokenError as error:
         return _respond(request, services, 422, draft=draft, wrong=f"{error}.")
@@ -122,7 +129,7 @@ def revoke_token(
 ) -> Response:
     """Revoke a token."""
     try:
-        services.tokens.revoke(token_id, form.get("reason"), by=actor.name, at=datetime.now(UTC))
+        services.tokens.revoke(token_id, form.get("reason"), by=actor.name, at=services.clock.now())
     except TokenError as error:
         return _respond(request, services, 422, wrong=f"{error}.")
     return see_other("/tokens", done="revoked")
@@ -150,6 +157,7 @@ def _line(token: Token, now: datetime) -> TokenLine:
         TokenLine,
         token,
         scopes=tuple(scope.value for scope in token.scopes),
+        serves=token.serves_text,
         state="revoked" if token.revoked_at is not None else state,
     )
 
@@ -164,7 +172,7 @@ def _respond(
     made_for: str = "",
     wrong: str = "",
 ) -> Response:
-    now = datetime.now(UTC)
+    now = services.clock.now()
     lines = [_line(token, now) for token in services.tokens.all()]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     lines.sort(key=lambda line: line.state != "counts")

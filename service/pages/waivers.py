@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -90,7 +90,7 @@ async def revoke_waiver(
     reason = form.get("reason")
     if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
         raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
-    now = datetime.now(UTC)
+    now = services.clock.now()
     waiver = await run_in_threadpool(
         lambda: revoke(services.policies, waiver_id, reason, actor=actor.name, at=now)
     )
@@ -104,7 +104,7 @@ def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Re
     try:
         waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
         key = services.keyring.current()
-        now = datetime.now(UTC)
+        now = services.clock.now()
         grant(services.policies, waiver, key, actor=actor.name, at=now, team=actor.works_for)
     except MalformedRequest as error:
         return _respond(request, services, values, error.reasons, 422)
@@ -146,7 +146,7 @@ def _respond(
 ) -> Response:
     versions = [BUILT_IN, *(stored.policy for stored in services.policies.versions())]
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
-    now = datetime.now(UTC)
+    now = services.clock.now()
     lines = tuple(_line(waiver, names, now) for waiver in services.policies.granted())
     view = WaiversPage(
         waivers=Waivers(lines=lines),

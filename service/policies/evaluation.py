@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +42,7 @@ class CertificationRequest:
         cls, policies: PolicySet, plan: Plan, requester: str, team: str = DEFAULT
     ) -> CertificationRequest:
         """The request for ``plan`` by ``requester`` of ``team`` under ``policies``."""
-        waivers = policies.waivers_of(plan, requester, datetime.now(UTC))
+        waivers = policies.waivers_of(plan, requester)
         return cls(plan, requester, policies.policy_of(plan.dataset.name), waivers, team)
 
     @cached_property

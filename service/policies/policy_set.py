@@ -7,9 +7,9 @@ active policy may cover a data set, so the result never depends on an order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 
 from affidavit.certificate.policy import BUILT_IN, Policy, Waiver, in_force
@@ -31,6 +31,7 @@ class PolicySet:
     head: Head = (0, 0, 0)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     waivers: tuple[Waiver, ...] = ()
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC), compare=False)
 
     @cached_property
     def _by_dataset(self) -> dict[str, Policy]:
@@ -51,8 +52,8 @@ class PolicySet:
         """The policy of plans on ``dataset``."""
         return self._by_dataset.get(dataset or "", self.default)
 
-    def waivers_of(self, plan: Plan, requester: str, now: datetime) -> tuple[Waiver, ...]:
-        """The waivers that apply to ``plan`` by ``requester`` at ``now``."""
+    def waivers_of(self, plan: Plan, requester: str) -> tuple[Waiver, ...]:
+        """The waivers that apply to ``plan`` by ``requester`` now."""
         if not self.waivers:
             return ()
         return in_force(
@@ -61,7 +62,7 @@ class PolicySet:
             plan_digest=digest(plan),
             dataset=plan.dataset.name,
             requester=requester,
-            now=now,
+            now=self.now(),
         )
 
     def with_policy(self, policy: Policy) -> PolicySet:
@@ -76,7 +77,7 @@ class PolicySet:
                         code="policy_overlap",
                         pointer="/datasets",
                     )
-        return PolicySet(self.head, {**self.policies, policy.name: policy}, self.waivers)
+        return replace(self, policies={**self.policies, policy.name: policy})
 
     def is_active(self, policy: Policy) -> bool:
         """Whether new plans can come under ``policy``."""

@@ -76,12 +76,21 @@ class StoredWaiver:
 
 
 class PolicyStore:
-    """Policies and waivers behind one engine; ``keys`` returns the keys of the key directory."""
+    """Policies and waivers behind one engine; ``keys`` returns the keys of the key directory.
 
-    def __init__(self, engine: Engine, keys: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+    Waivers end by the time of ``now``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Callable[[], Iterable[Mapping[str, Any]]],
+        now: Callable[[], datetime],
+    ) -> None:
         self.reader = reader(engine)
         self.writer = writer(engine)
         self._keys = keys
+        self._now = now
         self._last: dict[str | None, PolicySet] = {}
 
     def policy_set(self) -> PolicySet:
@@ -137,7 +146,8 @@ class PolicyStore:
         active = [_policy(row, keys).policy for row in rows]
         unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
         granted = [_waiver(row, keys).waiver for row in connection.execute(unrevoked).mappings()]
-        return PolicySet(head, {policy.name: policy for policy in active}, tuple(granted))
+        by_name = {policy.name: policy for policy in active}
+        return PolicySet(head, by_name, tuple(granted), self._now)
 
     def _key_records(self) -> dict[str, Mapping[str, Any]]:
         return {record["key_id"]: record for record in self._keys()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -84,7 +84,7 @@ async def certify_plan(
     body = await read_body(http)
     request = PlanRequest(
         requester=actor.name,
-        received_at=datetime.now(UTC),
+        received_at=services.clock.now(),
         content_type=http.headers["content-type"][:255],
         body=body,
         team=actor.works_for,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -49,7 +48,7 @@ def approve(
     request: DecisionRequest,
 ) -> Response:
     """With the last required approval, the certificate is issued with all approvals in it."""
-    result = services.approve(certificate_id, request, actor, datetime.now(UTC))
+    result = services.approve(certificate_id, request, actor, services.clock.now())
     if result is None:
         raise no_such(certificate_id)
     return Response(
@@ -75,7 +74,7 @@ def revoke(
     response: Response,
 ) -> Revocation:
     """Revokes the current issue and all before it, for good; requesters may revoke too."""
-    result = services.revoke(certificate_id, request, actor, datetime.now(UTC))
+    result = services.revoke(certificate_id, request, actor, services.clock.now())
     if result is None:
         raise no_such(certificate_id)
     revocation, new = result
@@ -133,7 +132,7 @@ async def reissue(
     certificate_id: CertificateId,
 ) -> Response:
     """A person's decision: sending the plan again never brings back a revoked certificate."""
-    answer = await services.reissue(certificate_id, actor, datetime.now(UTC))
+    answer = await services.reissue(certificate_id, actor, services.clock.now())
     if answer is None:
         raise no_such(certificate_id)
     return Response(

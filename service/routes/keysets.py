@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
@@ -70,7 +69,7 @@ def publish(
 
     Where that asks for several administrators, they send this one too.
     """
-    now = datetime.now(UTC)
+    now = services.clock.now()
     try:
         digest = read_keyset(content).digest
         newest = services.keysets.newest()

@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping
 
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Reservation
 from affidavit.service.command import CommandContext, IdempotencyKey
-from affidavit.service.identity.access import needs
+from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.models import (
     BudgetRequest,
@@ -202,6 +202,8 @@ def commit(
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
     """Before the run's first step: from here on it can only be settled."""
+    reserved = services.ledger_store.reservation(reservation_id)
+    require_serves(actor, dataset=reserved.scope.dataset)
     call = CommandContext.of(actor, http, idempotency_key, request)
     stored, _ = services.ledger_store.commit(reservation_id, call)
     return reservation_of(stored)
@@ -219,8 +221,10 @@ def settle(
     """In full; a run of a queue settles itself, on the steps that its record shows."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     store, steps = services.ledger_store, request.steps_run
+    reserved = store.reservation(reservation_id)
+    require_serves(actor, dataset=reserved.scope.dataset)
     if steps is None:
-        steps = store.reservation(reservation_id).certified_steps
+        steps = reserved.certified_steps
     stored, _ = store.settle(reservation_id, steps, request.record, call)
     return reservation_of(stored)
 
@@ -238,9 +242,12 @@ def release(
 ) -> Reservation:
     """Before it is committed; who may only submit releases their own reservations."""
     call = CommandContext.of(actor, http, idempotency_key, request)
-    may_release_any = actor.may(Scope.WORK) or actor.may(Scope.ADMIN)
-    reserved_by = services.ledger_store.reservation(reservation_id).reserved_by
-    if not may_release_any and reserved_by != actor.name:
+    reserved = services.ledger_store.reservation(reservation_id)
+    if actor.name == reserved.reserved_by or actor.may(Scope.ADMIN):
+        pass
+    elif actor.may(Scope.WORK):
+        require_serves(actor, dataset=reserved.scope.dataset)
+    else:
         raise Problem(
             403,
             "not_yours",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
@@ -103,7 +102,7 @@ def activate_policy(
     response: Response,
 ) -> PolicyVersion:
     """Versions of a name count up; certificates name the version that judged them."""
-    now = datetime.now(UTC)
+    now = services.clock.now()
     services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
     key = services.keyring.current()
     stored, new = activate(services.policies, policy, key, actor=actor.name, at=now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -37,7 +36,7 @@ class RevocationQuery(QueryModel):
 @router.get("/v1/waivers", summary="All waivers", responses=problems())
 def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
     """Newest first, including expired and revoked ones."""
-    now = datetime.now(UTC)
+    now = services.clock.now()
     items = [WaiverView.of(item, now) for item in services.policies.granted()]
     return Page[WaiverView](items=items)
 
@@ -52,7 +51,7 @@ def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> Waive
     stored = services.policies.waiver(waiver_id)
     if stored is None:
         raise _not_found(waiver_id)
-    return WaiverView.of(stored, datetime.now(UTC))
+    return WaiverView.of(stored, services.clock.now())
 
 
 @router.post(
@@ -68,7 +67,7 @@ def grant_waiver(
     actor: Approver, services: TheServices, request: WaiverRequest, response: Response
 ) -> WaiverView:
     """Takes four eyes: the granter is neither the owner nor a requester of the plan."""
-    now = datetime.now(UTC)
+    now = services.clock.now()
     key = services.keyring.current()
     stored = grant(services.policies, request, key, actor=actor.name, at=now, team=actor.works_for)
     response.headers["Location"] = f"/v1/waivers/{stored.waiver.id}"
@@ -87,7 +86,7 @@ def revoke_waiver(
     query: Annotated[RevocationQuery, Query()],
 ) -> WaiverView:
     """Also revokes the certificates that rely on it; the waiver itself stays on record."""
-    now = datetime.now(UTC)
+    now = services.clock.now()
     stored = revoke(services.policies, waiver_id, query.reason, actor=actor.name, at=now)
     if stored is None:
         raise _not_found(waiver_id)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi import Path as PathParameter
 
 from affidavit.client import Run
-from affidavit.service.identity.access import needs
+from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON, answers, problems
@@ -61,6 +61,7 @@ def claim_run(
 
     Every report on it takes the ``secret`` that is returned here and nowhere else.
     """
+    require_serves(actor, queue=queue)
     offer = ClaimRequest(queue=queue, worker=request.worker, seconds=request.lease, run=request.run)
     claimed = services.runs.queue.claim(offer, actor.name, services.clock.now())
     return None if claimed is None else Job.of(*claimed)
@@ -72,9 +73,10 @@ def claim_run(
     response_class=Response,
     responses={200: answers("The bundle.", "BundleDocument"), **problems(401, 403, 404, 422, 503)},
 )
-def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
+def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
     """The issue of the certificate that the run was requested with, as it was signed."""
     run = services.runs.queue.find(run_id)
+    require_serves(actor, queue=run.queue)
     (issue,) = (
         issue
         for issue in services.store.issues(run.certificate_id)

@@ -89,7 +89,16 @@ def token_texts(
     """For each name the text of a new token of its scopes; others are not let in after."""
     store, now = TokenRepository(engine), datetime.now(UTC)
     return {
-        name: store.new(name, map(Scope, scopes), 1, by="test", at=now, person=person)[1].text
+        name: store.new(
+            name,
+            held := [Scope(scope) for scope in scopes],
+            1,
+            by="test",
+            at=now,
+            person=person,
+            queues=["default"] if Scope.WORK in held else (),
+            datasets=["toy"] if Scope.WORK in held else (),
+        )[1].text
         for name, scopes in people.items()
     }
 

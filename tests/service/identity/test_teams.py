@@ -98,7 +98,17 @@ def town_at(
     tokens = {}
     for name, scopes in {**people, "ann": OF_A_TEAM}.items():
         called = "ann" if name == "ann" else "same"
-        made = store.new(called, scopes, 1, by="test", at=now, team=team_of.get(name))
+        by_hand = ["shared", "toy"] if Scope.WORK in scopes else []
+        made = store.new(
+            called,
+            scopes,
+            1,
+            by="test",
+            at=now,
+            team=team_of.get(name),
+            queues=["default"] if by_hand else [],
+            datasets=by_hand,
+        )
         tokens[name] = made[1].text
     engine.dispose()
     with client_of(settings, address="192.0.2.1") as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -109,6 +110,17 @@ def test_a_ledger_whose_spending_was_rewritten_admits_nothing(ask: Any, plan: An
     altered = json.dumps({**json.loads(state), "spent": unspent["spent"]}, sort_keys=True)
     own(ask, f"UPDATE ledger_events SET state = '{altered}' WHERE seq = {seq}".replace(":", "\\:"))
     refused(ask, plan, made, reservation, "ledger_altered")
+
+
+def test_tokens_end_by_the_databases_clock(ask: Any) -> None:
+    """Not by the replica's own, which may be minutes off."""
+    clock, later = ask.services.clock, datetime.now(UTC) + timedelta(days=2)
+    assert ask("GET", "/v1/certificates", "submit").status_code == 200
+    clock._wall = lambda: later
+    clock._base = later, time.monotonic()
+    clock._asked_at = float("inf")
+    refused = ask("GET", "/v1/certificates", "submit")
+    assert (refused.status_code, refused.json()["code"]) == (401, "expired_token")
 
 
 def test_a_ledger_whose_end_was_removed_admits_nothing(ask: Any, plan: Any) -> None:

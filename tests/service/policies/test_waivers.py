@@ -14,8 +14,6 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.certificate.policy import open_document
-from affidavit.service.policies import evaluation
-from affidavit.service.routes import waivers
 
 Document = Callable[..., dict[str, Any]]
 
@@ -106,12 +104,9 @@ def test_an_expired_waiver_helps_no_more(
     house.waive()
     assert house.submit("sam", plan()).json()["verdict"] == "certified"
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=31)
-
-    monkeypatch.setattr(evaluation, "datetime", Later)
+    store, later = house.client.app.state.services.policies, datetime.now(UTC) + timedelta(days=31)
+    monkeypatch.setattr(store, "_now", lambda: later)
+    store._last.clear()
     assert house.submit("sam", plan()).json()["verdict"] == "refused"
 
 
@@ -239,13 +234,7 @@ def test_a_waiver_granted_twice_in_a_second_is_one(
 ) -> None:
     house.activate(epsilon_cap=0.5)
     moment = datetime.now(UTC)
-
-    class Stopped(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return moment.astimezone(tz)
-
-    monkeypatch.setattr(waivers, "datetime", Stopped)
+    monkeypatch.setattr(house.client.app.state.services.clock, "now", lambda: moment)
     until = in_days(30)
     first, second = house.waive(expires_at=until), house.waive(expires_at=until)
     assert (second.status_code, second.json()) == (201, first.json())

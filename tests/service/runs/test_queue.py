@@ -15,6 +15,8 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey
 from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs import queue
 from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
@@ -77,6 +79,34 @@ def test_what_a_run_has_reserved_is_settled_by_its_record_and_not_by_hand(yard: 
     by_hand(run, "settle")
     assert yard.charged(run) == ("settled", 10)
     assert not replay(yard.engine)
+
+
+def test_a_workers_token_is_for_the_queues_and_data_sets_that_it_names(yard: Yard) -> None:
+    tokens, now = TokenRepository(yard.engine), datetime.now(UTC)
+    for name, named in (("gpu", {"queues": ["gpu"]}), ("hand", {"datasets": ["toy"]})):
+        new = tokens.new(name, [Scope.WORK], 1, by="test", at=now, **named)
+        yard.tokens[name] = new[1].text
+    certificate = yard.certify()
+    run = yard.request(certificate).json()
+    body = {"certificate": certificate}
+    by_hand = yard.ask("POST", "/v1/ledgers/toy/reservations", "submit", body).headers["location"]
+    claims = "/v1/queues/default/claims"
+    for who, method, path in (
+        ("gpu", "POST", claims),
+        ("hand", "POST", claims),
+        ("gpu", "GET", f"/v1/runs/{run['id']}/bundle"),
+        *(("gpu", "POST", f"{by_hand}/{step}") for step in ("commit", "settle", "release")),
+    ):
+        sent = {"worker": "w", "run": run["id"]} if path == claims else {}
+        refused = yard.ask(method, path, who, sent if method == "POST" else None)
+        assert (refused.status_code, refused.json()["code"]) == (403, "not_permitted"), path
+    assert yard.run(run)["state"] == "queued"
+    elsewhere = yard.request(certificate, queue="gpu").json()
+    assert (
+        yard.ask("POST", "/v1/queues/gpu/claims", "gpu", {"worker": "w"}).json()["run"]
+        == (elsewhere["id"])
+    )
+    assert yard.ask("POST", f"{by_hand}/commit", "hand", {}).json()["state"] == "committed"
 
 
 def test_a_run_and_its_reservation_are_one_transaction(
