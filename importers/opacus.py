@@ -24,6 +24,7 @@ from affidavit.importers.libraries import PRIVATE_DIVISOR
 from affidavit.importers.library import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import Reading
+from affidavit.importers.returned import Returned
 from affidavit.importers.script import Binding, Script, imports_of, last_name
 from affidavit.importers.script_values import Unreadable
 from affidavit.importers.training_loop import passes_of
@@ -70,6 +71,7 @@ class OpacusReading(Reading):
             self.broken.append(UNCLIPPED)
         if self._may_be_skipped():
             self.broken.append(SKIPPED)
+        self.broken += Returned(self.values, self.arguments).faults()
         return super().partial()
 
     # ---- the parts of a plan ------------------------------------------------------------
@@ -121,6 +123,13 @@ class OpacusReading(Reading):
 
         Raises ``Unreadable``.
         """
+        for node in self.script.nodes:
+            match node:
+                case (
+                    ast.Attribute(attr="load_checkpoint")
+                    | ast.Attribute(attr="load_state_dict", value=ast.Attribute(attr="accountant"))
+                ):
+                    raise Unreadable(node, "it continues a run, whose steps count too")
         own = passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 

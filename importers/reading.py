@@ -16,7 +16,7 @@ from affidavit.importers.library import NOT_SHUFFLED, Library
 from affidavit.importers.quantities import POINTERS, Quantities
 from affidavit.importers.script import Script, last_name
 from affidavit.importers.script_values import Unreadable, text_of
-from affidavit.importers.training_loop import accumulation, passes_of, skipping
+from affidavit.importers.training_loop import accumulation, passes_of, skipping, stopping
 from affidavit.plan import MalformedPlan, Reason
 
 ACCUMULATED = Broken(
@@ -32,6 +32,12 @@ SKIPPED_LOTS = Broken(
     message="a condition skips the step of some lots. No noise is released for these, so that "
     "what the condition tells of their records is seen.",
     remedy="Step at every lot; an empty one releases noise alone.",
+)
+STOPPED = Broken(
+    code="data_dependent_stop",
+    message="the training ends by what it sees of the records. No noise is released for that, so "
+    "that its length tells of them.",
+    remedy="End it by a number of steps, by ε, or by a metric of public data.",
 )
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
@@ -175,6 +181,8 @@ class Reading(Quantities):
             self.broken.append(ACCUMULATED)
         if skipping(self.values) is not None:
             self.broken.append(SKIPPED_LOTS)
+        if stopping(self.values) is not None:
+            self.broken.append(STOPPED)
         for rule in self.library.rules:
             node = self.arguments.get(rule.argument)
             value = self.values.attempt(node) if node is not None else None

@@ -247,6 +247,15 @@ class Script:
                 return whole, None
         return None, None
 
+    def is_of(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
+        """Whether a name, or the module that it is looked up in, comes from these packages."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return False
+        _, bindings = self.resolve(node.id, self.scope_of(node))
+        return any(package_of(self.origin(item)[0] or "") in modules for item in bindings)
+
     def defines(self, name: str) -> bool:
         """Whether a name of the module is one class or function."""
         bindings = self.bindings.get((self.tree, name), [])

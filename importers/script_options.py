@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.importers.script import Script, imports_of, last_name
+from affidavit.importers.script import Script, last_name
 from affidavit.importers.script_files import (
     configured,
     local_import,
@@ -30,6 +30,9 @@ SAFE_PARSER_METHODS = frozenset(
 FLAGS = frozenset(
     {"DEFINE_float", "DEFINE_integer", "DEFINE_bool", "DEFINE_boolean", "DEFINE_string"}
 )
+SETTERS = ("putenv", "load_dotenv", "set_key", "Env")
+"""Functions that set variables of the environment."""
+VISION = ("torchvision",)
 SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Records of torchvision's training sets."""
@@ -286,8 +289,20 @@ def environment(values: Values, call: ast.Call) -> Any:
         return None
     if len(call.args) != 2 or not isinstance(call.args[0], ast.Constant):
         raise Unreadable(call, "the environment decides, and no default is written")
+    if (setter := next((n for n in values.script.nodes if _sets_environment(n)), None)) is not None:
+        line = getattr(setter, "lineno", "?")
+        raise Unreadable(call, f"line {line} may set the environment")
     values.defaults.add(f"${call.args[0].value!s}")
     return values.of(call.args[1])
+
+
+def _sets_environment(node: ast.AST) -> bool:
+    match node:
+        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()):
+            return last_name(base) == "environ"
+        case ast.Attribute(value=base, attr=used) if last_name(base) == "environ":
+            return used not in ("get", "copy", "items", "keys")
+    return last_name(node) in SETTERS
 
 
 def known_size(values: Values, call: ast.Call) -> Any:
@@ -305,11 +320,12 @@ def known_size(values: Values, call: ast.Call) -> Any:
                 if made is None:
                     raise Unreadable(node, f"the length of {node.id} is not settled")
                 node = made
-            if not isinstance(node, ast.Call) or not imports_of(values.script, ("torchvision",)):
+            if not isinstance(node, ast.Call) or not values.script.is_of(node.func, VISION):
                 raise Unreadable(call, "this length is not settled")
             train = next((item.value for item in node.keywords if item.arg == "train"), None)
             size = SIZES.get(last_name(node.func) or "")
-            if size is None or train is None or values.known(train) is not True:
+            cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}
+            if size is None or train is None or values.known(train) is not True or cut:
                 raise Unreadable(node, "it is not a whole training set of a known size")
             return size
     return None

@@ -24,13 +24,19 @@ from affidavit.importers.library import Library
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.reading import Reading
-from affidavit.importers.script import Script, imports_of, last_name, package_of
+from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_values import branch, text_of
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 LEARNING_RATES = ("learning_rate", "lr")
 REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
 """Methods and functions that undo a private call, or make another object of it."""
+PARTS = frozenset(
+    {"add_noise", "clip_and_accumulate", "pre_step", "noise_generator", "summed_grad"}
+)
+"""Attributes of private optimisers that release the lots."""
+ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
 ENTRIES = (*TRAINING, *ACCOUNTING)
 BESIDE = (
     (OPACUS_BEFORE_1, (OPACUS,)),
@@ -162,11 +168,11 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
         match node:
             case ast.Call(func=ast.Name(id="getattr"), args=[base, name, *_]):
                 own = isinstance(name, ast.Constant) and name.value in names
-                hidden = not isinstance(name, ast.Constant) and _is_of(script, base, library)
+                hidden = not isinstance(name, ast.Constant) and script.is_of(base, library.modules)
                 if own or hidden:
                     yield node
             case ast.Name() | ast.Attribute() if last_name(node) in names:
-                own = library is OPACUS or _is_of(script, node, library)
+                own = library is OPACUS or script.is_of(node, library.modules)
                 if own and node not in script.types:
                     yield node
 
@@ -188,18 +194,6 @@ def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
         values = [binding.value for binding in bindings]
         if any(isinstance(item, ast.Call) and last_name(item.func) in makers for item in values):
             yield node
-
-
-def _is_of(script: Script, node: ast.expr, library: Library) -> bool:
-    """Whether a name comes from one of the library's modules."""
-    root = node
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    if not isinstance(root, ast.Name):
-        return False
-    _, bindings = script.resolve(root.id, script.scope_of(root))
-    origins = [script.origin(binding)[0] for binding in bindings]
-    return any(package_of(origin or "") in library.modules for origin in origins)
 
 
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
@@ -238,7 +232,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"its {name} may not be {library.name}'s: {text_of(maker)} is not from opacus."
         raise not_imported(kind, message, "Write a plan.", maker.lineno)
     for node in script.nodes:
-        if (change := _change_of_noise(node)) is not None:
+        if (change := _change_of_noise(node) or _replaced_part(script, node, library)) is not None:
             line = getattr(node, "lineno", None)
             raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
 
@@ -259,7 +253,7 @@ def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
 
 def _makes_engine(script: Script, call: ast.Call) -> bool:
     """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
-    if _is_of(script, call.func, OPACUS):
+    if script.is_of(call.func, OPACUS.modules):
         return True
     if not isinstance(call.func, ast.Name):
         return False
@@ -273,7 +267,8 @@ def _makes_engine(script: Script, call: ast.Call) -> bool:
         if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
     ]
     return bool(returned) and all(
-        isinstance(value, ast.Call) and _is_of(script, value.func, OPACUS) for value in returned
+        isinstance(value, ast.Call) and script.is_of(value.func, OPACUS.modules)
+        for value in returned
     )
 
 
@@ -284,12 +279,35 @@ def _change_of_noise(node: ast.AST) -> str | None:
             attribute
         ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             return f"{attribute} is set elsewhere"
-        case ast.Attribute(attr=used) | ast.alias(name=used) if used in NOISE_SCHEDULERS:
+        case ast.Attribute(attr=used) | ast.alias(name=used) | ast.Constant(value=used) if (
+            used in NOISE_SCHEDULERS
+        ):
             return f"{used} changes the noise during training"
         case ast.Call(func=ast.Name(id="setattr"), args=[_, name_of, *_]) if not (
             isinstance(name_of, ast.Constant) and not _is_noise(str(name_of.value))
         ):
             return "setattr may set noise_multiplier"
+    return None
+
+
+def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | None:
+    """How a statement may replace a part of the library, if it may."""
+    match node:
+        case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
+            constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
+            foundation = not constant and script.is_of(node.value, FOUNDATIONS)
+            if part in PARTS or foundation or script.is_of(node.value, library.modules):
+                return f"{text_of(node)} is replaced"
+        case ast.Call(func=ast.Name(id="setattr"), args=[base, name, *_]) if getattr(
+            name, "value", None
+        ) in PARTS or script.is_of(base, library.modules):
+            return "setattr replaces a part of the library"
+        case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
+            return f"{text_of(node)} may replace a part of the library"
+        case ast.ClassDef(bases=bases) if any(
+            last_name(base) in ENGINES and script.is_of(base, library.modules) for base in bases
+        ):
+            return f"{node.name} may change what it adds"
     return None
 
 

@@ -62,6 +62,11 @@ def _steps(values: Values) -> list[ast.Call]:
     return steps
 
 
+def steps_of(values: Values) -> list[ast.Call]:
+    """The calls of ``step()`` that may be an optimiser's."""
+    return [call for call in values.script.calls if _is_method(call, "step") and _optimises(call)]
+
+
 def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
     """The first ``getattr`` that may be one of these methods, or the first that is passed on."""
     for node in values.script.nodes:
@@ -82,8 +87,7 @@ def accumulation(values: Values) -> ast.AST | None:
     for node in script.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("signal_skip_step", "virtual_step"):
             return node
-    steps = [call for call in script.calls if _is_method(call, "step") and _optimises(call)]
-    for step in steps:
+    for step in steps_of(values):
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
         for call in script.calls:
@@ -109,9 +113,7 @@ def skipping(values: Values) -> ast.AST | None:
 
     A condition is public if it names only what is bound before the loop, and counters in it.
     """
-    for step in values.script.calls:
-        if not _is_method(step, "step") or not _optimises(step):
-            continue
+    for step in steps_of(values):
         outers = _inside(values.script, step, values.script.scope_of(step))
         loop = next((outer for outer in outers if isinstance(outer, ast.For | ast.While)), None)
         if loop is None:
@@ -131,6 +133,110 @@ def skipping(values: Values) -> ast.AST | None:
                 if not tests or not all(_is_public(values, test, made) for test in tests):
                     return node
     return None
+
+
+def stopping(values: Values) -> ast.AST | None:
+    """What ends the training by what the loop makes of its lots, if anything does."""
+    for step in steps_of(values):
+        loop = next(
+            (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
+        )
+        if loop is not None and (found := _ends_by(values, step, _drawn(loop), 0)) is not None:
+            return found
+    return None
+
+
+def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.AST | None:
+    """A ``break`` or ``return`` of the loops around ``place`` that depends on names in ``seen``."""
+    script, scope = values.script, values.script.scope_of(place)
+    statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt | ast.NamedExpr)]
+    while len(seen) != len(
+        seen := seen | {n for node in statements for n in _passed_on(node, seen)}
+    ):
+        pass
+    loops = [o for o in _inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
+    for loop in loops:
+        if isinstance(loop, ast.While) and _reads(loop.test, seen):
+            return loop
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Break | ast.Return) and script.scope_of(node) is scope:
+                around_it = _inside(script, node, loop)
+                tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
+                own = not any(isinstance(outer, ast.For | ast.While) for outer in around_it)
+                if (own or isinstance(node, ast.Return)) and any(_reads(t, seen) for t in tests):
+                    return node
+    if not isinstance(scope, ast.FunctionDef) or depth > 5:
+        return None
+    returned = [
+        node.value for node in ast.walk(scope) if isinstance(node, ast.Return) and node.value
+    ]
+    try:
+        calls = values.calls_of(scope)
+    except Unreadable:
+        return None
+    for call in calls:
+        outer = script.parents.get(call)
+        targets = outer.targets if isinstance(outer, ast.Assign) else []
+        told = {
+            name for item in returned for target in targets for name in _given(target, item, seen)
+        }
+        if outer is not None and (found := _ends_by(values, call, told, depth + 1)) is not None:
+            return found
+    return None
+
+
+def _drawn(loop: ast.For | ast.While) -> set[str]:
+    """The names that a loop binds to its records: its targets, but for ``enumerate``'s count."""
+    counted = isinstance(loop, ast.For) and _goes_over(loop.iter, "enumerate")
+    if isinstance(loop, ast.For) and not _goes_over(loop.iter, "range", "trange"):
+        target = loop.target
+        parts = target.elts[1:] if counted and isinstance(target, ast.Tuple) else [target]
+        return {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)}
+    return {
+        name.id
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign) and _goes_over(node.value, "next")
+        for target in node.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+
+
+def _goes_over(node: ast.expr, *names: str) -> bool:
+    return any(isinstance(n, ast.Call) and last_name(n.func) in names for n in ast.walk(node))
+
+
+def _reads(node: ast.AST, seen: set[str]) -> bool:
+    return any(
+        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
+        for part in ast.walk(node)
+    )
+
+
+def _passed_on(node: ast.AST, seen: set[str]) -> set[str]:
+    """The names that a statement gives something of the names in ``seen``."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            return {name for target in targets for name in _given(target, value, seen)}
+        case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+            return _given(target, value, seen)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=base), args=arguments)):
+            return (
+                {last_name(base) or ""} if any(_reads(item, seen) for item in arguments) else set()
+            )
+    return set()
+
+
+def _given(target: ast.expr, value: ast.expr, seen: set[str]) -> set[str]:
+    """The names of ``target`` that get something of ``seen`` from ``value``."""
+    match target, value:
+        case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
+            pairs = zip(names, values, strict=True)
+            return {name for one, other in pairs for name in _given(one, other, seen)}
+    if not _reads(value, seen):
+        return set()
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    return {last_name(part) or "" for part in parts}
 
 
 def _inside(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:

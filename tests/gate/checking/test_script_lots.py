@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from affidavit.importers import scripts
+from affidavit.plan import MalformedPlan
 
 HEAD = """\
 from opacus import PrivacyEngine
@@ -102,3 +103,104 @@ def test_what_is_settled_before_the_loop_may_skip_a_lot(test: str) -> None:
 )  # fmt: skip
 def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: set[str]) -> None:
     assert broken(text) == codes
+
+
+STEP = "        f(x).backward()\n        optimizer.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (PRIVATE.replace("loader =", "private =") + EACH + STEP, "other_loader"),
+        (PRIVATE.replace("loader =", "_ =") + EACH + STEP, "other_loader"),
+        (
+            "def train(loader):\n    for x in loader:\n" + STEP
+            + PRIVATE.replace("loader =", "private =") + "train(loader)\ntest(private)\n",
+            "other_loader",
+        ),
+        ("o = SGD(m)\n" + PRIVATE + EACH + STEP.replace("optimizer.", "o."), "other_optimizer"),
+        (PRIVATE + EACH + STEP.replace("optimizer.", "optimizer.original_optimizer."),
+         "other_optimizer"),
+        (PRIVATE + "optimizer = SGD(m)\n" + EACH + STEP, "other_optimizer"),
+        (PRIVATE + EACH + STEP + "        for p in q:\n            p -= 0.1 * p.grad\n",
+         "other_optimizer"),
+        (PRIVATE + EACH + "        loss = f(x)\n" + STEP
+         + "        if loss < 0.1:\n            break\n", "data_dependent_stop"),
+        (PRIVATE + EACH + "        seen.append(f(x))\n" + STEP
+         + "    if sum(seen) < 0.1:\n        break\n", "data_dependent_stop"),
+        ("def once():\n    for x in loader:\n        loss = f(x)\n" + STEP
+         + "    return loss\n" + PRIVATE
+         + "for e in range(9):\n    loss = once()\n    if loss < 1:\n        break\n",
+         "data_dependent_stop"),
+    ],
+)  # fmt: skip
+def test_training_beside_the_private_objects_is_not_certified(text: str, code: str) -> None:
+    assert broken(text) == {code}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PRIVATE + EACH + STEP + "        if i > 9:\n            break\n",
+        PRIVATE + EACH + STEP + "    if engine.get_epsilon(1e-5) > 3:\n        break\n",
+        "if dp:\n    " + PRIVATE + "else:\n    optimizer = SGD(m)\n" + EACH + STEP,
+        PRIVATE + "optimizer = wrapped(optimizer)\nloader = tqdm(loader)\n" + EACH + STEP,
+    ],
+)
+def test_the_private_objects_under_other_names_are(text: str) -> None:
+    assert broken(text) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from opacus.optimizers import DPOptimizer\nDPOptimizer.add_noise = quiet\n",
+        "import opacus.optimizers.optimizer as o\no._generate_noise = quiet\n",
+        "torch.normal = quiet\n",
+        "optimizer.add_noise = quiet\n",
+        "setattr(optimizer, 'add_noise', quiet)\n",
+        "from unittest.mock import patch\npatch('opacus.optimizers.DPOptimizer.step').start()\n",
+        "class Quiet(PrivacyEngine):\n    pass\n",
+        "getattr(opacus.schedulers, 'ExponentialNoise')(optimizer, gamma=0.9)\n",
+    ],
+)
+def test_a_part_of_the_library_that_is_replaced_is_not_read(text: str) -> None:
+    with pytest.raises(MalformedPlan):
+        broken("import torch\n" + PRIVATE + text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['os.environ["S"] = "0.1"\n', 'os.environ.update(S="0.1")\n', "load_dotenv()\n"],
+)
+def test_the_default_of_an_environment_that_is_set_is_not_read(text: str) -> None:
+    private = PRIVATE.replace("1.0, max", 'float(os.environ.get("S", "1.0")), max')
+    broken("import os\n" + private)
+    with pytest.raises(MalformedPlan, match="may set the environment"):
+        broken("import os\n" + text + private)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("from torchvision.datasets import MNIST\n", 60_000),
+        ("from torchvision.datasets import MNIST\ndata.data = data.data[:9]\n", None),
+        ("import torchvision\nfrom mine import MNIST\n", None),
+    ],
+)
+def test_only_a_whole_training_set_of_torchvision_has_a_known_size(
+    text: str, size: int | None
+) -> None:
+    head = text + "from opacus import PrivacyEngine\nfrom torch.utils.data import DataLoader\n"
+    data = "data = MNIST('d', train=True)\nloader = DataLoader(data, batch_size=6)\n"
+    partial = scripts.read((head + data + "engine = PrivacyEngine()\n" + PRIVATE).encode())
+    assert partial is not None
+    assert partial.data.get("dataset", {}).get("size") == size
+
+
+def test_a_run_that_is_continued_has_its_steps_asked_for() -> None:
+    loop = EACH + STEP
+    for text in ("", "engine.load_checkpoint(path=p)\n", "engine.accountant.load_state_dict(s)\n"):
+        partial = scripts.read((HEAD + PRIVATE + text + loop).encode())
+        assert partial is not None
+        assert ("epochs" in partial.data) is (not text)

@@ -1,0 +1,158 @@
+"""What a script does with what Opacus' private call returns: the optimiser, and the loader.
+
+``make_private`` returns other objects than it takes. A script that steps the optimiser that it gave
+trains without noise; one that goes over the loader that it gave draws no Poisson lots.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from affidavit.importers.base import Broken
+from affidavit.importers.library import NOT_SHUFFLED
+from affidavit.importers.script import Binding, last_name
+from affidavit.importers.script_values import Unreadable, Values, branch
+from affidavit.importers.training_loop import WRAPPERS, steps_of
+
+OTHER_OPTIMIZER = Broken(
+    code="other_optimizer",
+    message="a step is taken by another optimiser than the one that make_private returns: the "
+    "optimiser that it was given neither clips nor adds noise.",
+    remedy="Train with the optimiser that make_private returns.",
+)
+OTHER_LOADER = Broken(
+    code="other_loader",
+    message="the training goes over another loader than the one that make_private returns, which "
+    "alone draws Poisson lots.",
+    remedy="Go over the loader that make_private returns, or state scheme=shuffled.",
+    schemes=NOT_SHUFFLED,
+)
+
+
+class Returned:
+    """What becomes of the objects that one private call takes and returns."""
+
+    def __init__(self, values: Values, arguments: dict[str, ast.expr]) -> None:
+        self.values, self.script = values, values.script
+        self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
+        self.names: list[ast.expr] = []
+        match values.ignored:
+            case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) in (3, 4):
+                self.names = names
+
+    def faults(self) -> Iterator[Broken]:
+        """What of the claim does not hold, as far as the text shows."""
+        steps = steps_of(self.values)
+        if not self.names or not steps:
+            return
+        if (
+            self._is_unused(self.names[1])
+            or any(
+                isinstance(step.func, ast.Attribute)
+                and self._is_given(step.func.value, self.optimizer)
+                for step in steps
+            )
+            or any(_moves_by_gradient(node) for node in self.script.nodes)
+        ):
+            yield OTHER_OPTIMIZER
+        looped = [loop for step in steps for loop in self._loops(step)]
+        if (looped and self._is_unused(self.names[-1])) or any(
+            self._is_given(_inner(loop.iter), self.loader) for loop in looped
+        ):
+            yield OTHER_LOADER
+
+    def _loops(self, step: ast.AST) -> Iterator[ast.For]:
+        return (outer for outer in self.script.above(step) if isinstance(outer, ast.For))
+
+    def _is_unused(self, name: ast.expr) -> bool:
+        """Whether nothing in the file reads a name that the call returns."""
+        return isinstance(name, ast.Name) and not any(
+            isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
+            and not self._is_private(node)
+            for node in self.script.nodes
+        )  # fmt: skip
+
+    def _is_given(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
+        """Whether ``node`` is what the call was given, or made anew after it."""
+        if isinstance(node, ast.Attribute):
+            stores = self.script.stored_attributes.get(node.attr, [])
+            own = isinstance(given, ast.Attribute) and given.attr == node.attr
+            return node.attr == "original_optimizer" or (
+                own and not any(self._is_private(store) for store in stores)
+            )
+        if not isinstance(node, ast.Name) or depth > 20:
+            return False
+        scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        if scope is self.script.scope_of(node):
+            bindings = [item for item in bindings if _line(item) < node.lineno] or bindings
+        private = [item for item in bindings if self._is_private(item.node)]
+        later = [item for item in bindings if private and self._follows(item, private[-1])]
+        if later:
+            return self._is_other(node.id, later[-1].value, given, depth)
+        if private:
+            return False
+        if isinstance(given, ast.Name):
+            other_scope, _ = self.script.resolve(given.id, self.script.scope_of(given))
+            if (other_scope, given.id) == (scope, node.id):
+                return True
+        if len(bindings) != 1:
+            return False
+        if isinstance(bindings[0].node, ast.arg):
+            try:
+                passed = self.values.arguments_of(node, bindings[0].node)
+            except Unreadable:
+                return False
+            return any(self._is_given(item, given, depth + 1) for item in passed)
+        value = bindings[0].value
+        return isinstance(value, ast.Name | ast.Attribute) and self._is_given(
+            value, given, depth + 1
+        )
+
+    def _is_other(
+        self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int
+    ) -> bool:
+        """Whether a name that the call returned is bound to something that it did not return."""
+        if isinstance(value, ast.Call):
+            return not any(last_name(node) == name for node in ast.walk(value))
+        return value is not None and self._is_given(value, given, depth + 1)
+
+    def _is_private(self, node: ast.AST) -> bool:
+        around = list(self.script.above(node))
+        return any(item in around for item in (self.values.ignored, *self.values.exclusive))
+
+    def _follows(self, item: Binding, private: Binding) -> bool:
+        """Whether a binding comes after the private one, and not in another branch."""
+        around = set(self.script.above(private.node))
+        return _line(item) > _line(private) and not any(
+            isinstance(outer, ast.If | ast.Try)
+            and outer in around
+            and branch(self.script, outer, item.node) != branch(self.script, outer, private.node)
+            for outer in self.script.above(item.node)
+        )
+
+
+def _moves_by_gradient(node: ast.AST) -> bool:
+    """Whether a statement changes something in place by ``.grad``, as a step of its own would."""
+    match node:
+        case ast.AugAssign(target=target, value=value):
+            parts = [value]
+        case ast.Call(func=ast.Attribute(value=target, attr="add_" | "sub_" | "copy_"), args=parts):
+            pass
+        case _:
+            return False
+    return last_name(target) not in ("grad", "grad_sample") and any(
+        isinstance(item, ast.Attribute) and item.attr == "grad" for part in parts
+        for item in ast.walk(part) if not isinstance(part, ast.Constant)
+    )  # fmt: skip
+
+
+def _inner(node: ast.expr) -> ast.expr:
+    """What a loop goes over below ``enumerate`` and progress bars."""
+    while isinstance(node, ast.Call) and node.args and last_name(node.func) in (*WRAPPERS, "iter"):
+        node = node.args[0]
+    return node
+
+
+def _line(item: Binding) -> int:
+    return getattr(item.node, "lineno", 0)
