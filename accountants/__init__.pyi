@@ -34,6 +34,7 @@ from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .rdp import RdpAccountant as RdpAccountant
 from .registry import NAMES as NAMES
+from .registry import OURS as OURS
 from .registry import SECOND_OPINIONS as SECOND_OPINIONS
 from .registry import SOLVERS as SOLVERS
 from .registry import accountant as accountant
@@ -43,4 +44,5 @@ from .tradeoff import belief as belief
 from .tradeoff import guess as guess
 from .tradeoff import odds_exponent as odds_exponent
 from .tradeoff import sample as sample
+from .witness_search import QUICK_TRIES as QUICK_TRIES
 from .witness_search import search_witness as search_witness

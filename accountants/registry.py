@@ -3,9 +3,10 @@
 The engines, in order of preference; a new one is a file and a line here. Those that installed
 packages add (entry points ``affidavit.accountants``) come after ours, by name.
 
-The first engine that supports a run decides; the first of another library that reaches
-it gives the second opinion. Preference goes to the exact one, then to quick two-sided ones, then
-to the Rényi bound, which reaches furthest and says least.
+The first engine that supports a run decides. The checker (``affidavit.accountants.checker``) gives
+the second opinion, or where it does not reach the first engine of another library that does.
+Preference goes to the exact one, then to quick two-sided ones, then to the Rényi bound, which
+reaches furthest and says least.
 
 An engine is imported when it is first asked: the libraries of the second opinions take a
 second to load, and most checks never need them.

@@ -10,73 +10,83 @@ import math
 
 from flint import arb
 
-from affidavit.accountants.bracket import decimal_up
+from affidavit.accountants.bracket import Bracket, decimal_up
 from affidavit.accountants.checker import (
     Cuts,
     Direction,
     Grid,
     Law,
     Measure,
+    Proof,
     Rule,
     RunWitness,
     Unproved,
     Witness,
     composed,
+    concluded,
     laws,
     needs_no_witness,
 )
 from affidavit.plan import Event
 
-_TRIES = ((512, 0.015), (1024, 0.01), (2048, 0.005), (4096, 0.003))
+_TRIES = ((64, 0.06), (256, 0.02), (512, 0.015), (1024, 0.01), (2048, 0.005), (4096, 0.003))
 """Nodes of a lattice on one side of zero, and how far apart the losses' places are."""
+QUICK_TRIES = 3
+"""So many of them take no longer than dp-accounting's PLD, which is asked where they do not do."""
+_HALVINGS = 10
 _LOSS_BITS, _RATIO_BITS = 128, 176
-_WIDEST = 1e-4
-"""Part of ε within which the bound that is proved must lie above the one that was computed."""
 _REACH = 12.5
 """Normal tails that are cut off (standard deviations) are below 1e-35."""
 
 
-def search_witness(event: Event, epsilon: float, delta: float) -> Witness:
-    """A witness that ``event`` is (about ``epsilon``, ``delta``)-DP, for the least ε it proves.
+def search_witness(
+    event: Event, epsilon: Bracket, delta: float, tries: int = len(_TRIES)
+) -> tuple[Witness, Proof]:
+    """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
 
-    ``epsilon`` (nats) is what an engine computed; the witness's is at most 0.01 % more. Raises
-    ``Unproved`` where there is no statement about a release, or the search finds no witness.
+    ε (nats) lies in ``epsilon``, about what an engine computed. Raises ``Unproved`` where no
+    statement covers a release, or ``tries`` finer and finer lattices prove too little.
     """
     directions = laws(event)
-    runs_proved: list[tuple[RunWitness, float]] = []
+    found: list[tuple[RunWitness, Measure]] = []
     if not needs_no_witness(directions):
-        runs_proved = [_direction(direction, epsilon, delta) for direction in directions]
-    proved = max((least for _, least in runs_proved), default=epsilon)
-    runs = tuple(run for run, _ in runs_proved)
-    return Witness(epsilon=decimal_up(proved, 12), delta=decimal_up(delta, 17), runs=runs)
+        found = [_direction(d, epsilon.upper, delta, tries) for d in directions]
+    least, most = epsilon.lower, epsilon.upper
+    witness, proof = _concluded(directions, found, most, delta)
+    for _ in range(_HALVINGS):
+        try:
+            witness, proof = _concluded(directions, found, (least + most) / 2, delta)
+            most = (least + most) / 2
+        except Unproved:
+            least = (least + most) / 2
+    return witness, proof
 
 
-def _direction(direction: Direction, epsilon: float, delta: float) -> tuple[RunWitness, float]:
-    """What proves one direction, and the least ε that it proves; raises ``Unproved``."""
-    for reach, spacing in _TRIES:
+def _concluded(
+    directions: tuple[Direction, ...],
+    found: list[tuple[RunWitness, Measure]],
+    epsilon: float,
+    delta: float,
+) -> tuple[Witness, Proof]:
+    """The witness and proof of this ε; raises ``Unproved`` where nothing found proves it."""
+    witness = Witness(
+        epsilon=decimal_up(epsilon, 12),
+        delta=decimal_up(delta, 17),
+        runs=tuple(run for run, _ in found),
+    )
+    return witness, concluded(witness, directions, [measure for _, measure in found])
+
+
+def _direction(
+    direction: Direction, epsilon: float, delta: float, tries: int
+) -> tuple[RunWitness, Measure]:
+    """What proves one direction; raises ``Unproved``."""
+    for reach, spacing in _TRIES[:tries]:
         run = _witness(direction, epsilon, reach, spacing)
         measure = composed(direction, run)
-        if _proves(measure, epsilon * (1 + _WIDEST), delta):
-            return run, _least(measure, epsilon, delta)
+        if measure.delta(arb(epsilon)) <= arb(delta):
+            return run, measure
     raise Unproved("not_proved", "The search for a witness failed.", "Rest on the accountants.")
-
-
-def _least(measure: Measure, epsilon: float, delta: float) -> float:
-    """The least ε from ``epsilon`` up at which ``measure`` proves δ ≤ ``delta``."""
-    if _proves(measure, epsilon, delta):
-        return epsilon
-    low, high = 0.0, _WIDEST
-    for _ in range(8):
-        middle = (low + high) / 2
-        if _proves(measure, epsilon * (1 + middle), delta):
-            high = middle
-        else:
-            low = middle
-    return epsilon * (1 + high)
-
-
-def _proves(measure: Measure, epsilon: float, delta: float) -> bool:
-    return bool(measure.delta(arb(epsilon)) <= arb(delta))
 
 
 def _witness(direction: Direction, epsilon: float, reach: int, spacing: float) -> RunWitness:

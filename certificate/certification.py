@@ -23,6 +23,8 @@ from fractions import Fraction
 
 from affidavit.accountants import (
     NAMES,
+    OURS,
+    QUICK_TRIES,
     SECOND_OPINIONS,
     SOLVERS,
     Accountant,
@@ -32,10 +34,12 @@ from affidavit.accountants import (
     NoSolution,
     PrivacyCurve,
     Sampling,
+    Unproved,
     accountant,
     decimal_down,
     decimal_up,
     kinds,
+    search_witness,
 )
 from affidavit.certificate import plan_summary
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
@@ -45,7 +49,7 @@ from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
 
 AGREEMENT = 1e-3
-"""Documented relative accuracy of the engines that serve as second opinion."""
+"""How far a second opinion may lie from the first, relative to it."""
 MOST_KINDS = 250
 """Kinds of release in one run. Each costs about 50 ms to search over; more would take longer
 than a person at a command line or a request to the service waits."""
@@ -239,9 +243,14 @@ def _opinion(engine: Accountant, epsilon: Bracket, confidence: Confidence | None
 
 
 def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
-    """The opinion of the first independent engine that reaches the run, if there is one."""
-    if not 0 < answer.delta.upper < 1:
+    """That of the checker, or of the first independent engine that reaches the run, if any does.
+
+    A run restricted to one engine has none.
+    """
+    if not (0 < answer.delta.upper < 1 and math.isfinite(answer.epsilon.upper)):
         return []
+    if len(names) > 1 and (proved := _proved(answer)) is not None:
+        return [proved]
     for name in SECOND_OPINIONS:
         if name not in names or name == answer.engine.name:
             continue
@@ -253,6 +262,21 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
         except (AccountantError, *FAULTS):
             continue
     return []
+
+
+def _proved(answer: _Answer) -> Opinion | None:
+    """What the checker proves, where a few quick lattices come within ``AGREEMENT``."""
+    around = Bracket(
+        lower=answer.epsilon.lower * (1 - 2 * AGREEMENT),
+        upper=answer.epsilon.upper * (1 + AGREEMENT),
+    )
+    try:
+        event, delta = answer.lowered.event(), answer.delta.upper
+        _, proof = search_witness(event, around, delta, QUICK_TRIES)
+    except Unproved:
+        return None
+    upper = math.nextafter(float(proof.epsilon), math.inf)
+    return Opinion(name="checker", version=OURS, epsilon=Bracket(lower=0.0, upper=upper))
 
 
 def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from affidavit.accountants import (
     DOMINATING_PAIRS,
+    Bracket,
     Proof,
     Unproved,
     Witness,
@@ -39,9 +40,8 @@ def proof_document(predicate: Mapping[str, Any]) -> dict[str, Any]:
 
     It has the witness and the statements of docs/theorems that it rests on.
     """
-    event = _event(predicate)
-    witness = _search(predicate, event)
-    proof = _within(prove(witness, event), predicate)
+    witness, proof = _search(predicate)
+    _within(proof, predicate)
     return {**witness_document(witness), "statements": list(proof.theorems)}
 
 
@@ -69,14 +69,14 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
 
     Raises ``Unproved`` where it cannot be proved, with the code of what is in the way.
     """
-    event, signed = _event(predicate), predicate.get("proof")
+    signed = predicate.get("proof")
     if signed is None:
-        witness = _search(predicate, event)
+        _, proof = _search(predicate)
     elif isinstance(signed, Mapping):
-        witness = witness_from(signed)
+        proof = prove(witness_from(signed), _event(predicate))
     else:
         raise Unproved("bad_witness", "The proof is no object.", "Ask for a new certificate.")
-    return _within(prove(witness, event), predicate)
+    return _within(proof, predicate)
 
 
 def proof_sources(proof: Proof) -> tuple[str, ...]:
@@ -102,11 +102,11 @@ def _event(predicate: Mapping[str, Any]) -> Event:
         ) from None
 
 
-def _search(predicate: Mapping[str, Any], event: Event) -> Witness:
-    guarantee = predicate["guarantee"]
-    return search_witness(
-        event, float(guarantee["epsilon"]["upper"]), float(guarantee["delta"]["upper"])
-    )
+def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:
+    event, guarantee = _event(predicate), predicate["guarantee"]
+    epsilon, delta = (float(guarantee[name]["upper"]) for name in ("epsilon", "delta"))
+    above = Bracket(lower=epsilon, upper=epsilon * (1 + 0.99 * LOOSENESS))
+    return search_witness(event, above, delta)
 
 
 def _within(proof: Proof, predicate: Mapping[str, Any]) -> Proof:

@@ -12,6 +12,7 @@ from .proof import Rule as Rule
 from .proof import RunWitness as RunWitness
 from .proof import Witness as Witness
 from .proof import composed as composed
+from .proof import concluded as concluded
 from .proof import needs_no_witness as needs_no_witness
 from .proof import prove as prove
 from .proof import witness_document as witness_document

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from flint import arb, arb_poly, ctx, fmpz, fmpz_poly
 
@@ -73,10 +73,14 @@ class Grid:
         return [arb(self.step) * _FACTOR**j for j in range(self.scales)]
 
     @cached_property
-    def shares(self) -> list[list[tuple[int, int]]]:
-        """Lower and upper share, in units, of the nodes between two of the next lattice."""
+    def filters(self) -> list[fmpz_poly]:
+        """Upper, then lower shares, in units, of the nodes between two of the next lattice.
+
+        Each is in falling order, so that a product's every fourth term is a node of that lattice.
+        """
         uppers = [[self.share(arb(r), h, _FACTOR) for r in range(_FACTOR)] for h in self.steps]
-        return [[(self.units(1 - u), self.units(u)) for u in row] for row in uppers]
+        falling = [[1 - u for u in row[::-1]] + row[::-1] for row in uppers]
+        return [fmpz_poly([self.units(share) for share in row]) for row in falling]
 
     def share(self, place: arb, h: arb, width: int) -> arb:
         """The upper share of a mass at ``place`` h between nodes at 0 and ``width`` h."""
@@ -195,16 +199,9 @@ class Measure:
         if not part:
             return _EMPTY
         pad = part.first % _FACTOR
-        masses = [fmpz(0)] * pad + part.masses.coeffs()
-        lower, upper = fmpz_poly(), fmpz_poly()
-        for r, (down, up) in enumerate(self.grid.shares[j]):
-            nodes = fmpz_poly(masses[r::_FACTOR])
-            lower += nodes * down
-            upper += nodes * up
-        return Part(
-            (part.first - pad) // _FACTOR,
-            _rounded_up(lower + upper.left_shift(1), self.grid.bits),
-        )
+        moved = part.masses.left_shift(pad) * self.grid.filters[j]
+        nodes = fmpz_poly(moved.coeffs()[_FACTOR - 1 :: _FACTOR])
+        return Part((part.first - pad) // _FACTOR, _rounded_up(nodes, self.grid.bits))
 
     def points(self) -> Iterable[tuple[arb, arb]]:
         """Masses and places of the nodes."""
@@ -232,13 +229,7 @@ class Measure:
 
 
 def _rounded_up(masses: fmpz_poly, bits: int) -> fmpz_poly:
-    unit = 1 << bits
-    return (masses + _constant(len(masses), unit - 1)) // unit
-
-
-@lru_cache(maxsize=64)
-def _constant(length: int, value: int) -> fmpz_poly:
-    return fmpz_poly([value] * length)
+    return -(-masses // (1 << bits))
 
 
 def _integer(ball: arb) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from flint import arb
@@ -79,21 +80,26 @@ def prove(witness: Witness, event: Event) -> Proof:
 
     Raises ``Unproved`` where it does not, or where no theorem here covers the event.
     """
-    at_precision()
+    directions = laws(event)
+    if needs_no_witness(directions):
+        return concluded(witness, directions, [])
+    if len(witness.runs) != len(directions):
+        raise bad_witness(f"{len(directions)} directions are needed")
+    return concluded(witness, directions, [*map(composed, directions, witness.runs)])
+
+
+def concluded(
+    witness: Witness, directions: tuple[Direction, ...], measures: list[Measure]
+) -> Proof:
+    """What follows from ``measures``, those that ``composed`` returned, one for each direction.
+
+    Raises ``Unproved`` where that is not what the witness claims.
+    """
     epsilon, delta = _decimal(witness.epsilon), _decimal(witness.delta)
     if not (epsilon >= 0 and delta > 0):
         raise Unproved("bad_witness", "ε must not be negative, and δ positive.", "Search again.")
-    directions = laws(event)
-    if needs_no_witness(directions):
-        bounds = [_gaussian_delta(directions[0], epsilon)]
-    elif len(witness.runs) != len(directions):
-        raise bad_witness(f"{len(directions)} directions are needed")
-    else:
-        bounds = [
-            composed(direction, run).delta(epsilon)
-            for direction, run in zip(directions, witness.runs, strict=True)
-        ]
-    for bound in bounds:
+    for direction, measure in zip_longest(directions, measures):
+        bound = measure.delta(epsilon) if measure else _gaussian_delta(direction, epsilon)
         if not bound <= delta:
             raise Unproved(
                 "not_proved",

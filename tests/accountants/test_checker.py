@@ -27,7 +27,6 @@ from affidavit.accountants.checker import (
     witness_document,
     witness_from,
 )
-from affidavit.accountants.registry import accountant
 from affidavit.plan import (
     Composed,
     Event,
@@ -40,6 +39,7 @@ from affidavit.plan import (
     WithoutReplacementGaussian,
 )
 from affidavit.plan.events import Neighbours, SubsampledPair
+from tests.accountants.proof_soak import MOST_ABOVE, above, proved_above, random_run
 
 DELTA = 1e-6
 
@@ -90,7 +90,9 @@ SLOW = {"add_remove", "phases", "cut"}
 def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     """The engine and the checker share no code; the bound proved lies above the tight ε."""
     bracket = FourierAccountant().curve(RUNS[name]).epsilon(DELTA)
-    proof = prove(search_witness(RUNS[name], bracket.upper, DELTA), RUNS[name])
+    witness, found = search_witness(RUNS[name], above(bracket.upper), DELTA)
+    proof = prove(witness, RUNS[name])
+    assert proof == found
     assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
 
 
@@ -369,7 +371,7 @@ def test_ten_thousand_dishonest_witnesses_prove_nothing_below_the_truth() -> Non
 def test_a_witness_of_absurd_steps_is_refused_and_does_not_hang(step: float) -> None:
     run = poisson(0.3, 2.0, 2)
     epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
-    witness = search_witness(run, epsilon, DELTA)
+    witness, _ = search_witness(run, above(epsilon), DELTA)
     absurd = tuple(replace(part, grid=replace(part.grid, step=step)) for part in witness.runs)
     with pytest.raises(Unproved):
         prove(replace(witness, runs=absurd), run)
@@ -378,7 +380,7 @@ def test_a_witness_of_absurd_steps_is_refused_and_does_not_hang(step: float) -> 
 def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
     run = poisson(0.3, 2.0, 2)
     epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
-    witness = search_witness(run, epsilon, DELTA)
+    witness, _ = search_witness(run, above(epsilon), DELTA)
     for other in (poisson(0.3, 1.99, 2), poisson(0.3, 2.0, 3), poisson(0.301, 2.0, 2)):
         with pytest.raises(Unproved, match="above"):
             prove(witness, other)
@@ -389,7 +391,7 @@ def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
 def test_what_has_no_statement_is_refused() -> None:
     event = Composed(events=(poisson(0.2, 4.0, 4), Laplace(noise_multiplier=3.0)))
     with pytest.raises(Unproved, match="Laplace") as refusal:
-        search_witness(event, 1.0, DELTA)
+        search_witness(event, above(1.0), DELTA)
     assert refusal.value.code == "no_statement"
 
 
@@ -429,51 +431,11 @@ def test_every_statement_has_its_page() -> None:
         assert Path(f"docs/theorems/{row.source}.md").exists()
 
 
-def random_run(draw: random.Random) -> Event:
-    """A run of one to three kinds of release, of all kinds that have a row."""
-
-    def release() -> Event:
-        q, sigma = 10 ** draw.uniform(-4, -0.5), 10 ** draw.uniform(-0.25, 1)
-        steps = int(10 ** draw.uniform(0, 4))
-        kind = draw.randrange(5)
-        if kind == 0:
-            return poisson(q, sigma, steps)
-        if kind == 1:
-            return poisson(q, sigma, steps, "replace_one")
-        if kind == 2:
-            return fixed_size(10_000, max(1, round(q * 10_000)), 2 * sigma, steps)
-        if kind == 3:
-            lot = max(1, round(2000 * q + draw.uniform(0, 5) * (2000 * q) ** 0.5))
-            cut_lot = TruncatedPoissonGaussian(
-                dataset_size=2000,
-                sampling_probability=q,
-                max_lot_size=min(2000, lot),
-                noise_multiplier=sigma,
-                neighbours=draw.choice(("add_remove", "zero_out", "replace_one")),
-            )
-            return Repeated(event=cut_lot, count=steps)
-        return Repeated(event=Gaussian(noise_multiplier=sigma * steps**0.5), count=steps)
-
-    if draw.random() < 0.1:
-        return RandomAllocationGaussian(
-            bins=draw.randrange(2, 500), noise_multiplier=draw.uniform(0.6, 5)
-        )
-    return Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 2, 3)))))
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_a_thousand_random_runs_are_proved_within_1e_4(block: int) -> None:
     draw = random.Random(block)
     for _ in range(50):
         event, delta = random_run(draw), 10 ** draw.uniform(-10, -4)
-        name = "allocation" if isinstance(event, RandomAllocationGaussian) else "fourier"
-        bracket = accountant(name).curve(event).epsilon(delta)
-        if bracket.upper == 0:
-            continue
-        witness = search_witness(event, bracket.upper, delta)
-        assert float(prove(witness, event).epsilon) <= bracket.upper * (1 + 1e-4), event
-        # Nothing below the lower end, which no bound may lie under, is proved by the same witness.
-        below = replace(witness, epsilon=repr(bracket.lower * (1 - 1e-9)))
-        with pytest.raises(Unproved):
-            prove(below, event)
+        above_it = proved_above(event, delta)
+        assert above_it is None or above_it <= MOST_ABOVE

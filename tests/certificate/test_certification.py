@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants import Bracket, registry
-from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.certificate import certification as certify_module
+from affidavit.accountants import Bracket
+from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.certificate.certification import certify
 from affidavit.plan import Plan, as_document, plan_from
 
@@ -28,7 +27,7 @@ def test_the_published_muon_plan_is_under_noised(make_plan: Any) -> None:
     assert result.verdict == "under_noised"
     assert result.epsilon is not None
     assert result.epsilon.upper == pytest.approx(61.98, abs=5e-3)
-    assert {opinion.name for opinion in result.accountants} == {"fourier", "pld"}
+    assert {opinion.name for opinion in result.accountants} == {"fourier", "checker"}
     (reason,) = result.reasons
     assert reason.code == "under_noised"
     assert reason.pointer == "/target/epsilon"
@@ -210,26 +209,25 @@ def test_what_nothing_covers_is_refused_with_a_reason(
     assert all(reason.remedy for reason in result.reasons)
 
 
+@pytest.mark.parametrize(("factor", "contradicted_by"), [(0.9, "analytic"), (1.1, "checker")])
 def test_engines_that_contradict_each_other_decide_nothing(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, factor: float, contradicted_by: str
 ) -> None:
-    class Liar:
-        name, version = "analytic_gaussian", "0"
+    """What is too low has no proof, so that the next engine is asked; what is too high has one."""
+    real = GaussianCurve.epsilon
 
-        def curve(self, _event: Any) -> Liar:
-            return self
+    def lie(curve: GaussianCurve, delta: float) -> Bracket:
+        bracket = real(curve, delta)
+        return Bracket(lower=bracket.lower * factor, upper=bracket.upper * factor)
 
-        def epsilon(self, _delta: float) -> Bracket:
-            return Bracket(lower=1.0, upper=2.0)
-
-    real = registry.accountant
-    monkeypatch.setattr(
-        certify_module, "accountant", lambda name: Liar() if name == Liar.name else real(name)
-    )
+    monkeypatch.setattr(GaussianCurve, "epsilon", lie)
     found = certify(plan)
     assert found.verdict == "undecided"
     assert found.reasons[0].code == "engines_disagree"
-    assert len(found.accountants) == 2
+    assert [opinion.name.split("_")[0] for opinion in found.accountants] == [
+        "gaussian",
+        contradicted_by,
+    ]
 
 
 def test_a_faulty_engine_decides_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +301,8 @@ def test_balls_in_bins_beside_a_metric_are_bounded_from_above(plan_of: Any) -> N
     metric = {"kind": "gaussian", "name": "accuracy", "noise_multiplier": 50}
     alone = certify(plan_of(sampling=lots))
     beside = certify(plan_of(sampling=lots, extra=[metric]))
-    assert [accountant.name for accountant in alone.accountants] == ["allocation", "allocation_rdp"]
-    assert [item.name for item in beside.accountants] == ["allocation_rdp"]
+    assert [accountant.name for accountant in alone.accountants] == ["allocation", "checker"]
+    assert [item.name for item in beside.accountants] == ["allocation_rdp", "checker"]
     assert alone.epsilon is not None
     assert beside.epsilon is not None
     assert alone.epsilon.upper < beside.epsilon.upper

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants import Bracket
+from affidavit.accountants import Bracket, Unproved
 from affidavit.certificate import certification as certifying
 
 Make = Callable[..., dict[str, Any]]
@@ -33,7 +33,12 @@ UNSOUND = {"optimizer": {"name": "dp_dice"}}
 
 
 def disagree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every engine but the exact one say that ε is a thousand."""
+    """Let every engine but the exact one say that ε is a thousand; the checker proves nothing."""
+
+    def unproved(*_: object, **__: object) -> None:
+        raise Unproved("not_proved", "no", "")
+
+    monkeypatch.setattr(certifying, "search_witness", unproved)
     curve = SimpleNamespace(epsilon=lambda _: Bracket(lower=1000.0, upper=1001.0))
     liar = SimpleNamespace(name="pld", version="liar", curve=lambda _: curve)
     real = certifying.accountant

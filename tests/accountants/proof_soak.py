@@ -1,0 +1,117 @@
+"""Random runs of every kind that the checker covers: ``python -m tests.accountants.proof_soak``.
+
+With a seed and a number: ``python -m tests.accountants.proof_soak [SEED [NUMBER]]``. Each run is
+proved within 1e-4 of the engine's upper end, and nothing below its lower end is proved.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from affidavit.accountants import Bracket, Unproved, prove, search_witness
+from affidavit.accountants.checker import Witness
+from affidavit.accountants.registry import accountant
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    Repeated,
+    TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
+)
+
+MOST_ABOVE = 1e-4
+
+
+def random_run(draw: random.Random) -> Event:
+    """A run of one to three kinds of release, of all kinds that have a row."""
+
+    def release() -> Event:
+        q, sigma = 10 ** draw.uniform(-4, -0.5), 10 ** draw.uniform(-0.25, 1)
+        steps = int(10 ** draw.uniform(0, 4))
+        match draw.randrange(5):
+            case 0 | 1 as replaced:
+                leaf: Event = PoissonSubsampledGaussian(
+                    sampling_probability=q,
+                    noise_multiplier=sigma,
+                    pair="replace_one" if replaced else "add_remove",
+                )
+            case 2:
+                leaf = WithoutReplacementGaussian(
+                    dataset_size=10_000,
+                    sample_size=max(1, round(q * 10_000)),
+                    noise_multiplier=2 * sigma,
+                )
+            case 3:
+                lot = max(1, round(2000 * q + draw.uniform(0, 5) * (2000 * q) ** 0.5))
+                leaf = TruncatedPoissonGaussian(
+                    dataset_size=2000,
+                    sampling_probability=q,
+                    max_lot_size=min(2000, lot),
+                    noise_multiplier=sigma,
+                    neighbours=draw.choice(("add_remove", "zero_out", "replace_one")),
+                )
+            case _:
+                leaf = Gaussian(noise_multiplier=sigma * steps**0.5)
+        return Repeated(event=leaf, count=steps)
+
+    if draw.random() < 0.1:
+        return RandomAllocationGaussian(
+            bins=draw.randrange(2, 500), noise_multiplier=draw.uniform(0.6, 5)
+        )
+    return Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 2, 3)))))
+
+
+def above(epsilon: float) -> Bracket:
+    """Where a proof of what an engine bounds by ``epsilon`` has to lie."""
+    return Bracket(lower=epsilon, upper=epsilon * (1 + 0.99 * MOST_ABOVE))
+
+
+def proved_above(event: Event, delta: float) -> float | None:
+    """How far above the engine's upper end a bound is proved, relative to it; None for ε = 0.
+
+    Raises ``Unproved`` where none is, and ``AssertionError`` where one below the truth is.
+    """
+    name = "allocation" if isinstance(event, RandomAllocationGaussian) else "fourier"
+    bracket = accountant(name).curve(event).epsilon(delta)
+    if bracket.upper == 0:
+        return None
+    witness, proof = search_witness(event, above(bracket.upper), delta)
+    # The tight value is at least the engine's lower end.
+    below = bracket.lower * (1 - 1e-9)
+    claim = Witness(epsilon=repr(below), delta=witness.delta, runs=witness.runs)
+    try:
+        prove(claim, event)
+    except Unproved:
+        return float(proof.epsilon) / bracket.upper - 1
+    raise AssertionError(f"ε ≤ {below} is proved of {event} at δ = {delta}")
+
+
+def main(arguments: list[str]) -> int:
+    """Draw and prove; 1 if a run was not proved, or too little was."""
+    seed, number = (int(text) for text in (*arguments, *("1", "1000")[len(arguments) :]))
+    draw = random.Random(seed)
+    proved, failures, worst = 0, 0, 0.0
+    for index in range(1, number + 1):
+        event, delta = random_run(draw), 10 ** draw.uniform(-10, -4)
+        try:
+            ratio = proved_above(event, delta)
+        except (AssertionError, Unproved) as failure:
+            failures += 1
+            sys.stdout.write(f"run {index}, δ = {delta}: {failure} {event}\n")
+        else:
+            proved += ratio is not None
+            worst = max(worst, ratio or 0.0)
+        sys.stdout.write(
+            f"seed {seed}: {index} runs, {proved} proved, {failures} failures, "
+            f"at most {worst:.2e} above\n"
+        )
+        sys.stdout.flush()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
