@@ -67,10 +67,11 @@ demo-train: install-trainer
 	@$(BIN)/python examples/train/demo.py
 
 # Request, claim, train and settle one run, on a PostgreSQL server that is started for it, or on
-# SQLite (DATABASE=sqlite); by a worker, or as a job of a Ray cluster of two nodes (ENGINE=ray).
+# SQLite (DATABASE=sqlite); by a worker, as a job of a Ray cluster of two nodes (ENGINE=ray), or as
+# one of a Slurm cluster of one (ENGINE=slurm).
 DATABASE ?= postgresql
 ENGINE ?= local
-demo-run: install-trainer $(if $(filter ray,$(ENGINE)),install-ray)
+demo-run: install-trainer $(if $(filter ray,$(ENGINE)),install-ray) $(if $(filter slurm,$(ENGINE)),$(PROGRAMS))
 	@$(BIN)/python -m examples.train.demo_run $(DATABASE) $(ENGINE)
 
 # Ray has an environment of its own, as a cluster has; it sees the packages of the other.

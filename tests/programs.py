@@ -11,13 +11,24 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = {"openssl": "openssl", "softhsm2-util": "softhsm2"}
+PACKAGES = {
+    "openssl": "openssl",
+    "softhsm2-util": "softhsm2",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
 """Debian's package of each program."""
+PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+"""With the folders of daemons, which a user's path need not name."""
 
 
 def missing() -> list[str]:
     """The packages whose programs are not on the path."""
-    return [package for program, package in PACKAGES.items() if shutil.which(program) is None]
+    return [
+        package for program, package in PACKAGES.items() if shutil.which(program, path=PATH) is None
+    ]
 
 
 def install(packages: list[str]) -> None:

@@ -1,12 +1,13 @@
 """A certified run from end to end: requested, claimed, trained, held to its certificate, settled.
 
-    python -m examples.train.demo_run [postgresql | sqlite] [local | ray]
+    python -m examples.train.demo_run [postgresql | sqlite] [local | ray | slurm]
 
 Starts a PostgreSQL server of its own, or takes an SQLite file, and the service on it; sets a
 budget, certifies DP-Muon on digits, asks for a run, lets one worker with a key of its own do it,
 and prints what the ledger was charged and that the audit finds nothing. With ``ray`` the service
-hands the run to a Ray cluster of two nodes, started for it, whose job the worker is. Everything is
-below ``$AFFIDAVIT_HOME/demo-run`` and made anew each time; the server's data are gone at the end.
+hands the run to a Ray cluster of two nodes, with ``slurm`` to a Slurm cluster of one, started for
+it, whose job the worker is. Everything is below ``$AFFIDAVIT_HOME/demo-run`` and made anew each
+time; the server's data are gone at the end.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import httpx
 from rich.console import Console
 
 from affidavit.certificate import KeyStore
-from tests import ray_cluster
+from tests import ray_cluster, slurm_cluster
 from tests.service import postgresql_server
 
 HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit") / "demo-run"
 AFFIDAVIT = (sys.executable, "-m", "affidavit")
+SBATCH = HERE.parents[1] / "deploy" / "slurm" / "worker.sbatch"
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4, "reason": "a demonstration"}
 START_SECONDS = 300.0
 
@@ -42,8 +44,8 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main(kind: str = "postgresql", engine: str = "local") -> int:
     """Run the demonstration; 0 when the run was settled and conforms."""
-    if engine not in ("local", "ray"):
-        raise SystemExit(f"{engine} is no engine that this can start: give local or ray.")
+    if engine not in ("local", "ray", "slurm"):
+        raise SystemExit(f"This cannot start the engine {engine}: use local, ray or slurm.")
     # Whoever ends this ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = database(kind)
@@ -107,16 +109,40 @@ def engine_for(engine: str, worker: list[str], work: str) -> Iterator[dict[str, 
     if engine == "local":
         yield {}
         return
+    if engine == "slurm":
+        script = slurm_site(worker, work)
+        with slurm_cluster.slurm_cluster() as cluster:
+            console.print("Slurm: one node with two processors")
+            yield {
+                **cluster.environment,
+                "PATH": f"{Path(sys.executable).parent}:{cluster.environment['PATH']}",
+                "AFFIDAVIT_DISPATCH": "slurm",
+                "AFFIDAVIT_JOB": str(script),
+                "AFFIDAVIT_SITE": str(script.parent),
+                "AFFIDAVIT_SERVER": worker[worker.index("--server") + 1],
+            }
+        return
     program = ray_cluster.program()
     if program is None:
         raise SystemExit("there is no Ray here: make install-ray, or set AFFIDAVIT_RAY to `ray`.")
     site = {"AFFIDAVIT_TOKEN": work, "AFFIDAVIT_HOME": str(HOME / "worker")}
-    with ray_cluster.ray_cluster(program, nodes=2, **site) as cluster:
-        console.print(f"Ray from {program}: two nodes, dashboard on port {cluster.dashboard}")
+    with ray_cluster.ray_cluster(program, nodes=2, **site) as nodes:
+        console.print(f"Ray from {program}: two nodes, dashboard on port {nodes.dashboard}")
         yield {
-            "AFFIDAVIT_DISPATCH": f"ray://127.0.0.1:{cluster.dashboard}",
+            "AFFIDAVIT_DISPATCH": f"ray://127.0.0.1:{nodes.dashboard}",
             "AFFIDAVIT_JOB": shlex.join([*AFFIDAVIT, *worker]),
         }
+
+
+def slurm_site(worker: list[str], work: str) -> Path:
+    """What ``worker.sbatch`` reads, and the script for a node that is small; its path."""
+    site = HOME / "worker"
+    (site / "token").write_text(work)
+    shutil.copy(worker[worker.index("--keys") + 1], site / "service-keys.json")
+    script = site / "worker.sbatch"
+    small = SBATCH.read_text().replace("--cpus-per-task=8", "--cpus-per-task=1")
+    script.write_text(small.replace("--mem=64G", f"--mem=800M\n#SBATCH --chdir={site}"))
+    return script
 
 
 def settled(base: str, people: str, worker: list[str] | None, work: str) -> Any:

@@ -2,10 +2,13 @@
 
 ``sbatch`` starts the script with the worker's options as arguments. Slurm refuses no second job of
 a name, so its queue is looked at before; of two all the same, one finds the run claimed and ends.
+Jobs inherit the environment of ``sbatch``, which is the service's: only ``VARIABLES`` of it are
+passed on, none of which is a secret.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 
@@ -13,6 +16,10 @@ from affidavit.service.dispatch.engine import PREFIX, EngineUnavailable, Job, Jo
 
 TIMEOUT = 60
 """Seconds."""
+VARIABLES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF"),
+    *("AFFIDAVIT_SERVER", "AFFIDAVIT_SITE", "AFFIDAVIT_OUTPUTS"),
+)
 STATES: Mapping[str, JobState] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), "waiting"),
     **dict.fromkeys(
@@ -46,21 +53,12 @@ class Slurm:
         """Submit the script with the worker's options, unless a job of the name is there."""
         if job.id in self.jobs():
             return
-        options = [f"--job-name={job.id}", "--parsable"]
-        options += [f"--gpus-per-node={job.gpus}"] if job.gpus else []
+        # A job that lost its node is not started again by Slurm: the dispatcher submits the next.
+        options = [f"--job-name={job.id}", "--no-requeue", f"--gpus-per-node={job.gpus}"]
         options += [f"--mem={job.memory}M"] if job.memory else []
         # The script reads processes and GPUs from the allocation.
-        _run(
-            "sbatch",
-            *options,
-            self._script,
-            "--run",
-            job.run,
-            "--queue",
-            job.queue,
-            "--name",
-            job.id,
-        )
+        worker = ("--run", job.run, "--queue", job.queue, "--name", job.id)
+        _run("sbatch", *options, self._script, *worker)
 
     def cancel(self, job_id: str) -> None:
         """End the jobs of the name."""
@@ -71,8 +69,16 @@ class Slurm:
 
 
 def _run(*command: str) -> str:
+    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     try:
-        ran = subprocess.run(command, capture_output=True, check=False, text=True, timeout=TIMEOUT)
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            env=environment,
+            text=True,
+            timeout=TIMEOUT,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineUnavailable(f"{command[0]}: {error}") from None
     if ran.returncode:

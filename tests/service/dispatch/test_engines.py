@@ -1,4 +1,4 @@
-"""Slurm by stand-ins for its commands, Kubernetes by a recorded API, and what names an engine."""
+"""Kubernetes by its API as documented, Ray by recorded answers, and what names an engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engine import EngineUnavailable, Job, UnknownEngine, engine_of
+from affidavit.service.dispatch.engine import Job, UnknownEngine, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
 from affidavit.service.dispatch.ray_jobs import RayJobs
-from affidavit.service.dispatch.slurm import Slurm
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.dispatch.conftest import RayCluster
 
@@ -21,57 +20,6 @@ ROOT = Path(__file__).resolve().parents[3]
 MANIFEST = ROOT / "deploy" / "kubernetes" / "worker-job.yaml"
 RUN = "6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11"
 JOB = Job(run=RUN, number=2, queue="gpu", gpus=2, memory=4096)
-
-SLURM = """#!/bin/sh
-echo "$(basename $0) $*" >> "$SLURM_CALLS"
-[ -e "$SLURM_CALLS.down" ] && { echo "Unable to contact slurm controller" >&2; exit 1; }
-case $(basename $0) in
-  sbatch) for word; do
-      case $word in --job-name=*) echo "${word#*=} PENDING" >> "$SLURM_CALLS.jobs";; esac
-    done; echo 17;;
-  squeue) cat "$SLURM_CALLS.jobs" 2>/dev/null || true;;
-esac
-"""
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of the calls that the commands were given."""
-    for name in ("sbatch", "squeue", "scancel"):
-        (tmp_path / name).write_text(SLURM)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_CALLS", str(tmp_path / "calls"))
-    return tmp_path / "calls"
-
-
-def test_slurm_gets_one_job_of_a_name(slurm: Path) -> None:
-    engine = Slurm("worker.sbatch")
-    engine.submit(JOB)
-    engine.submit(JOB)
-    assert engine.jobs() == {JOB.id: "waiting"}
-    calls = slurm.read_text().splitlines()
-    assert [call for call in calls if call.startswith("sbatch")] == [
-        f"sbatch --job-name={JOB.id} --parsable --gpus-per-node=2 --mem=4096M worker.sbatch "
-        f"--run {RUN} --queue gpu --name {JOB.id}"
-    ]
-    engine.cancel(JOB.id)
-    assert slurm.read_text().splitlines()[-1] == f"scancel --name={JOB.id}"
-
-
-def test_slurm_states_are_those_of_its_newest_job(slurm: Path) -> None:
-    jobs = slurm.with_suffix(".jobs")
-    for states, expected in (
-        (["COMPLETED"], "ended"),
-        (["NODE_FAIL", "PENDING"], "waiting"),
-        (["RUNNING", "CANCELLED"], "running"),
-        (["COMPLETING"], "running"),
-    ):
-        jobs.write_text("".join(f"{JOB.id} {state}\n" for state in states) + "other RUNNING\n")
-        assert Slurm("s").jobs() == {JOB.id: expected}
-    slurm.with_suffix(".down").touch()
-    with pytest.raises(EngineUnavailable, match="slurm controller"):
-        Slurm("s").jobs()
 
 
 class KubernetesApi:
