@@ -298,7 +298,7 @@ def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Dec
         read = replace(ledger, state=replace(state, spent=total)).spent_epsilon()
         if not math.isfinite(read):
             return None
-        after = Decimal(decimal_up(read, 6)) if something else before
+        after = Decimal(decimal_up(read, 5)) if something else before
         # Rounding up does not exhaust a budget that holds.
         after = min(after, budget) if read <= float(budget) else after
         result[name], before = after - before, after

@@ -32,6 +32,7 @@ from affidavit.service.lifecycle.status import (
 )
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.plan_form import label_of
 from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import messages_of, up
@@ -73,8 +74,9 @@ class PendingLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldChange:
-    """A field that differs; None on a side that does not have it."""
+    """A field that differs, by its name on pages; None on a side that does not have it."""
 
+    field: str
     pointer: str
     before: str | None
     after: str | None
@@ -242,7 +244,9 @@ def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[F
         plan_from(statement_of(certificate)["predicate"]["plan"]) for certificate in (before, after)
     )
     return tuple(
-        FieldChange(pointer=change.pointer, before=before, after=after)
+        FieldChange(
+            field=label_of(change.pointer), pointer=change.pointer, before=before, after=after
+        )
         for change in changes(first, second)
         for before, after in [change.texts(SHOWN)]
     )

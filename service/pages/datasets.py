@@ -33,7 +33,7 @@ router = APIRouter()
 LISTED = 50
 """Ledgers on a page."""
 NEARLY = 0.8
-"""The share of a budget from which on it is at risk."""
+"""The share of a budget from which on it is nearly spent."""
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
 LONGEST = 64
 """Characters of a field that a link fills in."""
@@ -58,8 +58,13 @@ class LedgerLine:
     remaining: str
     share: float
     runs: int
-    standing: str
+    exhausted: bool
     policy: str
+
+    @property
+    def nearly(self) -> bool:
+        """Whether it is exhausted or nearly spent."""
+        return self.exhausted or self.share >= NEARLY
 
     @property
     def percent(self) -> int:
@@ -125,11 +130,6 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
     summary = summary_of(ledger)
     spent = ledger.spent_epsilon()
     share = spent / float(ledger.state.budget.epsilon)
-    standing = "within budget"
-    if summary.exhausted:
-        standing = "exhausted"
-    elif share >= NEARLY:
-        standing = "at risk"
     policy = rules.policy_of(ledger.scope.dataset)
     return LedgerLine(
         dataset=ledger.scope.dataset,
@@ -143,7 +143,7 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
         remaining=down(summary.remaining.epsilon),
         share=share if math.isfinite(share) else 1e9,
         runs=ledger.state.runs,
-        standing=standing,
+        exhausted=summary.exhausted,
         policy=f"{policy.name} v{policy.version}",
     )
 

@@ -38,7 +38,7 @@ router = APIRouter()
 FEW = 6
 SOON = timedelta(days=30)
 LEDGER_PAGES = 4
-"""Pages of ledgers that are searched for budgets at risk."""
+"""Pages of ledgers that are searched for budgets that are nearly spent."""
 WEEKS = 12
 LEDGERS = 50
 DRAWN, STATES = 5, 60
@@ -125,7 +125,7 @@ class Overview:
                 subject=ledger.dataset,
                 name=f"{ledger.unit}, {ledger.adjacency}",
                 at=None,
-                said=f"{ledger.standing}: ε {ledger.spent} of {ledger.epsilon} at δ {ledger.delta}",
+                said=f"ε {ledger.spent} of {ledger.epsilon} at δ {ledger.delta}",
             )
             for ledger in self.at_risk
         ]
@@ -300,7 +300,7 @@ def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine
     cursor = None
     for _ in range(LEDGER_PAGES):
         ledgers = ledger_page(connection, rules, cursor)
-        at_risk += [line for line in ledgers.lines if line.standing != "within budget"]
+        at_risk += [line for line in ledgers.lines if line.nearly]
         cursor = ledgers.next
         if cursor is None:
             break

@@ -41,6 +41,7 @@ from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.repository import Filters, StoredRun
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.services import Services, TheServices
+from affidavit.service.store import current
 from affidavit.service.tables import certificates
 
 router = APIRouter()
@@ -196,6 +197,7 @@ class RunView:
     adjacency: str
     granted: int
     engine: str
+    certificate_status: str
     job_page: str | None = None
     so_far: str | None = None
     so_far_steps: int | None = None
@@ -361,7 +363,9 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         reservation = ledger_repository.find_reservation(connection, run.reservation_id)
         query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
         events = tuple(_event(row) for row in connection.execute(query))
+        certificate = current(connection, run.certificate_id)
     assert reservation is not None
+    assert certificate is not None
     outcome = run.outcome or {}
     record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
@@ -386,6 +390,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         engine=ENGINES[type(services.dispatcher.engine).__name__],
         unit=reservation.scope.unit,
         adjacency=reservation.scope.adjacency,
+        certificate_status=certificate.status.value,
     ), reservation
 
 
@@ -397,7 +402,7 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment
             after="",
             tone=TONES.get(event.kind, "plain"),
             what=event.kind,
-            tells=": ".join(filter(None, (event.tells, event.message))),
+            tells=": ".join(filter(None, (event.tells, _said(event)))),
             actor=event.worker or event.actor,
         )
         for event in events
@@ -410,6 +415,11 @@ def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment
         replace(moment, after=elapsed((moment.at - before.at).total_seconds()) if before else "")
         for before, moment in zip((None, *told), told, strict=False)
     )
+
+
+def _said(event: EventLine) -> str | None:
+    """The message of an event; that of a conforming record repeats the event's meaning."""
+    return None if event.kind == "settled" else event.message
 
 
 def _of_record(record: Record) -> list[Moment]:

@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.plan import Reason
 
-DIGITS = 6
+DIGITS = 5
 """Significant digits of a number on a page."""
 SHORT = 12
 """Characters of an id on a page; its title has the whole id."""

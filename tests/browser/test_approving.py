@@ -47,7 +47,7 @@ def test_an_approver_reviews_changes_and_decides(visitor: Any, site: Any) -> Non
     assert name in visitor.text()
     page.click(f"tr:has-text('{name}') >> text=Review")
     stated = visitor.text()
-    assert "/steps" in stated
+    assert "Steps T" in stated
     assert "500" in stated
     assert "700" in stated
     assert "dp_adam" in stated

@@ -239,7 +239,7 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
     assert yard.ask("POST", "/v1/policies", "admin", rules).is_success
     refused = _certify(yard)
     text = _main(_get(yard, f"/certificates/{refused}"))
-    assert "Refused by the policy; the proved bound is ε ≤ 0.561285" in text
+    assert "Refused by the policy; the proved bound is ε ≤ 0.56129" in text
     until = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%dT%H:%M:%SZ}"
     leave = {"rule": "policy_epsilon_cap", "policy": "strict", "dataset": "toy", "owner": "olga"}
     leave |= {"reason": MARKUP, "expires_at": until}
@@ -258,7 +258,7 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
 @ON_SQLITE
 def test_a_claim_is_diagnosed(yard: Yard) -> None:
     path = f"/certificates/{_certify(yard)}/diagnosis"
-    assert "no known mistake is needed" in _main(_get(yard, f"{path}?claimed=0.561285"))
+    assert "no known mistake is needed" in _main(_get(yard, f"{path}?claimed=0.56129"))
     for claimed in ("much", MARKUP, "-1", "nan", "1e999"):
         page = _get(yard, f"{path}?claimed={claimed}", status=422)
         assert MARKUP not in page.text
@@ -406,7 +406,7 @@ def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
     assert printed.headers["content-type"] == "application/pdf"
     assert certificate[7:19] in printed.headers["content-disposition"]
     text = _written(printed.content)
-    for stated in (certificate, "Certified: ", "0.561285", "Trade-off function", "whoever deploys"):
+    for stated in (certificate, "Certified: ", "0.56129", "Trade-off function", "whoever deploys"):
         assert stated in text, stated
     assert len(re.findall(rb"/Type /Page\b", printed.content)) == 2
     # Greek letters and relations come from the Symbol font: an escape is no letter.

@@ -44,7 +44,8 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     now = read_checkpoint(_newest(yard, stated.size))
     held = _held(yard, stored)["held"]
     assert (held["extended"], held["signed"]) == (True, True)
-    assert (held["then"], held["now"]) == (stated.size, now.size)
+    assert held["then"] == stated.size
+    assert held["now"] >= now.size  # entries of the background may follow
     # As a form sends it, and without the last line end that a text area may lose.
     assert _held(yard, stored.replace("\n", "\r\n").strip())["held"]["extended"]
 
