@@ -14,6 +14,7 @@ from affidavit.importers.base import Broken, Partial, is_number, not_imported
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.library import NOT_SHUFFLED, Library
 from affidavit.importers.quantities import POINTERS, Quantities
+from affidavit.importers.returned import OTHER_OPTIMIZER, is_attached_elsewhere, is_unused
 from affidavit.importers.script import Script, last_name
 from affidavit.importers.script_values import Unreadable, text_of
 from affidavit.importers.training_loop import accumulation, passes_of, skipping, stopping
@@ -181,8 +182,10 @@ class Reading(Quantities):
             self.broken.append(ACCUMULATED)
         if skipping(self.values) is not None:
             self.broken.append(SKIPPED_LOTS)
-        if stopping(self.values) is not None:
+        if stopping(self.values) is not None or any(map(self._watches_training, self.script.calls)):
             self.broken.append(STOPPED)
+        if is_unused(self.script, self.call) or is_attached_elsewhere(self.values, self.call):
+            self.broken.append(OTHER_OPTIMIZER)
         for rule in self.library.rules:
             node = self.arguments.get(rule.argument)
             value = self.values.attempt(node) if node is not None else None
@@ -192,6 +195,14 @@ class Reading(Quantities):
                 value = next((item for item in told if item is not None), value)
             if not rule.holds(value, lot) and rule.broken not in self.broken:
                 self.broken.append(rule.broken)
+
+    def _watches_training(self, call: ast.Call) -> bool:
+        """Whether a callback stops the training by a metric of its own records."""
+        if last_name(call.func) != "EarlyStopping":
+            return False
+        node = next((item.value for item in call.keywords if item.arg == "monitor"), None)
+        metric = "val" if node is None else self.values.known(node)
+        return isinstance(metric, str) and not metric.startswith(("val", "eval", "test"))
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""

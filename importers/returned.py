@@ -1,4 +1,4 @@
-"""What a script does with what Opacus' private call returns: the optimiser, and the loader.
+"""What a script does with what its private call returns: an engine, an optimiser, or a loader.
 
 ``make_private`` returns other objects than it takes. A script that steps the optimiser that it gave
 trains without noise; one that goes over the loader that it gave draws no Poisson lots.
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 from affidavit.importers.base import Broken
 from affidavit.importers.library import NOT_SHUFFLED
-from affidavit.importers.script import Binding, last_name
+from affidavit.importers.script import Binding, Script, last_name
 from affidavit.importers.script_values import Unreadable, Values, branch
 from affidavit.importers.training_loop import WRAPPERS, steps_of
 
 OTHER_OPTIMIZER = Broken(
     code="other_optimizer",
-    message="a step is taken by another optimiser than the one that make_private returns: the "
-    "optimiser that it was given neither clips nor adds noise.",
-    remedy="Train with the optimiser that make_private returns.",
+    message="a step is taken by another optimiser than the one that the private call makes, which "
+    "alone clips and adds noise.",
+    remedy="Train with what the private call returns, alone.",
 )
 OTHER_LOADER = Broken(
     code="other_loader",
@@ -28,6 +28,39 @@ OTHER_LOADER = Broken(
     remedy="Go over the loader that make_private returns, or state scheme=shuffled.",
     schemes=NOT_SHUFFLED,
 )
+
+
+def is_unused(script: Script, call: ast.Call) -> bool:
+    """Whether a script never uses what a call makes: nothing reads the name that it is bound to."""
+    statement = script.parents[call]
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        return False
+    name, scope = statement.targets[0].id, script.scope_of(statement)
+    others = [
+        _line(item)
+        for item in script.bindings[(scope, name)]
+        if _line(item) > statement.lineno and script.scope_of(item.node) is scope
+        and script.parents.get(script.parents[item.node]) is script.parents[statement]
+    ]  # fmt: skip
+    return not any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        and (script.scope_of(node) is not scope or not any(line < node.lineno for line in others))
+        for node in script.nodes
+    )  # fmt: skip
+
+
+def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
+    """Whether no step is of the optimiser that an engine is attached to."""
+    script = values.script
+    attached = [
+        last_name(item.args[0])
+        for item in script.calls
+        if isinstance(item.func, ast.Attribute) and item.func.attr == "attach" and item.args
+    ]
+    steps = [item.func.value for item in steps_of(values) if isinstance(item.func, ast.Attribute)]
+    scope = script.scope_of(call)
+    own = steps and all(isinstance(s, ast.Name) and script.scope_of(s) is scope for s in steps)
+    return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
 class Returned:

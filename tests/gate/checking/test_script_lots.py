@@ -204,3 +204,42 @@ def test_a_run_that_is_continued_has_its_steps_asked_for() -> None:
         partial = scripts.read((HEAD + PRIVATE + text + loop).encode())
         assert partial is not None
         assert ("epochs" in partial.data) is (not text)
+
+
+KERAS = """\
+import tensorflow as tf
+import tensorflow_privacy as tfp
+optimizer = tfp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, num_microbatches=9)
+model.compile(optimizer=optimizer, loss=loss)
+model.fit(x, y, epochs=3, batch_size=9)
+"""
+ENGINE = """\
+from fastDP import PrivacyEngine
+optimizer = SGD(m)
+engine = PrivacyEngine(m, batch_size=9, sample_size=90, noise_multiplier=1.0, max_grad_norm=1.0)
+engine.attach(optimizer)
+for x in loader:
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "code"),
+    [
+        (KERAS, "", "", None),
+        (KERAS, "optimizer=optimizer", "optimizer='adam'", "other_optimizer"),
+        (KERAS, "model.compile(", "optimizer = Adam()\nmodel.compile(", "other_optimizer"),
+        (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='val_loss')])\n", None),
+        (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='loss')])\n", "data_dependent_stop"),
+        (ENGINE, "", "", None),
+        (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
+        (ENGINE, "attach(optimizer)", "attach(other)", "other_optimizer"),
+    ],
+)
+def test_what_the_private_call_makes_is_what_trains(
+    text: str, old: str, new: str, code: str | None
+) -> None:
+    partial = scripts.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
+    assert partial is not None
+    codes = {item.code for item in partial.broken}
+    assert codes & {"other_optimizer", "data_dependent_stop"} == ({code} if code else set())
