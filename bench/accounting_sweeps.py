@@ -23,7 +23,6 @@ import tracemalloc
 from pathlib import Path
 
 from affidavit.accountants import Bracket, FourierAccountant, OutOfReach
-from affidavit.accountants.fourier import estimate_cost
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 STEPS = tuple(10**power for power in range(2, 8))
@@ -53,17 +52,16 @@ def row(q: float, sigma: float, steps: int, delta: float = 1e-6) -> float | None
     try:
         bracket, seconds = timed(event, delta)
     except OutOfReach as refusal:
-        _print(f"| {q:g} | {sigma:g} | {steps} | refused: {refusal.message} | | | | |")
+        _print(f"| {q:g} | {sigma:g} | {steps} | refused: {refusal.message} | | | |")
         return None
     tracemalloc.start()
     FourierAccountant().curve(event).epsilon(delta)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     width = bracket.width / bracket.upper if bracket.upper else 0.0
-    cost = estimate_cost(event, delta)
     _print(
         f"| {q:g} | {sigma:g} | {steps} | [{bracket.lower:.6g}, {bracket.upper:.6g}] "
-        f"| {width:.1e} | {seconds * 1e3:.1f} | {cost.seconds * 1e3:.1f} | {peak / 2**20:.1f} |"
+        f"| {width:.1e} | {seconds * 1e3:.1f} | {peak / 2**20:.1f} |"
     )
     return seconds
 
@@ -146,7 +144,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args(arguments)
     timed(plan(0.01, 1.0, 100), 1e-6)
-    _print("| q | σ | T | ε at δ = 1e-6 | width | ms | predicted ms | MiB |", "|" + "---|" * 8)
+    _print("| q | σ | T | ε at δ = 1e-6 | width | ms | MiB |", "|" + "---|" * 7)
     lines: dict[str, list[tuple[int, float]]] = {}
     for q, sigma in LINES:
         result = [(steps, row(q, sigma, steps)) for steps in STEPS]

@@ -18,9 +18,9 @@ import gc
 import logging
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from threading import Lock, Thread
 from typing import ParamSpec, TypeVar
 
@@ -38,6 +38,8 @@ MOST_QUICK = 16
 """Plans handed over at once, and releases of one of them."""
 ORDINARY_SECONDS = 5.0
 """What takes longer is a long plan."""
+LONG_SECONDS = 60.0
+"""For how long a caller's plans count as long after one that turned out to be."""
 NICENESS = 5
 """Of the processes that account, beside the service's own."""
 
@@ -65,6 +67,7 @@ class AccountingPool:
         self._pool = self._new()
         self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
         self._turns = FairQueue(workers)
+        self._long_until: dict[str, float] = {}
 
     async def assess(self, plan: Plan) -> Assessment:
         """What ``certify`` finds; raises like ``run``.
@@ -83,11 +86,21 @@ class AccountingPool:
         """What ``work`` returns; raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
 
         Callers take turns (``FairQueue``). Time spent waiting for a free process does not count
-        against the limit. Cancelled, the work ends in its process too.
+        against the limit. Cancelled, the work ends in its process too. What takes longer than
+        ``ORDINARY_SECONDS`` begins again as a long plan, as do its caller's for a while: so
+        whoever floods with long plans holds the last process for that time once.
         """
-        if self.time_limit > ORDINARY_SECONDS:
-            with suppress(AccountingTimeout):
+        caller, now = CALLER.get(), time.monotonic()
+        ordinary = self._long_until.get(caller, 0.0) <= now and self.time_limit > ORDINARY_SECONDS
+        if ordinary:
+            try:
                 return await self._run(False, ORDINARY_SECONDS, work, *args, **kwargs)
+            except AccountingTimeout:
+                now = time.monotonic()
+                recent = {name: end for name, end in self._long_until.items() if end > now}
+                if caller != NOBODY:
+                    recent[caller] = now + LONG_SECONDS
+                self._long_until = recent
         return await self.run_long(work, *args, **kwargs)
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

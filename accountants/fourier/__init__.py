@@ -6,14 +6,11 @@ and a noise multiplier is the noise's standard deviation over the clip norm.
 """
 
 from affidavit.accountants.fourier.accountant import FourierAccountant, FourierCurve
-from affidavit.accountants.fourier.cost import Cost, estimate_cost
 from affidavit.accountants.fourier.evaluation import approximate_delta, approximate_epsilon
 
 __all__ = [
-    "Cost",
     "FourierAccountant",
     "FourierCurve",
     "approximate_delta",
     "approximate_epsilon",
-    "estimate_cost",
 ]

@@ -29,7 +29,6 @@ from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.grids import grids_of
 from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
-from affidavit.accountants.fourier.spectrum import fast_length
 from affidavit.accountants.fourier.strata import CUT, strata, window_of
 from affidavit.accountants.fourier.tail_bounds import (
     Composition,
@@ -53,19 +52,6 @@ _SPENT, _SPENT_IN_STRATA = 0.75, 0.56
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """Half cells whose masses are computed, and points that are transformed."""
-
-    cells: int = 0
-    frequencies: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            cells=self.cells + other.cells, frequencies=self.frequencies + other.frequencies
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GridParameters:
     """Windows, cut and grids with which one direction is bracketed; ``cut`` in nats."""
 
@@ -78,14 +64,6 @@ class GridParameters:
     def step(self) -> float:
         """The distance of the nodes in nats, one for all grids."""
         return self.grids[0].step
-
-    def work(self, *, lower: bool = True) -> Work:
-        """What ``transforms`` computes for this parameters."""
-        lengths = [fast_length(window_points(window, self.step)) for window in self.windows]
-        # The stratum with a rare loss transforms both parts of every law.
-        once = sum((1 + index) * length for index, length in enumerate(lengths))
-        frequencies = (2 if lower else 1) * len(self.grids) * once
-        return Work(cells=2 * sum(grid.size for grid in self.grids), frequencies=frequencies)
 
     @property
     def points(self) -> int:

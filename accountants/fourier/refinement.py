@@ -42,7 +42,6 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.discretization import (
     GridParameters,
     Laws,
-    Work,
     saddle_at_delta,
     saddle_at_epsilon,
 )
@@ -208,7 +207,6 @@ class EpsilonSearch:
         self._laws, self._delta = laws, delta
         self._step: float | None = None
         self._settled = self._cheap = False
-        self.work = Work()
         self.bracket = Bracket(lower=0.0, upper=union_bound(laws, delta))
         if self.bracket.width <= SMALLEST_WIDTH:
             return
@@ -244,13 +242,6 @@ class EpsilonSearch:
                 break
         return self.bracket
 
-    def next_work(self, relative_width: float) -> Work:
-        """What the first pass at ``relative_width`` would compute."""
-        if self.bracket.width <= SMALLEST_WIDTH:
-            return Work()
-        requested = max(relative_width * self._guess, SMALLEST_WIDTH)
-        return self._steering(requested).work()
-
     def _steering(self, wanted: float) -> GridParameters:
         slope = self._slope if self._rare else None
         return with_parameters(
@@ -269,7 +260,6 @@ class EpsilonSearch:
             return False
         self._step = parameters.step
         self._cheap = self._laws.gapped and parameters.points < _CHEAP
-        self.work += parameters.work()
         above, below = transforms(self._laws, parameters)
         accuracy, stride = 0.01 * wanted, 0.05 / self._slope
         _, upper = crossing(above.upper, self._delta, self._guess, stride, accuracy)

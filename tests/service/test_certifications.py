@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from affidavit.service import pool
+from affidavit.service.errors import AccountingTimeout
 from affidavit.service.fair_queue import CALLER
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.metrics import Metrics
@@ -191,6 +192,32 @@ def test_whoever_hangs_up_takes_their_accounting_with_them(slow: ModuleType) -> 
         asyncio.run(run())
     finally:
         accounting.close()
+
+
+def test_whoever_floods_with_long_plans_holds_the_last_process_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[str, bool]] = []
+
+    async def run(_: AccountingPool, is_long: bool, *_rest: Any) -> None:
+        tried.append((CALLER.get(), is_long))
+        if CALLER.get() == "flood" and not is_long:
+            raise AccountingTimeout("killed")
+
+    monkeypatch.setattr(AccountingPool, "_run", run)
+    accounting = AccountingPool(2, 600)
+
+    async def send() -> None:
+        for caller in ("flood", "flood", "other", "flood"):
+            CALLER.set(caller)
+            await accounting.run(abs, -1)
+        accounting._long_until["flood"] = 0.0
+        CALLER.set("flood")
+        await accounting.run(abs, -1)
+
+    asyncio.run(send())
+    again, first = ("flood", True), [("flood", False), ("flood", True)]
+    assert tried == [*first, again, ("other", False), again, *first]
 
 
 def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
