@@ -65,18 +65,20 @@ class RealisedLot(TrainingState):
 class LeftOut(TrainingState):
     """The noise passes over one tensor: a bias that another optimiser has."""
 
+    tensor = "norm.bias"
+
     def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
-        return _AllButOne(super()._source(required, ratchet))  # type: ignore[return-value]
+        return _AllButOne(super()._source(required, ratchet), self.tensor)  # type: ignore[return-value]
 
 
 class _AllButOne:
-    def __init__(self, source: NoiseSource) -> None:
-        self._source = source
+    def __init__(self, source: NoiseSource, tensor: str) -> None:
+        self._source, self._tensor = source, tensor
 
     def add_to(self, sums: Mapping[str, Tensor], *scales: Any) -> None:
-        stored = sums["norm.bias"].clone()
+        stored = sums[self._tensor].clone()
         self._source.add_to(sums, *scales)
-        sums["norm.bias"].copy_(stored)
+        sums[self._tensor].copy_(stored)
 
 
 class Shuffled(TrainingState):
