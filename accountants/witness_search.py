@@ -117,11 +117,13 @@ def _spread(law: Law) -> float:
         return min(1.0, _deviation(mu) / math.sqrt(law.bins)) * float(law.share)
     if law.statement == "gaussian":
         return mu
-    piece = law.pieces[0]
     weight, distance = max(
-        (float(weight), abs(mean)) for mean, weight in {**piece.over, **piece.under}.items() if mean
+        (float(weight), abs(mean))
+        for piece in law.pieces
+        for mean, weight in (*piece.over.items(), *piece.under.items())
+        if mean
     )
-    return min(1.0, weight) * min(1.0, _deviation(mu * distance))
+    return max(1e-9, min(1.0, weight)) * min(1.0, _deviation(mu * distance))
 
 
 def _deviation(mu: float) -> float:

@@ -273,7 +273,7 @@ def _proved(answer: _Answer) -> Opinion | None:
     try:
         event, delta = answer.lowered.event(), answer.delta.upper
         _, proof = search_witness(event, around, delta, QUICK_TRIES)
-    except Unproved:
+    except (Unproved, *FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)
     return Opinion(name="checker", version=OURS, epsilon=Bracket(lower=0.0, upper=upper))
