@@ -62,8 +62,11 @@ FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = True) -> Assessment:
     """Assess ``plan``; ``engine`` restricts the work to one accountant by name.
 
-    A ``claim`` that the plan carries is held against what was found (see ``with_claim``).
+    A ``claim`` that the plan carries is held against what was found (see ``with_claim``). Raises
+    ``ValueError`` for an ``engine`` that does not exist.
     """
+    if engine is not None and engine not in NAMES:
+        raise ValueError(f"there is no accountant {engine!r}; choose one of {', '.join(NAMES)}.")
     result = _certify(plan, engine, second_opinion)
     if plan.claim is None:
         return result

@@ -27,7 +27,6 @@ from affidavit.gate.console import (
     out,
     print_json,
     read,
-    require_engine,
     say,
     stop,
     working,
@@ -63,7 +62,6 @@ def certify(
 
     What is signed has the opinion of a second accountant; without a signing key ask for it.
     """
-    require_engine(engine)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)

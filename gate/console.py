@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.accountants import NAMES
 from affidavit.certificate import malformed_result, write_atomically
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
@@ -97,12 +96,6 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
     else:
         print_reasons(name, reasons)
     raise typer.Exit(code)
-
-
-def require_engine(name: str | None) -> None:
-    """Exit unless ``name`` is an accountant or None."""
-    if name is not None and name not in NAMES:
-        stop(f"unknown --engine {name}; choose one of {', '.join(NAMES)}.")
 
 
 def stop(message: str) -> NoReturn:
