@@ -12,6 +12,7 @@ from affidavit.library.bounds import Bound
 from affidavit.library.certification import NotCertified
 from affidavit.library.questions import delta, epsilon
 from affidavit.library.sources import load
+from affidavit.mechanisms import lower
 from affidavit.plan import PlanError
 
 ADJACENCY = {
@@ -25,9 +26,9 @@ UNBOUNDED = {"unbounded", "out_of_reach"}
 class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
     """``dp_accounting.PrivacyAccountant`` whose answers are proved on both sides.
 
-    It takes Poisson, fixed-size and truncated Poisson samples of Gaussians, Gaussians, and Laplace
-    releases after one of them. ``get_epsilon`` and ``get_delta`` return upper bounds with a
-    ``lower``. Noise multipliers are read as noise over the clip norm.
+    It takes Poisson and truncated Poisson samples of Gaussians, Gaussians, and Laplace releases
+    after one of them. ``get_epsilon`` and ``get_delta`` return upper bounds with a ``lower``. Noise
+    multipliers are read as noise over the clip norm.
     """
 
     def __init__(
@@ -58,11 +59,9 @@ class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
             self._released.compose(event, count)
         else:
             repeated = dp_accounting.SelfComposedDpEvent(event, count or 1)
+            composed = dp_accounting.ComposedDpEvent([self._released.build(), repeated])
             try:
-                load(
-                    dp_accounting.ComposedDpEvent([self._released.build(), repeated]),
-                    **self._given(),
-                )
+                lower(load(composed, **self._given()))
             except PlanError as error:
                 return self.CompositionErrorDetails(event, str(error))
         return None

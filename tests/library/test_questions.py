@@ -244,6 +244,9 @@ def test_events_of_dp_accounting_that_release_nothing_or_everything() -> None:
     ours.compose(dp_accounting.ComposedDpEvent([step, dp_accounting.NonPrivateDpEvent()]))
     assert ours.get_epsilon(1e-5) == math.inf
     assert not ours.supports(dp_accounting.SelfComposedDpEvent(step, -1))
+    without = dp_accounting.SampledWithoutReplacementDpEvent(60_000, 600, step.event)
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="fixed_size"):
+        ours.compose(without)
 
 
 class Partition(Enum):
