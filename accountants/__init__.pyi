@@ -13,7 +13,6 @@ from .checker import Witness as Witness
 from .checker import prove as prove
 from .checker import witness_document as witness_document
 from .checker import witness_from as witness_from
-from .composition import kinds as kinds
 from .composition import leaves as leaves
 from .composition import parts as parts
 from .enclosure import Enclosed as Enclosed
