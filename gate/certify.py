@@ -12,7 +12,6 @@ import typer
 from affidavit.certificate import (
     Assessment,
     Certificate,
-    KeyFailure,
     KeyStore,
     SigningPort,
     home,
@@ -29,6 +28,7 @@ from affidavit.gate.console import (
     read,
     say,
     stop,
+    usage_errors,
     working,
     write,
 )
@@ -114,10 +114,8 @@ def _issue(assessment: Assessment, key: SigningPort, under: PolicyEvaluation) ->
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:
-    try:
+    with usage_errors():
         key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
-    except KeyFailure as failure:
-        stop(str(failure))
     if key is None and needed_by is not None:
         stop(f"{needed_by} needs a signing key; create one with `affidavit keys new`.")
     return key

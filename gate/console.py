@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import malformed_result, write_atomically
+from affidavit.certificate import KeyFailure, KeysetError, malformed_result, write_atomically
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
@@ -102,6 +103,17 @@ def stop(message: str) -> NoReturn:
     """Report a usage error and exit."""
     err.print(f"[red]error[/] {escape(message)}", highlight=False)
     raise typer.Exit(Exit.USAGE)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Report what keys, keysets or files of the block are not usable, and exit."""
+    try:
+        yield
+    except (KeyFailure, KeysetError) as failure:
+        stop(str(failure))
+    except OSError as error:
+        stop_unwritable(error.filename, error)
 
 
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
