@@ -7,10 +7,16 @@ from .calibration import least_noise as least_noise
 from .calibration import most as most
 from .calibration import most_steps as most_steps
 from .checker import DOMINATING_PAIRS as DOMINATING_PAIRS
+from .checker import MOST_ROWS as MOST_ROWS
+from .checker import Patterns as Patterns
 from .checker import Proof as Proof
 from .checker import Unproved as Unproved
 from .checker import Witness as Witness
+from .checker import buffered as buffered
+from .checker import has_noise as has_noise
+from .checker import matrix_sensitivity as matrix_sensitivity
 from .checker import prove as prove
+from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .checker import witness_document as witness_document
 from .checker import witness_from as witness_from
 from .composition import leaves as leaves
