@@ -21,6 +21,7 @@ from .models import PolicyDocument as PolicyDocument
 from .models import PolicyReference as PolicyReference
 from .models import PolicySummary as PolicySummary
 from .models import PolicyVersion as PolicyVersion
+from .models import Proposal as Proposal
 from .models import PublishedKeyset as PublishedKeyset
 from .models import Reading as Reading
 from .models import Remaining as Remaining

@@ -267,6 +267,16 @@ class Grant(ResponseModel):
     at: Instant
 
 
+class Proposal(ResponseModel):
+    """A budget or a grant that waits for administrators, who send its ``content`` too."""
+
+    kind: Literal["budget", "grant"]
+    content: dict[str, str]
+    proposers: list[str]
+    reason: str
+    at: Instant
+
+
 class StepCounts(ResponseModel):
     """Steps of a reservation's run; ``run`` is null until it is settled."""
 

@@ -59,8 +59,7 @@ def check(
         typer.Option(
             "--comment",
             help="Post the verdicts as a comment of the pull or merge request of this pipeline, "
-            "on github or gitlab, with fixes as suggested changes; with --diff, also what moved ε. "
-            "The token is read from "
+            "on github or gitlab; with --diff, also what moved ε. The token is read from "
             "GITHUB_TOKEN or GITLAB_TOKEN.",
         ),
     ] = None,
@@ -222,11 +221,10 @@ def _print(result: CheckResult) -> None:
 def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:
     """Post the verdicts; a comment that cannot be posted ends the command."""
     # Imported here because most checks need no network.
-    from affidavit.gate.checking.comment import NotPosted, post, suggestions
+    from affidavit.gate.checking.comment import NotPosted, post
 
     try:
-        body = with_changes(WRITERS["markdown"](results), changes)
-        post(host, body, suggested=list(suggestions(results)))
+        post(host, with_changes(WRITERS["markdown"](results), changes))
     except NotPosted as error:
         fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
 

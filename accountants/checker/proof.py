@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import index
 from typing import Any
 
 from flint import arb
@@ -154,8 +153,8 @@ def _gaussian_delta(direction: Direction, epsilon: arb) -> arb:
 
 
 def _decimal(text: str) -> arb:
-    if not (isinstance(text, str) and _DECIMAL.fullmatch(text)):
-        raise bad_witness("ε or δ is no decimal number")
+    if _DECIMAL.fullmatch(text) is None:
+        raise Unproved("bad_witness", f"{text!r} is no decimal number.", "Search again.")
     return arb(text)
 
 
@@ -182,8 +181,8 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
     """The witness of ``witness_document``; raises ``Unproved`` for what is none."""
     try:
         return Witness(
-            epsilon=document["epsilon"],
-            delta=document["delta"],
+            epsilon=str(document["epsilon"]),
+            delta=str(document["delta"]),
             runs=tuple(
                 RunWitness(
                     grid=_grid(run["grid"], linear=False),
@@ -217,8 +216,8 @@ def _grid_document(grid: Grid) -> dict[str, Any]:
 def _grid(document: Mapping[str, Any], *, linear: bool) -> Grid:
     return Grid(
         step=float.fromhex(document["step"]),
-        reach=index(document["reach"]),
-        scales=index(document["scales"]),
-        bits=index(document["bits"]),
+        reach=int(document["reach"]),
+        scales=int(document["scales"]),
+        bits=int(document["bits"]),
         linear=linear,
     )

@@ -1,18 +1,22 @@
-"""Four eyes: an administrator's change takes effect once enough of them ask for the same.
+"""Four eyes: a change takes effect once enough administrators ask for the same.
 
 Budgets, policies, keysets, grants to other teams, and tokens, because whoever makes tokens alone
 is two people with the next one. How many is part of the keyset (``administrators``): t of n root
 keys sign it, and as many administrators as the one before asks for publish it, so that nobody
 loosens it alone. Each administrator sends the same request; the last of them carries it out. What
-one asks counts for ``LASTS``, and once. What only takes a right away needs one.
+one asks counts for ``LASTS``, and once. What only takes a right away needs one. Whoever submits or
+approves plans may ask for a budget too: it waits for the administrators, and is none of theirs.
 
 ``admin_proposals``
-    Each request, who made it, and whether it was the one that was carried out.
+    Each request, who made it and why, what it asks for, and whether it was the one that was
+    carried out. The kind of those that do not count ends in ``_request``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,13 +29,16 @@ from sqlalchemy import (
     Index,
     String,
     Table,
+    Text,
+    func,
     insert,
     select,
 )
 
 from affidavit.plan import digest_of
 from affidavit.service.database import hold, writer
-from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
 from affidavit.service.log.entries import append
 from affidavit.service.problems import Problem
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
@@ -48,42 +55,126 @@ admin_proposals = Table(
     Column("proposer", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
     Column("carried_out", Boolean, nullable=False),
+    Column("content", Text),
+    Column("reason", Text),
     CheckConstraint("id > 0", name="admin_proposals_id_positive"),
     Index("admin_proposals_by_digest", "digest", "id"),
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A budget or a grant that waits for administrators; ``content`` is what they send too."""
+
+    kind: str
+    content: Mapping[str, str]
+    proposers: tuple[str, ...]
+    reason: str
+    at: datetime
 
 
 class SecondPerson:
     """The rule behind one engine; ``administrators`` is how many the newest keyset wants."""
 
     def __init__(self, engine: Engine, administrators: Callable[[], int]) -> None:
+        self._engine = engine
         self._writer = writer(engine)
         self._administrators = administrators
 
-    def require(self, kind: str, content: Mapping[str, Any], actor: Actor, at: datetime) -> None:
-        """Return once enough people asked for this; else note it and raise ``Problem``."""
-        needed = self._administrators()
-        if needed < 2:
+    def require(
+        self, kind: str, content: Mapping[str, Any], actor: Actor, at: datetime, reason: str = ""
+    ) -> None:
+        """Return once enough administrators asked for this; else note it and raise ``Problem``."""
+        needed, counts = self._administrators(), actor.may(Scope.ADMIN)
+        if needed < 2 and counts:
             return
         if actor.anonymous:
             raise Problem(403, "missing_scope", "This needs several people, each with a token.")
         digest = digest_of({"kind": kind, **content})
         with self._writer.begin() as connection:
             hold(connection, f"proposal {digest}")
-            others = _proposers(connection, digest, at - LASTS) - {actor.name}
-            enough = len(others) + 1 >= needed
-            row = {"kind": kind, "digest": digest, "proposer": actor.name, "at": at}
-            connection.execute(insert(admin_proposals).values(**row, carried_out=enough))
-            body = {"kind": kind, "carried_out": enough}
-            append(connection, "proposal", digest, body, actor=actor.name, at=at)
+            given = len(_proposers(connection, digest, at - LASTS) - {actor.name}) + counts
+            enough = counts and given >= needed
+            asked = {"kind": kind if counts else f"{kind}_request", "carried_out": enough}
+            row = {**asked, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
+            stated = json.dumps(content, sort_keys=True)
+            connection.execute(insert(admin_proposals).values(**row, content=stated))
+            append(connection, "proposal", digest, body_of(row), actor=actor.name, at=at)
         if not enough:
             raise Problem(
                 409,
                 "second_person_needed",
-                f"Your request was noted: {len(others) + 1} of {needed} administrators asked for "
-                f"it. It takes effect when {needed - len(others) - 1} more send the same within "
-                f"{LASTS.days} days.",
+                f"Your request was noted: {given} of {needed} administrators asked for it. It "
+                f"takes effect when {needed - given} more send the same within {LASTS.days} days.",
             )
+
+    def waiting(
+        self, actor: Actor, now: datetime, dataset: str | None = None
+    ) -> tuple[Proposal, ...]:
+        """Budgets and grants that wait, newest first, as far as ``actor`` may know of them.
+
+        A budget waits no longer once another one was set. Teams see requests about data sets whose
+        ledgers they read, and their own; grants are for administrators and auditors.
+        """
+        kinds = ["budget", "budget_request"]
+        if actor.may(Scope.ADMIN) or actor.may(Scope.AUDIT):
+            kinds.append("grant")
+        query = (
+            select(admin_proposals)
+            .where(admin_proposals.c.at > now - LASTS, admin_proposals.c.kind.in_(kinds))
+            .where(admin_proposals.c.content.is_not(None))
+            .order_by(admin_proposals.c.id)
+        )
+        open_: dict[str, Proposal] = {}
+        with self._engine.connect() as connection:
+            set_at = _set_at(connection)
+            for row in connection.execute(query):
+                content = json.loads(row.content)
+                kind = row.kind.removesuffix("_request")
+                # What was altered in the table is no longer what its log entry is about.
+                if digest_of({"kind": kind, **content}) != row.digest:
+                    continue
+                earlier = open_.pop(row.digest, None)
+                if not row.carried_out and dataset in (None, content["dataset"]):
+                    proposers = () if earlier is None else earlier.proposers
+                    open_[row.digest] = Proposal(
+                        kind=kind,
+                        content=content,
+                        proposers=tuple(dict.fromkeys((*proposers, row.proposer))),
+                        reason=row.reason or (earlier.reason if earlier else ""),
+                        at=row.at,
+                    )
+        seen = {scope[0] for scope in set_at}
+        return tuple(
+            proposal
+            for proposal in reversed(open_.values())
+            if proposal.kind == "grant" or proposal.at > set_at.get(_scope(proposal), now - LASTS)
+            if actor.sees is None
+            or proposal.content["dataset"] in seen
+            or actor.name in proposal.proposers
+        )
+
+
+def body_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The log entry of a row; the digest is of what it asks for, its reason apart."""
+    reason = {"reason": row["reason"]} if row["reason"] else {}
+    return {"kind": row["kind"], "carried_out": bool(row["carried_out"]), **reason}
+
+
+def _scope(proposal: Proposal) -> tuple[str, ...]:
+    return tuple(proposal.content[name] for name in ("dataset", "unit", "adjacency"))
+
+
+def _set_at(connection: Connection) -> dict[tuple[str, ...], datetime]:
+    """When the budget of each data set, privacy unit and adjacency was last set."""
+    scope = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+    query = (
+        select(*scope, func.max(ledger_events.c.at))
+        .join(ledger_events, ledger_events.c.ledger_id == ledgers.c.id)
+        .where(ledger_events.c.kind == "budget")
+        .group_by(*scope)
+    )
+    return {tuple(row[:3]): row[3] for row in connection.execute(query)}
 
 
 def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
@@ -91,6 +182,7 @@ def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]
     query = (
         select(admin_proposals.c.proposer, admin_proposals.c.carried_out)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
+        .where(~admin_proposals.c.kind.endswith("_request", autoescape=True))
         .order_by(admin_proposals.c.id)
     )
     proposers: set[str] = set()

@@ -90,12 +90,12 @@ class BudgetRequest(LedgerRequest):
         """ε and δ as decimals that read back as these doubles."""
         return decimal_down(self.epsilon, 17), decimal_down(self.delta, 17)
 
-    def asked_of(self, dataset: str) -> dict[str, str]:
+    def asked_of(self, dataset: str, team: str | None) -> dict[str, str]:
         """What several administrators have to agree on: all but the reason."""
         epsilon, delta = self.decimals()
         scope = {"dataset": dataset, "unit": self.unit, "adjacency": self.adjacency}
-        team = {} if self.team is None else {"team": self.team}
-        return {**scope, "epsilon": epsilon, "delta": delta, **team}
+        owner = {} if team is None else {"team": team}
+        return {**scope, "epsilon": epsilon, "delta": delta, **owner}
 
 
 class GrantRequest(LedgerRequest):

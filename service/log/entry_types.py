@@ -21,7 +21,7 @@ from sqlalchemy import Select, Table, select
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.identity.second_person import admin_proposals
+from affidavit.service.identity.second_person import admin_proposals, body_of
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets import keysets
 from affidavit.service.ledger.head_check import ENTRY_KINDS, entry_body
@@ -165,8 +165,7 @@ def _keyset(row: Any) -> LogEntry:
 
 
 def _proposal(row: Any) -> LogEntry:
-    body = {"kind": row.kind, "carried_out": bool(row.carried_out)}
-    return _entry("proposal", row.digest, row.proposer, row.at, body)
+    return _entry("proposal", row.digest, row.proposer, row.at, body_of(row._mapping))
 
 
 def _dataset_grant(row: Any) -> LogEntry:

@@ -25,7 +25,7 @@ from fpdf import FPDF, XPos, YPos
 from affidavit.certificate.charts import Chart, draw
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.pages.certificate_view import CertificateView
-from affidavit.service.pages.text import shortened, visible
+from affidavit.service.pages.text import moment, shortened, visible
 from affidavit.service.pages.verification import VERIFY
 
 SYMBOLS = {
@@ -296,11 +296,11 @@ def _decision(pdf: Document, view: CertificateView) -> None:
         if len(view.noise) > MOST:
             pdf.paragraph(f"and {len(view.noise) - MOST} more releases.")
     pdf.heading("Approvals")
-    decisions = [entry for issue in view.issues for entry in issue.decisions]
+    decisions = [entry for issue in view.issues for entry in issue.approvals.decisions]
     for decision in decisions[:MOST]:
         pdf.paragraph(
-            f"{decision['decision']} by {decision['approver']} at {decision['at']}: "
-            f"{decision['comment']}"
+            f"{decision.decision} by {decision.approver} at {moment(decision.at)}: "
+            f"{decision.comment}"
         )
     if not decisions:
         pdf.paragraph("None.")

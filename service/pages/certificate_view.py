@@ -16,6 +16,7 @@ from affidavit.certificate import Approvals
 from affidavit.certificate.log import Inclusion
 from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import statement_of
+from affidavit.service.lifecycle.models import Issue
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.log.stored_tree import LogDamaged
@@ -40,30 +41,6 @@ from affidavit.service.services import Services
 from affidavit.service.store import StoredCertificate
 
 MOST_RUNS = 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IssueView:
-    """One issue of this certificate with the decisions about it."""
-
-    issue: int
-    untrusted: bool
-    status: str
-    verdict: str
-    envelope_digest: str
-    key_id: str
-    created_at: str
-    not_after: str
-    required: int
-    decisions: tuple[dict[str, Any], ...]
-    revocation: dict[str, Any] | None
-
-    @property
-    def rejection(self) -> dict[str, Any] | None:
-        """The decision that rejected it."""
-        return next(
-            (decision for decision in self.decisions if decision["decision"] == "reject"), None
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +97,7 @@ class CertificateView:
     verification: Verification
     checklist: tuple[Item, ...]
     runs: tuple[RunView, ...]
-    issues: tuple[IssueView, ...]
+    issues: tuple[Issue, ...]
     may_be_approved: bool
     approved_by: tuple[str, ...]
     approvals_required: int
@@ -146,9 +123,7 @@ def certificate_view(
         runs = repository.page(connection, filters, None, MOST_RUNS)
     place = _place(services, certificate)
     plan = predicate["plan"]
-    issues = tuple(
-        _issue(issue.model_dump(mode="json")) for issue in history(services.engine, certificate.id)
-    )
+    issues = tuple(history(services.engine, certificate.id))
     unusable = standing(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
     bundle = with_inclusion(services.log, certificate.bundle)
@@ -189,21 +164,21 @@ def certificate_view(
 
 
 def _approved_by(
-    certificate: StoredCertificate, predicate: Mapping[str, Any], issues: tuple[IssueView, ...]
+    certificate: StoredCertificate, predicate: Mapping[str, Any], issues: tuple[Issue, ...]
 ) -> tuple[str, ...]:
     """Who approved: the signed approvals, or those that a pending issue has so far."""
     if signed := tuple(approval.name for approval in Approvals.of(predicate).given):
         return signed
     return tuple(
-        decision["approver"]
+        decision.approver
         for issue in issues
         if (issue.issue, issue.untrusted) == (certificate.issue, certificate.untrusted)
-        for decision in issue.decisions
-        if decision["decision"] == "approve"
+        for decision in issue.approvals.decisions
+        if decision.decision == "approve"
     )
 
 
-def standing(certificate: StoredCertificate, issues: tuple[IssueView, ...]) -> str | None:
+def standing(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> str | None:
     """Why the certificate may not be used, and what to do; None if it may."""
     match certificate.status:
         case Status.AWAITING_APPROVAL:
@@ -223,11 +198,12 @@ def standing(certificate: StoredCertificate, issues: tuple[IssueView, ...]) -> s
             return None
 
 
-def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
+def _because(issues: tuple[Issue, ...], what: str, words: str) -> str:
     for issue in issues:
-        decision = issue.revocation if what == "revocation" else issue.rejection
+        rejections = (each for each in issue.approvals.decisions if each.decision == "reject")
+        decision = issue.revocation if what == "revocation" else next(rejections, None)
         if decision is not None:
-            return words.format(**{"comment": "no reason was given", **decision})
+            return words.format(**{"comment": "no reason was given", **decision.model_dump()})
     return words.split(" by ", maxsplit=1)[0] + "."
 
 
@@ -243,17 +219,6 @@ def _waived(rule: Mapping[str, Any]) -> dict[str, Any]:
     waiver = rule["waiver"]
     terms = {name: waiver[name] for name in ("reason", "owner", "granted_by", "expires")}
     return {"code": rule["code"], "message": rule["message"], "waiver": waiver["id"], **terms}
-
-
-def _issue(issue: Mapping[str, Any]) -> IssueView:
-    """An issue as the history of a certificate has it."""
-    approvals = issue["approvals"]
-    return view_of(
-        IssueView,
-        issue,
-        required=approvals["required"],
-        decisions=tuple(approvals["decisions"]),
-    )
 
 
 def _run(run: StoredRun) -> RunView:

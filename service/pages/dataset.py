@@ -8,32 +8,44 @@ the page says so. The second takes accounting, so it is computed on request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
 from affidavit.certificate.policy import Policy
 from affidavit.client import Composition
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import MalformedRequest
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.second_person import Proposal
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
-from affidavit.service.ledger.models import DatasetName, amounts_of, charge_of, forecast_of
+from affidavit.service.ledger.models import (
+    DatasetName,
+    GrantRequest,
+    amounts_of,
+    charge_of,
+    forecast_of,
+)
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.openapi import ID_PATTERN
-from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.access import Admin, Anyone
 from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
+from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import DATA, Rows, view_of
-from affidavit.service.pages.response import export, page, respond
+from affidavit.service.pages.response import action, export, page, respond, see_other
 from affidavit.service.pages.text import down, moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
+from affidavit.service.routes.ledgers import change_grant
 from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.services import Services, TheServices
 from affidavit.service.tables import certificates
@@ -126,6 +138,8 @@ class Dataset:
     not_conformant: tuple[str, ...] = ()
     composed: str | None = None
     composed_by: str | None = None
+    proposals: tuple[Proposal, ...] = ()
+    grants: tuple[Mapping[str, Any], ...] = ()
     asked: str | None = None
     asked_of: str | None = None
 
@@ -134,7 +148,7 @@ class Dataset:
 @export(router, f"{ONE}/ledger")
 async def dataset(
     request: Request,
-    _: Anyone,
+    actor: Anyone,
     services: TheServices,
     name: DatasetName,
     ledger: LedgerName = None,
@@ -153,7 +167,7 @@ async def dataset(
     """
     file_name = await run_in_threadpool(_name_with_ending, request, services, name)
     view, stored, chart = await run_in_threadpool(
-        _read, services, file_name or name, ledger, before
+        _read, services, actor, file_name or name, ledger, before
     )
     if stored is not None and composed:
         view = _with_composition(view, await services.ledger.composed(stored))
@@ -170,6 +184,25 @@ async def dataset(
         title=name,
         as_page=file_name is not None,
     )
+
+
+@action(router, f"{ONE}/grants")
+async def grant_use(
+    request: Request, actor: Admin, services: TheServices, name: DatasetName, form: SubmittedForm
+) -> Response:
+    """Let another team use a data set, by the use case of the API."""
+    fields = {field: form.get(field) for field in ("team", "may", "reason")}
+    try:
+        grant = GrantRequest.from_data(fields)
+        call = CommandContext.of(actor, request, None, grant)
+        await run_in_threadpool(change_grant, services, actor, call, name, grant)
+    except MalformedRequest as error:
+        raise Problem(422, "malformed_request", str(error), *error.reasons) from None
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return see_other(f"/datasets/{name}", done="noted")
+    return see_other(f"/datasets/{name}", done="granted")
 
 
 def dataset_view(
@@ -254,7 +287,7 @@ def _name_with_ending(request: Request, services: Services, name: str) -> str | 
 
 
 def _read(
-    services: Services, name: str, ledger: str | None, before: int | None
+    services: Services, actor: Actor, name: str, ledger: str | None, before: int | None
 ) -> tuple[Dataset, StoredLedger | None, str | None]:
     """The view, its ledger and its chart. Raises ``Problem``."""
     rules = services.policies.policy_set()
@@ -262,8 +295,14 @@ def _read(
     scope = (unit, adjacency) if ledger else None
     with services.engine.connect() as connection:
         view, stored = dataset_view(connection, rules, name, scope, before)
-        if stored is None and (ledger is not None or not is_known(connection, rules, name)):
+        proposals = services.second_person.waiting(actor, services.clock.now(), name)
+        known = proposals or is_known(connection, rules, name)
+        if stored is None and (ledger is not None or not known):
             raise Problem(404, "not_found", f"{name} has no budget.")
+        grants: Sequence[RowMapping] = ()
+        if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
+            grants = repository.grants_of(connection, name)
+        view = replace(view, proposals=proposals, grants=tuple(map(dict, grants)))
         return view, stored, None if stored is None else spent_chart(connection, stored)
 
 

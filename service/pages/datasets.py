@@ -15,17 +15,18 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.plan import Name
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
-from affidavit.service.pages.access import Admin, Anyone
+from affidavit.service.pages.access import Anyone, page_actor
 from affidavit.service.pages.forms import Form, SubmittedForm
 from affidavit.service.pages.renderers import ListPage, Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
+from affidavit.service.routes.ledgers import change_budget
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -37,6 +38,7 @@ NEARLY = 0.8
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
 LONGEST = 64
 """Characters of a field that a link fills in."""
+BudgetRequester = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.ADMIN)]
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 ScopeName = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}/[a-z_]{1,16}/[a-z_]{1,32}$")
@@ -100,9 +102,9 @@ def datasets(
 
 @action(router, "/datasets")
 async def set_budget(
-    request: Request, actor: Admin, services: TheServices, form: SubmittedForm
+    request: Request, actor: BudgetRequester, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Set a version of a budget, by the use case of the API."""
+    """Set a version of a budget, or ask administrators for it, by the use case of the API."""
     return await run_in_threadpool(_set_budget, request, actor, services, form)
 
 
@@ -151,6 +153,7 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
 def _set_budget(request: Request, actor: Actor, services: Services, form: Form) -> Response:
     values = {name: form.get(name) for name in FIELDS}
     fields = {name: _typed(name, text) for name, text in values.items() if name != "dataset"}
+    fields["team"] = form.get("team") or None
     try:
         budget = BudgetRequest.from_data(fields)
         name = _NAME.validate_python(values["dataset"])
@@ -159,15 +162,13 @@ def _set_budget(request: Request, actor: Actor, services: Services, form: Form) 
     except ValidationError:
         wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
         return _respond(request, services, None, values, wrong)
-    scope = LedgerScope(dataset=name, unit=budget.unit, adjacency=budget.adjacency)
     call = CommandContext.of(actor, request, None, budget)
     try:
-        services.second_person.require("budget", budget.asked_of(name), actor, call.at)
+        change_budget(services, actor, call, name, budget)
     except Problem as problem:
         if problem.code != "second_person_needed":
             raise
         return _respond(request, services, None, values, noted=problem.detail)
-    services.ledger_store.set_budget(scope, *budget.decimals(), budget.reason, call)
     return see_other("/datasets", done="set")
 
 

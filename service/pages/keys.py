@@ -37,21 +37,13 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RootKey:
-    """A key that signs keysets and nothing else."""
-
-    key_id: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeysetView:
     """The newest keyset."""
 
     version: int
     digest: str
     threshold: int
-    roots: tuple[RootKey, ...]
+    roots: tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +94,7 @@ def keys_view(services: Services, now: datetime) -> Keys:
             version=signed.keyset.version,
             digest=signed.digest,
             threshold=roots.threshold,
-            roots=tuple(view_of(RootKey, root) for root in roots.keys),
+            roots=tuple({"key_id": root.key_id, "label": root.label} for root in roots.keys),
         )
     return Keys(keys=tuple(keys), keyset=keyset)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
 
 from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.second_person import Proposal
+from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import StoredLedger
 from affidavit.service.lifecycle.status import Status, status_at
@@ -49,44 +52,18 @@ NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertificateLine:
-    """A certificate in one line."""
+class Item:
+    """Something that needs attention: a certificate, a failed run, a budget or the service itself.
 
+    ``code`` is the verdict, or why a run failed or the service is in trouble.
+    """
+
+    what: str
     id: str
     name: str | None
     dataset: str | None
-    verdict: str
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedRun:
-    """A failed run; ``code`` says why, ``not_conformant`` that its record does not conform."""
-
-    id: str
-    certificate: str
     code: str
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Something that is wrong with the service itself, and what to do."""
-
-    code: str
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """Anything that needs attention, in one line of the table of all of them."""
-
-    what: str
-    subject: str
-    name: str
     at: datetime | None
-    said: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,48 +84,42 @@ class Overview:
     totals: Totals
     at_risk: tuple[LedgerLine, ...]
     more_ledgers: bool
-    awaiting: tuple[CertificateLine, ...]
-    expiring: tuple[CertificateLine, ...]
+    awaiting: tuple[Item, ...]
+    expiring: tuple[Item, ...]
     more_expiring: bool
-    refused: tuple[CertificateLine, ...]
-    failed: tuple[FailedRun, ...]
+    refused: tuple[Item, ...]
+    failed: tuple[Item, ...]
     checkpoint: CheckpointView | None
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[Reason, ...]
     anything: bool
+    proposals: tuple[Proposal, ...] = ()
 
     @property
     def items(self) -> tuple[Item, ...]:
         """All of it as one table."""
-        items = [
+        budgets = (
             Item(
                 what="budget",
-                subject=ledger.dataset,
-                name=f"{ledger.unit}, {ledger.adjacency}",
+                id=f"{line.unit}/{line.adjacency}",
+                name=None,
+                dataset=line.dataset,
+                code=f"ε {line.spent} of {line.epsilon} at δ {line.delta}",
                 at=None,
-                said=f"ε {ledger.spent} of {ledger.epsilon} at δ {ledger.delta}",
             )
-            for ledger in self.at_risk
-        ]
-        for what, lines in (
-            ("awaiting approval", self.awaiting),
-            ("expiring", self.expiring),
-            ("not certified", self.refused),
-        ):
-            items += [
-                Item(
-                    what=what, subject=line.id, name=line.name or "", at=line.at, said=line.verdict
-                )
-                for line in lines
-            ]
-        items += [
-            Item(what="failed run", subject=run.id, name="", at=run.at, said=run.code)
-            for run in self.failed
-        ]
-        items += [
-            Item(what="service", subject=trouble.code, name="", at=None, said=trouble.message)
+            for line in self.at_risk
+        )
+        troubles = (
+            Item(
+                what="service",
+                id="",
+                name=trouble.message,
+                dataset=None,
+                code=trouble.code,
+                at=None,
+            )
             for trouble in self.troubles
-        ]
-        return tuple(items)
+        )
+        return (*budgets, *self.awaiting, *self.expiring, *self.refused, *self.failed, *troubles)
 
 
 @page(router, "/")
@@ -166,6 +137,8 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         now = services.clock.now()
         view = overview_view(connection, rules, actor, ready.reasons, now)
         drawn = {"spending": spending_chart(connection, now)}
+    if actor.may(Scope.ADMIN):
+        view = replace(view, proposals=services.second_person.waiting(actor, now)[:FEW])
     if view.sees_certificates and view.anything:
         drawn["plans"] = plans_chart(view.totals)
     return respond(
@@ -200,7 +173,7 @@ def overview_view(
         refused=_refused(connection) if sees else (),
         failed=_failed(connection),
         checkpoint=checkpoint_of(connection),
-        troubles=tuple(view_of(Trouble, reason, remedy=reason.remedy or "") for reason in reasons),
+        troubles=reasons,
         anything=_anything(connection),
     )
 
@@ -308,10 +281,10 @@ def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine
     return tuple(at_risk[:FEW]), cursor is not None
 
 
-def _expiring(connection: Connection, now: datetime) -> tuple[tuple[CertificateLine, ...], bool]:
+def _expiring(connection: Connection, now: datetime) -> tuple[tuple[Item, ...], bool]:
     """Active certificates that expire soon, soonest first, and whether not all were searched."""
     some = (
-        _lines(certificates.c.not_after.label("at"))
+        _lines("expiring", certificates.c.not_after)
         .add_columns(status_at(now).label("status"))
         .where(certificates.c.not_after > now, certificates.c.not_after <= now + SOON)
         .order_by(certificates.c.not_after)
@@ -320,46 +293,51 @@ def _expiring(connection: Connection, now: datetime) -> tuple[tuple[CertificateL
     )
     rows = connection.execute(select(some).order_by(some.c.at)).all()
     expiring = [
-        view_of(CertificateLine, row)
+        view_of(Item, row)
         for row in rows
-        if row.status == Status.ACTIVE.value and row.verdict == "certified"
+        if row.status == Status.ACTIVE.value and row.code == "certified"
     ]
     return tuple(expiring[:FEW]), len(rows) == LOOKED_AT and len(expiring) < FEW
 
 
-def _awaiting(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
+def _awaiting(connection: Connection, now: datetime) -> tuple[Item, ...]:
     """The newest certificates that wait for approvals."""
-    query = _lines(certificates.c.created_at.label("at")).where(*awaiting(now))
+    query = _lines("awaiting approval", certificates.c.created_at).where(*awaiting(now))
     return _read(connection, query.order_by(certificates.c.created_at.desc()).limit(FEW))
 
 
-def _refused(connection: Connection) -> tuple[CertificateLine, ...]:
+def _refused(connection: Connection) -> tuple[Item, ...]:
     """The newest plans that were not certified; each verdict by its index."""
-    refused: list[CertificateLine] = []
+    refused: list[Item] = []
     for verdict in NOT_CERTIFIED:
         query = (
-            _lines(certificates.c.created_at.label("at"))
+            _lines("not certified", certificates.c.created_at)
             .where(certificates.c.verdict == verdict)
             .order_by(certificates.c.created_at.desc())
             .limit(FEW)
         )
         refused += _read(connection, query)
-    return tuple(sorted(refused, key=lambda line: line.at, reverse=True)[:FEW])
+    return tuple(sorted(refused, key=attrgetter("at"), reverse=True)[:FEW])
 
 
-def _failed(connection: Connection) -> tuple[FailedRun, ...]:
+def _failed(connection: Connection) -> tuple[Item, ...]:
     """Of the runs that failed last, those whose record does not conform first."""
     query = (
-        select(run_events.c.run_id, run_events.c.at, run_events.c.body, runs.c.certificate_id)
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body)
+        .add_columns(reservations.c.name)
+        .select_from(run_events)
         .join(runs)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
         .where(run_events.c.kind == "failed")
         .order_by(run_events.c.at.desc())
         .limit(LOOKED_AT)
     )
     failed = [
-        FailedRun(
+        Item(
+            what="failed run",
             id=row.run_id,
-            certificate=row.certificate_id,
+            name=row.name,
+            dataset=None,
             code=str(json.loads(row.body).get("code") or "failed"),
             at=row.at,
         )
@@ -368,10 +346,11 @@ def _failed(connection: Connection) -> tuple[FailedRun, ...]:
     return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:FEW])
 
 
-def _lines(at: ColumnElement[datetime]) -> Select[Any]:
-    table = certificates.c
-    return select(table.id, table.name, table.dataset, table.verdict, at)
+def _lines(what: str, at: ColumnElement[datetime]) -> Select[Any]:
+    table, kind = certificates.c, literal(what).label("what")
+    columns = (table.id, table.name, table.dataset, table.verdict.label("code"), at.label("at"))
+    return select(*columns, kind)
 
 
-def _read(connection: Connection, query: Select[Any]) -> tuple[CertificateLine, ...]:
-    return tuple(view_of(CertificateLine, row) for row in connection.execute(query))
+def _read(connection: Connection, query: Select[Any]) -> tuple[Item, ...]:
+    return tuple(view_of(Item, row) for row in connection.execute(query))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from affidavit.certificate.policy import BUILT_IN, Policy
 from affidavit.service.pages.access import PolicyReader
 from affidavit.service.pages.plan_form import yaml_of
-from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import page, respond
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy
@@ -42,13 +42,6 @@ class PolicyLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Policies:
-    """Every version, newest first, the built-in one last."""
-
-    lines: tuple[PolicyLine, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RuleLine:
     """A rule of a version, and what it was in the version before; None if absent."""
 
@@ -74,7 +67,7 @@ def policies(request: Request, _: PolicyReader, services: TheServices) -> Respon
     rules = services.policies.policy_set()
     stored = services.policies.versions()
     lines = [_line(version.policy, version, rules) for version in stored]
-    view = Policies(lines=(*lines, _line(BUILT_IN, None, rules)))
+    view = ListPage(lines=(*lines, _line(BUILT_IN, None, rules)))
     return respond(request, view, template="policies.html", rows=Rows(PolicyLine, view.lines))
 
 

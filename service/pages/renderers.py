@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel
 
 from affidavit.service.pages.text import spreadsheet_safe
 
@@ -72,7 +73,7 @@ class ListPage(Generic[T]):
     """A page of a list; ``next`` is the cursor of the following page, None on the last."""
 
     lines: tuple[T, ...]
-    next: str | None
+    next: str | None = None
 
 
 def view_of(cls: type[T], source: Any, **changes: Any) -> T:
@@ -121,6 +122,8 @@ def _data(value: Any) -> Any:
             return [_data(member) for member in value]
         case set() | frozenset():
             return sorted(_data(member) for member in value)
+        case BaseModel():
+            return _data(dict(value))
         case _ if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
             return {field.name: _data(getattr(value, field.name)) for field in fields}

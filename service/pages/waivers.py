@@ -16,7 +16,7 @@ from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor
 from affidavit.service.pages.access import Approver, PolicyReader
 from affidavit.service.pages.forms import Form, SubmittedForm
-from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.policies.models import WaiverRequest
 from affidavit.service.policies.service import grant, revoke
@@ -51,17 +51,10 @@ class WaiverLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waivers:
-    """Every waiver, newest first."""
-
-    lines: tuple[WaiverLine, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WaiversPage:
     """Every waiver, and the form that grants one, as it was filled in."""
 
-    waivers: Waivers
+    waivers: ListPage[WaiverLine]
     rules: tuple[str, ...]
     policies: tuple[str, ...]
     values: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +142,7 @@ def _respond(
     now = services.clock.now()
     lines = tuple(_line(waiver, names, now) for waiver in services.policies.granted())
     view = WaiversPage(
-        waivers=Waivers(lines=lines),
+        waivers=ListPage(lines=lines),
         rules=tuple(sorted(WAIVABLE)),
         policies=tuple(sorted(services.policies.policy_set().policies)),
         values=values,

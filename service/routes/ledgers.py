@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import RowMapping
 
-from affidavit.client import Grant, Ledger, LedgerSummary, Page, Reservation
+from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, Scope
@@ -24,11 +25,11 @@ from affidavit.service.ledger.models import (
     reservation_of,
     summary_of,
 )
-from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute
-from affidavit.service.services import TheServices
+from affidavit.service.services import Services, TheServices
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -36,6 +37,7 @@ BudgetReader = Annotated[
     Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.WORK, Scope.ADMIN)
 ]
 """Those who spend a budget, and those who watch over it."""
+BudgetRequester = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.ADMIN)]
 Worker = Annotated[Actor, needs(Scope.WORK)]
 ForecastFor = Annotated[
     str | None,
@@ -85,7 +87,7 @@ async def ledger(
     },
 )
 def set_budget(
-    actor: Annotated[Actor, needs(Scope.ADMIN)],
+    actor: BudgetRequester,
     http: Request,
     response: Response,
     services: TheServices,
@@ -93,16 +95,40 @@ def set_budget(
     request: BudgetRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> LedgerSummary:
-    """Each is a version; one that is below what was spent leaves the ledger exhausted."""
-    scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
+    """Each is a version; one that is below what was spent leaves the ledger exhausted.
+
+    What somebody without the scope `admin` sends waits for administrators, who send the same.
+    """
     call = CommandContext.of(actor, http, idempotency_key, request)
-    services.second_person.require("budget", request.asked_of(dataset), actor, call.at)
-    stored, created = services.ledger_store.set_budget(
-        scope, *request.decimals(), request.reason, call, request.team
-    )
+    stored, created = change_budget(services, actor, call, dataset, request)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/ledgers/{dataset}"
     return summary_of(stored)
+
+
+def change_budget(
+    services: Services, actor: Actor, call: CommandContext, dataset: str, request: BudgetRequest
+) -> tuple[StoredLedger, bool]:
+    """Set a budget for the API and the pages, or note the request and raise ``Problem``."""
+    team = request.team
+    if actor.team is not None and team is None and not services.ledger_store.ledgers(dataset):
+        team = actor.team  # a data set that has no owner yet, as far as they know
+    proposal = request.asked_of(dataset, team)
+    services.second_person.require("budget", proposal, actor, call.at, request.reason)
+    scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
+    return services.ledger_store.set_budget(scope, *request.decimals(), request.reason, call, team)
+
+
+@router.get(
+    "/v1/ledgers/{dataset}/proposals",
+    summary="What waits for administrators",
+    responses=problems(401, 403, 422, 503),
+    response_description="Budgets and grants that somebody asked for, newest first.",
+)
+def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) -> Page[Proposal]:
+    """Each takes effect once enough administrators send its content; it waits for a week."""
+    waiting = services.second_person.waiting(actor, services.clock.now(), dataset)
+    return Page[Proposal](items=[Proposal.model_validate(asdict(each)) for each in waiting])
 
 
 @router.get(
@@ -134,15 +160,20 @@ def grant_use(
     request: GrantRequest,
 ) -> Page[Grant]:
     """The last grant of a team counts; ``nothing`` takes back what it was granted."""
+    call = CommandContext.of(actor, http, None, request)
+    return _grants(change_grant(services, actor, call, dataset, request))
+
+
+def change_grant(
+    services: Services, actor: Actor, call: CommandContext, dataset: str, request: GrantRequest
+) -> list[RowMapping]:
+    """Grant a team the use of a data set, or note the request and raise ``Problem``."""
     if not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
-    call = CommandContext.of(actor, http, None, request)
-    proposal = {"dataset": dataset, "team": request.team, "may": request.may}
     if request.may != "nothing":
-        services.second_person.require("grant", proposal, actor, call.at)
-    return _grants(
-        services.ledger_store.grant(dataset, request.team, request.may, request.reason, call)
-    )
+        proposal = {"dataset": dataset, "team": request.team, "may": request.may}
+        services.second_person.require("grant", proposal, actor, call.at, request.reason)
+    return services.ledger_store.grant(dataset, request.team, request.may, request.reason, call)
 
 
 def _grants(rows: Sequence[RowMapping]) -> Page[Grant]:

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from affidavit.service.pages.runs import EVENTS
+from affidavit.service.pages.text import words
 from tests.browser.company import PEOPLE, Company, settle
+from tests.browser.conftest import Kind
 from tests.browser.serving import Site, served, settings_in
+
+SIZES = {"desk": (Kind(True, "light", 1360), 900), "phone": (Kind(True, "light", 390), 844)}
+SCREENS = {"desk": 1, "phone": 2}
+ANSWERS = {
+    "plan": ("main .verdict", ".figure-row", "dt:text-is('In force')", "dt:text-is('Data set')"),
+    "wrong plan": ("main .verdict", "text=What to do:", "strong:has-text('is required')"),
+    "draft": ("#answer .verdict", "#answer .big", "button:text-is('Certify')"),
+    "data set": ("main .verdict", ".amounts", "#entries", "[aria-label=Reservations] tbody tr"),
+    "run": ("main .verdict", ".figure-row", "#happened", ".story li >> nth=-1", "#conformance"),
+    "failed run": ("main .verdict", ".figure-row", "#happened", "#conformance"),
+    "today": ("main .verdict", ".card >> nth=0", ".card >> nth=1"),
+}
+"""What answers each question, on the page that it is asked on."""
+NOT_STATES = {
+    *("decides", "information only", "brackets meet", "within its accuracy"),
+    *("checked", "declared", "open", "passed", "not checked", "not reached", "verified"),
+    *("valid plan", "training", "record checked", "conforms", "does not conform", "healthy"),
+    *("Done", "Note", "Error", "note", "none waiting", "no charge", "no record", "unbounded runs"),
+}
+"""Badges that are about a table's row or a message and not about the state of an object."""
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +154,60 @@ def test_the_api_is_documented_without_another_host(
     visitor.page.wait_for_selector("#operations-certificates-list_certificates")
     visitor.page.click("#operations-certificates-list_certificates button")
     visitor.page.wait_for_selector(".model-example")
+
+
+def questions_of(company: Company) -> dict[str, str]:
+    """The pages that answer questions."""
+    certificates, runs = company.certificates, company.runs
+    return {
+        "plan": f"/certificates/{certificates['approved']}",
+        "wrong plan": f"/certificates/{certificates['under-noised']}",
+        "draft": "/plans/new?example=federated",
+        "data set": "/datasets/clicks",
+        "run": f"/runs/{runs['settled']}",
+        "failed run": f"/runs/{runs['not-conformant']}",
+        "today": "/",
+    }
+
+
+@pytest.mark.parametrize("size", ["desk", pytest.param("phone", marks=pytest.mark.soak)])
+def test_answers_are_above_the_fold(
+    visitor_of: Callable[..., Any], company: Company, everything: str, size: str
+) -> None:
+    """What a page is opened for is on its first screen, on a phone on its first two."""
+    kind, height = SIZES[size]
+    visitor = visitor_of(company.site, kind)
+    visitor.page.set_viewport_size({"width": kind.width, "height": height})
+    visitor.sign_in(everything)
+    known, unknown = _states(), set()
+    for name, path in questions_of(company).items():
+        visitor.goto(path)
+        visitor.page.locator(ANSWERS[name][0]).first.wait_for()
+        for answer in ANSWERS[name]:
+            box = visitor.page.locator(answer).first.bounding_box()
+            assert box is not None, (name, answer)
+            assert box["y"] + box["height"] <= height * SCREENS[size], (name, answer, box)
+        data = visitor.page.request.get(f"{visitor.url}{'/overview' if path == '/' else path}.json")
+        codes = {words(code) for code in re.findall(r'"code": "(\w+)"', data.text())}
+        for badge in visitor.page.locator(".badge").all_inner_texts():
+            text = badge.split("\n")[-1].strip(" ✓✕!·")
+            if text not in known | codes and not re.fullmatch(r"\d+ % left", text):
+                unknown.add((name, text))
+    assert not unknown
+
+
+def _states() -> set[str]:
+    """What the API's enumerations and the glossary have, and events and codes of runs."""
+    found = {*NOT_STATES, *map(words, EVENTS)}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            found.update(words(item) for item in node.get("enum", ()) if isinstance(item, str))
+            if isinstance(node.get("const"), str):
+                found.add(words(node["const"]))
+        for child in node.values() if isinstance(node, dict) else node:
+            if isinstance(child, dict | list):
+                walk(child)
+
+    walk(json.loads(Path("docs/openapi.json").read_text()))
+    return found

@@ -56,7 +56,7 @@ def _changing_it_takes_the_answer_away(page: Any) -> None:
         item.continue_()
     page.unroute("**/plans/new")
     page.locator("#answer .big").first.wait_for()
-    assert "Would be certified: ε ≤ 1.99" in page.inner_text("#answer")
+    assert "Would be certified: ε ≤ 2 " in page.inner_text("#answer")
 
 
 def _certify(site: Any, token: str, **changes: Any) -> str:
@@ -91,7 +91,7 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
     page.locator("#answer .big").first.wait_for()
     page.locator("#answer svg").first.wait_for()
     stated = page.inner_text("#answer")
-    assert "Would be certified: ε ≤ 1.99" in stated
+    assert "Would be certified: ε ≤ 2 " in stated
     assert "at δ = 1e-6 (add/remove, per example)" in stated
     assert "joint noise multiplier σ" in stated
     assert wrong.inner_text() == ""

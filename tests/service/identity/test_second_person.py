@@ -11,12 +11,15 @@ import pytest
 
 from affidavit.certificate import KeyStore, Roots, SigningKey, draft_keyset, read_keyset
 from affidavit.service.identity import second_person
+from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
+from affidavit.service.teams import acting_for
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
 POLICY = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"]}
 ADMINS = {name: ["admin"] for name in ("ada", "bob", "cyd")}
+OTHERS = {"dana": ["submit"], "omar": ["audit"]}
 NOW = datetime.now(UTC).replace(microsecond=0)
 
 
@@ -26,7 +29,7 @@ def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> A
     settings = Settings(
         database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
     )
-    headers = tokens_for(settings, ADMINS)
+    headers = tokens_for(settings, {**ADMINS, **OTHERS})
     root = SigningKey.generate()
     with client_of(settings) as client:
         services = client.app.state.services
@@ -61,6 +64,13 @@ def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> A
             )
             return page.headers.get("location", page.text)
 
+        def read(who: str, path: str) -> Any:
+            html = {**headers[who], "accept": "text/html"}
+            answer = client.get(path, headers=html if path.startswith("/data") else headers[who])
+            assert answer.status_code == 200, answer.text
+            return answer.text if path.startswith("/data") else answer.json()["items"]
+
+        ask.read = read  # type: ignore[attr-defined]
         ask.submit = submit  # type: ignore[attr-defined]
         ask.draft, ask.post = draft, post  # type: ignore[attr-defined]
         ask.publish = publish  # type: ignore[attr-defined]
@@ -140,3 +150,56 @@ def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -
     assert ask("ada", grants, use) == (200, "")
     with snapshot(ask.services.engine) as connection:
         assert list(audit(connection, [], lambda *_: None)) == []
+
+
+def test_others_ask_for_budgets_that_wait_for_administrators(ask: Any) -> None:
+    budget, waiting = "/v1/ledgers/toy/budget", "/v1/ledgers/toy/proposals"
+    assert ask("dana", budget, {**BUDGET, "reason": "a <b>trial</b>"}) == NEEDED
+    assert ask.services.ledger_store.ledgers() == []
+    (proposal,) = ask.read("omar", waiting)
+    assert proposal["proposers"] == ["token:dana"]
+    assert (proposal["content"]["epsilon"], proposal["reason"]) == ("8", "a <b>trial</b>")
+    page = ask.read("ada", "/datasets/toy")
+    assert "Set this budget" in page
+    assert "a &lt;b&gt;trial" in page
+    assert "Set this budget" not in ask.read("dana", "/datasets/toy")
+    # The page's button sends what was asked for, and then nothing waits.
+    assert ask.submit("ada", **proposal["content"]) == "/datasets?done=set"
+    (ledger,) = ask.services.ledger_store.ledgers()
+    assert float(ledger.state.budget.epsilon) == 8
+    assert ask.read("dana", waiting) == []
+    # Another budget than the one asked for answers the request too.
+    fields = {**BUDGET, "dataset": "toy", "unit": "example", "epsilon": "9", "delta": "1e-4"}
+    assert "0 of 1 administrators asked" in ask.submit("dana", **fields)
+    assert len(ask.read("ada", waiting)) == 1
+    assert ask("ada", budget, {**BUDGET, "epsilon": 10}) == (201, "")
+    assert ask.read("ada", waiting) == []
+    # With more eyes, theirs are none of the administrators'.
+    ask.publish(2)
+    larger = {**BUDGET, "epsilon": 12}
+    assert [ask(who, budget, larger) for who in ("dana", "ada")] == [NEEDED, NEEDED]
+    (proposal,) = ask.read("bob", waiting)
+    assert proposal["proposers"] == ["token:dana", "token:ada"]
+    assert ask("bob", budget, larger) == (201, "")
+    assert ask.read("bob", waiting) == []
+    assert ask("dana", budget, {**BUDGET, "epsilon": 20}) == NEEDED
+    outsider = Actor("token:vision/x", frozenset({Scope.SUBMIT}), "vision")
+    with acting_for(outsider.sees):
+        assert ask.services.second_person.waiting(outsider, datetime.now(UTC)) == ()
+    with snapshot(ask.services.engine) as connection:
+        assert list(audit(connection, [], lambda *_: None)) == []
+
+
+def test_grants_are_made_on_the_page_of_a_data_set_by_four_eyes(ask: Any) -> None:
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
+    path, use = "/datasets/toy/grants", {"team": "vision", "may": "reserve", "reason": ""}
+    assert ask.post("ada", path, data={**use, "team": "No Team"}).status_code == 422
+    ask.publish(2)
+    assert ask.post("ada", path, data=use).headers["location"] == "/datasets/toy?done=noted"
+    assert "Grant use" in ask.read("bob", "/datasets/toy")
+    assert "Grant use" not in ask.read("ada", "/datasets/toy")
+    assert "vision" not in ask.read("dana", "/datasets/toy")
+    assert ask.post("bob", path, data=use).headers["location"] == "/datasets/toy?done=granted"
+    page = ask.read("omar", "/datasets/toy")
+    assert "vision may reserve" in page
+    assert "Grant use" not in page
