@@ -85,9 +85,10 @@ $(RAY): $(STAMP)
 	cp .venv-ray/affidavit.pth "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
-# Test models of timm and torchvision, and the client of Flower, in an environment of their own,
-# which sees the packages of the other.
-PEERS := timm==1.0.31 torchvision==0.28.0 flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 \
+# Test models of timm and torchvision, the client of Flower and jax-privacy, in an environment of
+# their own, which sees the packages of the other.
+PEERS := timm==1.0.31 torchvision==0.28.0 jax-privacy==2.0.0 jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 \
+	optax==0.2.8 chex==0.1.92 toolz==1.2.0 flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 \
 	tomli-w==1.2.0 iterators==0.2.0 tomlkit==0.15.2 pathspec==1.1.1 pycryptodome==4.4.0
 try-peers: install-trainer
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -13,6 +13,7 @@ cannot change a number.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import assert_never
 
 from affidavit.accountants.protocol import Unsupported
@@ -48,18 +49,12 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
     return tuple(result)
 
 
+@lru_cache(maxsize=16)
 def parts(event: Event) -> tuple[tuple[Leaf | RepeatAndSelect, int], ...]:
     """As ``leaves``, with each selection as one part, its repeated run inside it."""
     counts: Counter[Leaf | RepeatAndSelect] = Counter()
     _count(event, 1, counts)
     return tuple(sorted(((part, n) for part, n in counts.items() if n), key=repr))
-
-
-def kinds(event: Event) -> int:
-    """How many different kinds of release there are, those inside selections counted too."""
-    return sum(
-        kinds(part.event) if isinstance(part, RepeatAndSelect) else 1 for part, _ in parts(event)
-    )
 
 
 def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from affidavit.accountants.composition import parts
+from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -69,8 +70,11 @@ def as_dp_event(leaf: Leaf | RepeatAndSelect) -> dp_accounting.DpEvent:
 
 
 def compose_into(accountant: dp_accounting.PrivacyAccountant, event: Event) -> None:
-    """Compose every part of ``event``, with its count, into ``accountant``."""
-    for part, count in parts(event):
+    """Compose every part of ``event``, with its count, into ``accountant``.
+
+    Of very many kinds of release those alike are taken for the worst of them.
+    """
+    for part, count in fewer(parts(event)):
         accountant.compose(as_dp_event(part), count)
 
 

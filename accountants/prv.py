@@ -33,6 +33,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.limits import time_limit
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import PRV_ACCOUNTANT
@@ -194,6 +195,11 @@ class PrvAccountant:
     def curve(self, event: Event) -> PrvCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
+        if len(parts) > MOST_KINDS:
+            raise OutOfReach(
+                f"{len(parts)} kinds of release, of which the PRV accountant takes {MOST_KINDS}.",
+                "Use another accountant.",
+            )
         for leaf, _ in parts:
             _variable(leaf, False)
             if leaf.noise_multiplier < SMALLEST_NOISE:

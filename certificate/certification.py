@@ -38,7 +38,6 @@ from affidavit.accountants import (
     accountant,
     decimal_down,
     decimal_up,
-    kinds,
     search_witness,
 )
 from affidavit.certificate import plan_summary
@@ -50,9 +49,6 @@ from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, diges
 
 AGREEMENT = 1e-3
 """How far a second opinion may lie from the first, relative to it."""
-MOST_KINDS = 250
-"""Kinds of release in one run. Each costs about 50 ms to search over; more would take longer
-than a person at a command line or a request to the service waits."""
 DECIDING = 1e-5
 """Relative width of the bracket that decides where the target lies inside the first one."""
 FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
@@ -62,8 +58,11 @@ FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = True) -> Assessment:
     """Assess ``plan``; ``engine`` restricts the work to one accountant by name.
 
-    A ``claim`` that the plan carries is held against what was found (see ``with_claim``).
+    A ``claim`` that the plan carries is held against what was found (see ``with_claim``). Raises
+    ``ValueError`` for an ``engine`` that does not exist.
     """
+    if engine is not None and engine not in NAMES:
+        raise ValueError(f"there is no accountant {engine!r}; choose one of {', '.join(NAMES)}.")
     result = _certify(plan, engine, second_opinion)
     if plan.claim is None:
         return result
@@ -94,7 +93,6 @@ def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
-        _require_affordable(lowered)
         names = NAMES if engine is None else (engine,)
         return _assess(blank, lowered, names, second_opinion)
     except RefusedPlan as refusal:
@@ -363,20 +361,6 @@ def _unproved(found: Assessment, answer: _Answer) -> Reason:
         f"{found.target_delta:g}{chance}; whether it meets the target {found.target_epsilon:g} is "
         "unknown.",
         remedy=" ".join(filter(None, remedies)),
-    )
-
-
-def _require_affordable(lowered: Lowered) -> None:
-    result = kinds(lowered.event(steps=1))
-    if result <= MOST_KINDS:
-        return
-    raise RefusedPlan(
-        Reason(
-            code="too_expensive",
-            pointer="/phases",
-            message=f"the run has {result} different kinds of release; {MOST_KINDS} are accounted.",
-            remedy="Join steps with equal sampling and noise into one phase.",
-        )
     )
 
 

@@ -1,9 +1,10 @@
 """Proofs of certificates: the witness that is signed, and the checker run on it.
 
 A proof is about the plan that the certificate carries, with what it left open filled in as
-certified. It is an addition to the accountants' bracket: the bound that it proves may lie above
-the certified one by a ten-thousandth, and says so. Certificates without one can be
-proved too, by searching for the witness when asked.
+certified: first of σ_joint and of the sensitivity of correlated noise, then of the releases. It is
+an addition to the accountants' bracket: the bound that it proves may lie above the certified one
+by a ten-thousandth, and says so. Certificates without one can be proved too, by searching for the
+witness when asked.
 """
 
 from __future__ import annotations
@@ -11,16 +12,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
+
+from flint import arb
 
 from affidavit.accountants import (
     DOMINATING_PAIRS,
+    MOST_ROWS,
     Bracket,
+    Patterns,
     Proof,
     Unproved,
     Witness,
+    buffered,
+    has_noise,
+    leaves,
+    matrix_sensitivity,
     prove,
     search_witness,
+    toeplitz_sensitivity,
     witness_document,
     witness_from,
 )
@@ -28,8 +39,18 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.execution import PlanNotClosed, certified_plan
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.statement import statement
-from affidavit.mechanisms import lower
-from affidavit.plan import Event, MalformedPlan, Reason, RefusedPlan
+from affidavit.mechanisms import Lowered, Streamed, lower, noise_multiplier
+from affidavit.mechanisms.strategies import Scheduled
+from affidavit.plan import (
+    ClippingQuantile,
+    Event,
+    Gaussian,
+    MalformedPlan,
+    RandomAllocationGaussian,
+    Reason,
+    RefusedPlan,
+    schedule,
+)
 
 LOOSENESS = 1e-4
 """How far the ε of a proof may lie above the certified one, relative to it."""
@@ -89,17 +110,86 @@ def _event(predicate: Mapping[str, Any]) -> Event:
     if guarantee is None:
         raise Unproved("nothing_to_prove", "The certificate states no bound.", "Read its reasons.")
     if "confidence" in guarantee:
-        raise Unproved(
-            "no_statement",
-            "The certificate's bound is sampled and holds with a confidence.",
-            "Rest on the accountants of the certificate.",
-        )
+        raise _no_statement("a bound that is sampled and holds with a confidence")
     try:
-        return lower(certified_plan(dict(predicate))).event()
+        lowered = lower(certified_plan(dict(predicate)))
+        event = lowered.event()
+        # A selection has no statement, whatever it selects from.
+        for index in range(len(lowered.phases) if lowered.extra.selection is None else 0):
+            _require_noise(lowered, index, event.events[index])
+        return event
     except (PlanNotClosed, MalformedPlan, RefusedPlan, ValueError) as error:
         raise Unproved(
             "not_lowered", f"The plan has no events: {error}.", "Ask for a new certificate."
         ) from None
+
+
+def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
+    """Raise ``Unproved`` unless the plan gives phase ``index`` the noise and lots of ``event``."""
+    plan, phase, own = lowered.plan, lowered.plan.phases[index], lowered.phases[index]
+    blocks = [(release.count, noise_multiplier(release)) for release in phase.releases]
+    if phase.clipping == "flat":
+        blocks = [(1, min(sigma for _, sigma in blocks))]
+    # A count's record adds 1/2 or -1/2.
+    counts = [extra for extra in plan.extra if isinstance(extra, ClippingQuantile)]
+    blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
+    if own.whole is not None:
+        raise _no_statement(plan.optimizer.name)
+    for leaf, _ in leaves(event):
+        squared = arb(1)
+        if own.correlation is not None and own.steps is not None:
+            at = own.correlation.at(own.steps)
+            squared = (at.distance * _sensitivity(at)) ** 2
+        elif isinstance(leaf, Gaussian):
+            squared = arb(own.sampled.distance) ** 2
+        elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
+            kept = phase.sampling.bins_drawn != "each_epoch"
+            squared = arb(own.sampled.times(own.steps) if kept else 1)
+        if phase.sampling.scheme in ("poisson", "truncated_poisson"):
+            rate = getattr(leaf, "sampling_probability", 1.0)
+            sampled = Fraction(rate) >= schedule.sampling_probability(plan, phase)
+        else:
+            sampled = True
+        if not (sampled and has_noise(leaf.noise_multiplier, blocks, squared)):
+            raise Unproved(
+                "not_proved",
+                f"Phase {index + 1} is not proved to have the noise that was accounted.",
+                "Rest on the accountants of the certificate.",
+            )
+
+
+def _sensitivity(at: Streamed) -> arb:
+    """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
+    strategy, turns = at.strategy.injected, at.participation
+    steps, factors = strategy.steps, [1.0] * strategy.steps
+    if isinstance(at.strategy, Scheduled):
+        factors = at.strategy.factors.tolist()
+    patterns = Patterns(
+        most=turns.participations, apart=turns.separation, exactly=turns.schema == "fixed_epoch"
+    )
+    if at.route == "cyclic_poisson":
+        patterns = Patterns(most=1, apart=1, exactly=True)
+    match dict(strategy.coefficients):
+        case {"decays": decays, "scales": scales}:
+            column = buffered(decays.tolist(), scales.tolist(), steps)
+            return toeplitz_sensitivity(column, factors, patterns, inverse=False)
+        case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
+            inverse = "noise" in strategy.coefficients
+            return toeplitz_sensitivity(numbers.tolist(), factors, patterns, inverse=inverse)
+    if steps > MOST_ROWS or getattr(strategy, "above", None) is not None:
+        raise _no_statement(f"this matrix of {steps} steps")
+    if "strategy" in strategy.coefficients or strategy.kind == "tree":
+        rows = strategy.strategy_matrix()
+        return matrix_sensitivity(rows.tolist(), factors, patterns, inverse=False)
+    return matrix_sensitivity(strategy.noise_matrix().tolist(), factors, patterns, inverse=True)
+
+
+def _no_statement(name: str) -> Unproved:
+    return Unproved(
+        "no_statement",
+        f"The checker has no statement about {name}.",
+        "Rest on the accountants of the certificate.",
+    )
 
 
 def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:

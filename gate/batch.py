@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from affidavit.certificate import certify, malformed_result
-from affidavit.gate.console import err, print_json, require_engine, stop
+from affidavit.gate.console import err, print_json, stop
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
@@ -60,12 +60,11 @@ def batch(
     ] = None,
 ) -> None:
     """Certify one plan per line, in order; a bad line does not stop the batch."""
-    require_engine(engine)
     exits: set[Exit] = set()
     directory = HERE if plans == "-" else Path(plans).parent.resolve()
     options: dict[str, Any] = {"second_opinion": second_opinion, "directory": directory}
     with _open(plans) as lines, _progress() as progress:
-        total = None if plans == "-" else _count_lines(plans)
+        total = _count_lines(plans) if Path(plans).is_file() else None  # a pipe is read once
         task = progress.add_task("plans", total=total)
         done = [] if output is None else _resume(output)
         exits.update(done)
@@ -78,13 +77,16 @@ def batch(
 
             results = certify_on(ray, remaining, engine=engine, **options)
         with nullcontext() if output is None else output.open("ab", buffering=0) as written:
-            for result, code in results:
-                if written is None:
-                    print_json(result)
-                else:
-                    written.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
-                exits.add(code)
-                progress.advance(task)
+            try:
+                for result, code in results:
+                    if written is None:
+                        print_json(result)
+                    else:
+                        written.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+                    exits.add(code)
+                    progress.advance(task)
+            except MalformedPlan as error:
+                stop(f"{plans}: {error.reasons[0].message}")
     if not exits:
         err.print(f"{escape(plans)}: no plans found, nothing was checked.")
     raise typer.Exit(worst(exits))

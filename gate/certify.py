@@ -12,7 +12,6 @@ import typer
 from affidavit.certificate import (
     Assessment,
     Certificate,
-    KeyFailure,
     KeyStore,
     SigningPort,
     home,
@@ -27,9 +26,9 @@ from affidavit.gate.console import (
     out,
     print_json,
     read,
-    require_engine,
     say,
     stop,
+    usage_errors,
     working,
     write,
 )
@@ -63,7 +62,6 @@ def certify(
 
     What is signed has the opinion of a second accountant; without a signing key ask for it.
     """
-    require_engine(engine)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)
@@ -116,10 +114,8 @@ def _issue(assessment: Assessment, key: SigningPort, under: PolicyEvaluation) ->
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:
-    try:
+    with usage_errors():
         key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
-    except KeyFailure as failure:
-        stop(str(failure))
     if key is None and needed_by is not None:
         stop(f"{needed_by} needs a signing key; create one with `affidavit keys new`.")
     return key

@@ -59,7 +59,8 @@ def check(
         typer.Option(
             "--comment",
             help="Post the verdicts as a comment of the pull or merge request of this pipeline, "
-            "on github or gitlab; with --diff, also what moved ε. The token is read from "
+            "on github or gitlab, with fixes as suggested changes; with --diff, also what moved ε. "
+            "The token is read from "
             "GITHUB_TOKEN or GITLAB_TOKEN.",
         ),
     ] = None,
@@ -221,10 +222,11 @@ def _print(result: CheckResult) -> None:
 def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:
     """Post the verdicts; a comment that cannot be posted ends the command."""
     # Imported here because most checks need no network.
-    from affidavit.gate.checking.comment import NotPosted, post
+    from affidavit.gate.checking.comment import NotPosted, post, suggestions
 
     try:
-        post(host, with_changes(WRITERS["markdown"](results), changes))
+        body = with_changes(WRITERS["markdown"](results), changes)
+        post(host, body, suggested=list(suggestions(results)))
     except NotPosted as error:
         fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
 

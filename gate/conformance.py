@@ -26,7 +26,7 @@ from affidavit.certificate import (
     check_conformance,
     verify,
 )
-from affidavit.gate.console import err, out, print_json, read_file, say, stop
+from affidavit.gate.console import fail, out, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.plan import PlanError
@@ -49,12 +49,7 @@ def conformance(
         verified = verify(bundle, trusted, now=started_at, options=options)
         report = check_conformance(content, verified.predicate)
     except VerificationError as error:
-        err.print(
-            f"[red]✗ {escape(str(certificate))}: {error.code}:[/] {escape(error.message)} "
-            f"{escape(error.remedy)}",
-            highlight=False,
-        )
-        raise typer.Exit(Exit.BLOCKED) from None
+        fail(f"{certificate}: {error.code}: {error.message} {error.remedy}")
     except KeyFailure as failure:
         stop(str(failure))
     except (PlanNotClosed, PlanError, ValueError) as error:

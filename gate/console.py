@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.accountants import NAMES
-from affidavit.certificate import malformed_result, write_atomically
+from affidavit.certificate import KeyFailure, KeysetError, malformed_result, write_atomically
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
@@ -99,16 +99,21 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
     raise typer.Exit(code)
 
 
-def require_engine(name: str | None) -> None:
-    """Exit unless ``name`` is an accountant or None."""
-    if name is not None and name not in NAMES:
-        stop(f"unknown --engine {name}; choose one of {', '.join(NAMES)}.")
-
-
 def stop(message: str) -> NoReturn:
     """Report a usage error and exit."""
     err.print(f"[red]error[/] {escape(message)}", highlight=False)
     raise typer.Exit(Exit.USAGE)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Report what keys, keysets or files of the block are not usable, and exit."""
+    try:
+        yield
+    except (KeyFailure, KeysetError) as failure:
+        stop(str(failure))
+    except OSError as error:
+        stop_unwritable(error.filename, error)
 
 
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:

@@ -26,7 +26,6 @@ from affidavit.gate.console import (
     print_json,
     print_reasons,
     read,
-    require_engine,
     say,
     stop,
     write,
@@ -52,7 +51,7 @@ def curve(
 ) -> None:
     """Show the whole guarantee: δ at any ε, attack success, beliefs, as tables and a picture."""
     kinds = tuple(dict.fromkeys(kind or ()))
-    _require_known(kinds, engine, svg)
+    _require_known(kinds, svg)
     file = read(plan, as_json=as_json)
     with err.status("accounting ...") as status:
         result = curves(
@@ -143,12 +142,11 @@ def _ends(bracket: Bracket) -> tuple[str, str]:
     return decimal_down(bracket.lower, DIGITS), decimal_up(bracket.upper, DIGITS)
 
 
-def _require_known(kinds: tuple[str, ...], engine: str | None, svg: Path | None) -> None:
+def _require_known(kinds: tuple[str, ...], svg: Path | None) -> None:
     unknown = [kind for kind in kinds if kind not in CURVE_CHARTS]
     if unknown:
         stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
     if kinds and svg is None:
         stop("--kind needs --svg FILE.")
-    require_engine(engine)
     if svg is not None and not svg.parent.is_dir():
         stop(f"cannot write {svg}: {svg.parent} is not a directory.")

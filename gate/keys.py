@@ -14,7 +14,6 @@ from affidavit.certificate import (
     SERVICE_ROLES,
     KeyFailure,
     KeyRole,
-    KeysetError,
     KeyStore,
     PublicKey,
     Roots,
@@ -31,7 +30,7 @@ from affidavit.gate.console import (
     read_file,
     say,
     stop,
-    stop_unwritable,
+    usage_errors,
     write,
 )
 from affidavit.gate.options import JsonOption
@@ -62,11 +61,9 @@ def keys_new(
 ) -> None:
     """Create a signing key in the key directory, or one for each role."""
     requested = [frozenset({role}) for role in _roles(roles, each_role=each_role)]
-    try:
+    with usage_errors():
         for role in requested or (None,):
             _print_new(_store().new(label, roles=role))
-    except OSError as error:
-        stop_unwritable(error.filename, error)
     say(f"stored in {_store().directory}")
 
 
@@ -82,7 +79,7 @@ def keys_rotate(
     Without --role it replaces the key of each role that has one of its own. Keys for certificates
     alone keep their validity, with which their certificates would end.
     """
-    try:
+    with usage_errors():
         separate = {role for key in _store().public_keys() for role in key.roles or ()}
         requested = _roles(roles, each_role=each_role) or sorted(separate)
         shortened = 0
@@ -90,10 +87,6 @@ def keys_rotate(
             new, closed = _store().rotate(timedelta(days=overlap_days), label, role=role)
             _print_new(new)
             shortened += closed
-    except KeyFailure as failure:
-        stop(str(failure))
-    except OSError as error:
-        stop_unwritable(error.filename, error)
     out.print(f"{shortened} older keys end in {overlap_days} days", highlight=False)
 
 
@@ -102,12 +95,8 @@ def keys_retire(
     key: Annotated[str, typer.Argument(help="Key id, or a unique prefix.")],
 ) -> None:
     """End the validity of a key now; of a key for certificates alone, also theirs."""
-    try:
+    with usage_errors():
         retired = _store().retire(key)
-    except KeyFailure as failure:
-        stop(str(failure))
-    except OSError as error:
-        stop_unwritable(error.filename, error)
     out.print(f"{retired.key_id}  signed until {retired.not_after:%Y-%m-%d}", highlight=False)
 
 
@@ -130,10 +119,8 @@ def keys_add(
 @keys.command("list")
 def keys_list(as_json: JsonOption = False) -> None:
     """List the keys in the key directory, oldest first."""
-    try:
+    with usage_errors():
         public_keys = _store().public_keys()
-    except KeyFailure as failure:
-        stop(str(failure))
     if as_json:
         print_json({"keys": [key.as_record() for key in public_keys]})
         return
@@ -179,11 +166,9 @@ def roots_new(
     """Create a root key: NAME.pem to keep secret, NAME.json to share."""
     key = SigningKey.generate(label)
     name = f"root-{key.key_id[:16]}"
-    try:
+    with usage_errors():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(directory / f"{name}.pem", key.private)
-    except OSError as error:
-        stop_unwritable(error.filename, error)
     write(directory / f"{name}.json", as_json_file(key.public.as_record()))
     out.print(f"{key.key_id}  keep {directory / name}.pem offline", highlight=False)
 
@@ -200,8 +185,5 @@ def roots_trust(
 
 def read_roots(records: list[Path], threshold: int) -> Roots:
     """Read the roots from these public records; reports invalid ones and exits."""
-    try:
-        keys = [key for record in records for key in read_public_keys(record)]
-        return Roots.of(keys, threshold)
-    except (KeyFailure, KeysetError) as failure:
-        stop(str(failure))
+    with usage_errors():
+        return Roots.of([key for path in records for key in read_public_keys(path)], threshold)

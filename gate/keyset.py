@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from affidavit.certificate import (
-    KeyFailure,
     KeysetError,
     KeyStore,
     PublicKey,
@@ -32,8 +30,7 @@ from affidavit.certificate import (
     read_root_key,
 )
 from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import err, out, read_file, say, stop, write
-from affidavit.gate.exit_codes import Exit
+from affidavit.gate.console import fail, out, read_file, say, stop, usage_errors, write
 from affidavit.gate.keys import read_roots
 from affidavit.gate.verify_options import read_trust_policy
 
@@ -85,7 +82,7 @@ def keyset_new(
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
     """Draft the next version, or without --previous the first one."""
-    try:
+    with usage_errors():
         last = None if previous is None else read_keyset(read_file(previous))
         keyset_draft = draft_keyset(
             last,
@@ -97,8 +94,6 @@ def keyset_new(
             trust=read_trust_policy(trust) or (None if last is None else last.keyset.trust),
             administrators=_administrators(last, administrators),
         )
-    except (KeyFailure, KeysetError) as failure:
-        stop(str(failure))
     write(file, keyset_draft.as_bytes())
     say(f"version {keyset_draft.keyset.version} drafted, to be signed: {file}")
 
@@ -109,11 +104,9 @@ def keyset_sign(
     key: Annotated[Path, typer.Option("--key", help="Private root key, PEM.")],
 ) -> None:
     """Sign the keyset with a root key."""
-    try:
+    with usage_errors():
         signer = read_root_key(key)
         signed = read_keyset(read_file(file))
-    except (KeyFailure, KeysetError) as failure:
-        stop(str(failure))
     listed = {root.key_id for root in signed.keyset.roots.keys}
     write(file, signed.signed_by(signer).as_bytes())
     former = "" if signer.key_id in listed else ", a root of the previous version"
@@ -133,8 +126,7 @@ def keyset_check(
         anchor = None if root is None else read_anchor(read_file(root))
         accepted = accept_keyset([read_keyset(read_file(file))], anchor, datetime.now(UTC))
     except KeysetError as error:
-        err.print(f"[red]✗[/] {error.code}: {escape(str(error))}", highlight=False)
-        raise typer.Exit(Exit.BLOCKED) from None
+        fail(f"{error.code}: {error}")
     caveat = "" if root is not None else " (only by its own roots: give --root)"
     out.print(
         f"[green]✓[/] version {accepted.version}, {len(accepted.keys)} keys, "
@@ -146,10 +138,8 @@ def keyset_check(
 @keyset.command("publish")
 def keyset_publish(file: FileArgument, server: ServerOption = SERVER) -> None:
     """Publish the signed keyset on the service, which checks and serves it."""
-    try:
+    with usage_errors():
         signed = read_keyset(read_file(file))
-    except KeysetError as failure:
-        stop(str(failure))
     with connect(server) as client:
         client.publish_keyset(signed.envelope.as_document())
     say(f"version {signed.keyset.version} published ({signed.digest})")

@@ -13,9 +13,20 @@ PlanArgument = Annotated[
     str, typer.Argument(help="Plan file, YAML or JSON; - reads standard input.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _known_accountant(name: str | None) -> str | None:
+    if name is not None and name not in NAMES:
+        raise typer.BadParameter(f"there is no accountant {name}; choose one of {ACCOUNTANTS}.")
+    return name
+
+
+ACCOUNTANTS = ", ".join(NAMES)
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="Use only this accountant: " + ", ".join(NAMES) + "."),
+    typer.Option(
+        "--engine", callback=_known_accountant, help=f"Use only this accountant: {ACCOUNTANTS}."
+    ),
 ]
 SecondOpinionOption = Annotated[
     bool, typer.Option("--second-opinion", help="Ask a second accountant about each plan.")

@@ -58,7 +58,10 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Each line of ``stream`` as it arrives, and None for each interval without one."""
+    """Each line of ``stream`` as it arrives, and None for each interval without one.
+
+    Raises ``MalformedPlan`` for a line of more than ``MOST_BYTES``; a device may have no end.
+    """
     try:
         descriptor = stream.fileno()
         select.select([descriptor], [], [], 0)
@@ -74,6 +77,8 @@ def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
         if not chunk:
             break
         partial += chunk
+        if len(partial) > MOST_BYTES:
+            raise _unreadable("too_large", f"a line has more than {MOST_BYTES >> 20} MiB.")
         if b"\n" in chunk:
             *lines, partial = partial.split(b"\n")
             yield from map(bytes, lines)

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from affidavit.importers.base import (
     Partial,
+    as_it_is,
     is_number,
     not_imported,
     only,
@@ -113,7 +115,8 @@ def read(document: dict[str, Any]) -> Partial:
         )
     steps = whole(KIND, "iterations", document["iterations"])
     strategy = _normalised(document["strategy"])
-    if len(strategy) > steps:
+    bands = len(strategy)
+    if bands > steps:
         raise not_imported(
             KIND, "strategy is longer than iterations.", "Give the value that was used."
         )
@@ -127,12 +130,12 @@ def read(document: dict[str, Any]) -> Partial:
     data: dict[str, Any] = {
         "steps": steps,
         "releases": [release],
-        "sampling": _sampling(document, len(strategy)),
+        "sampling": _sampling(document, bands),
     }
-    if len(strategy) > 1:
+    if bands > 1:
         data["noise"] = {"kind": "toeplitz", "coefficients": strategy}
     relation = _relation(document)
-    in_turn = _splits_equally(document) and len(strategy) > 1
+    in_turn = _splits_equally(document) and bands > 1
     if in_turn and relation == "add_remove":
         raise not_imported(
             KIND,
@@ -150,6 +153,7 @@ def read(document: dict[str, Any]) -> Partial:
         data=data,
         assumed=_assumed(document),
         excluded=(("adjacency", ("add_remove",)),) if in_turn else (),
+        finish=partial(_with_lots, rate=document["sampling_prob"]) if bands > 1 else as_it_is,
     )
 
 
@@ -174,14 +178,27 @@ def _sampling(document: dict[str, Any], bands: int) -> dict[str, Any]:
             KIND, "truncated lots of cyclic groups are not supported.", "Remove the truncation."
         )
     if bands > 1:
-        # A plan needs the lot size; the size of the data set is often missing here.
-        size = _size(document)
-        lot = {} if size is None else {"lot_size": math.ceil(rate * size / bands)}
-        return {"scheme": "cyclic_poisson", "groups": bands, **lot}
+        return {"scheme": "cyclic_poisson", "groups": bands}
     if most is not None:
         lots = whole(KIND, "truncated_batch_size", most)
         return {"scheme": "truncated_poisson", "probability": rate, "max_lot_size": lots}
     return {"scheme": "poisson", "probability": rate}
+
+
+def _with_lots(plan: dict[str, Any], rate: float) -> dict[str, Any]:
+    """The plan of groups in turn, whose lots follow from ``rate`` and the size of the data set."""
+    size, sampling = plan.get("dataset", {}).get("size"), plan["sampling"]
+    if not isinstance(size, int):
+        return plan  # which is refused for it
+    least = rate * size / sampling["groups"] * (1 - 1e-12)
+    lots = sampling.get("lot_size", math.ceil(least))
+    if isinstance(lots, int) and lots < least:
+        raise not_imported(
+            KIND,
+            f"lot_size is given as {lots}, but sampling_prob makes lots of {least:.6g}.",
+            "Leave lot_size out: it follows from dataset.size.",
+        )
+    return plan | {"sampling": sampling | {"lot_size": lots}}
 
 
 def _size(document: dict[str, Any]) -> int | None:

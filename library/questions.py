@@ -32,7 +32,7 @@ from affidavit.library.bounds import Bound
 from affidavit.library.certification import Certification, NotCertified
 from affidavit.library.privacy_curve import Curve, curve_of
 from affidavit.library.sources import Source, load
-from affidavit.plan import Claim, Plan, PlanFields
+from affidavit.plan import Plan, PlanFields
 
 if TYPE_CHECKING:
     from affidavit.certificate.diagnosis import Diagnosis
@@ -54,7 +54,8 @@ def certify(
     """What is proved about a plan, with everything that it leaves open solved for.
 
     ``fields`` are set in the plan first. ``engine`` names one accountant. A refusal is an answer
-    too: ask for ``verdict`` or ``require()``. Raises ``MalformedPlan``.
+    too: ask for ``verdict`` or ``require()``. Raises ``MalformedPlan``, and ``ValueError`` for an
+    ``engine`` that does not exist.
     """
     plan = load(source, **fields)
     return Certification(plan, assess(plan, engine=engine, second_opinion=second_opinion))
@@ -140,10 +141,13 @@ def diagnose(
     """
     from affidavit.certificate.diagnosis import diagnose as diagnose_claim
 
+    if claimed_epsilon is not None or claimed_noise_multiplier is not None:
+        fields["claim"] = {
+            "epsilon": claimed_epsilon,
+            "noise_multiplier": claimed_noise_multiplier,
+        }
     plan = load(source, **fields)
     claim = plan.claim
-    if claimed_epsilon is not None or claimed_noise_multiplier is not None:
-        claim = Claim(epsilon=claimed_epsilon, noise_multiplier=claimed_noise_multiplier)
     if claim is None or (claim.epsilon is None) == (claim.noise_multiplier is None):
         raise ValueError("give claimed_epsilon or claimed_noise_multiplier.")
     return diagnose_claim(plan, claim)

@@ -27,7 +27,7 @@ def _decimal(value: Any) -> float | str:
         raise PydanticCustomError("decimal_type", "a claim is a positive decimal, like 7.9852")
     if isinstance(value, str) and not re.fullmatch(CLAIM_PATTERN, value, re.ASCII):
         raise PydanticCustomError("not_decimal", "a claim is a positive decimal, like 7.9852")
-    if not SMALLEST <= float(value) <= LARGEST:
+    if not SMALLEST <= (float(value) if isinstance(value, str) else value) <= LARGEST:
         raise PydanticCustomError(
             "out_of_range", f"a claim lies between {SMALLEST:g} and {LARGEST:g}"
         )

@@ -143,10 +143,12 @@ def main(
         int,
         typer.Option(min=0, help="Steps that another process may have charged of this run."),
     ] = 0,
-    stop_ends: Annotated[
-        bool,
-        typer.Option("--stop-ends", help="When asked to stop, end the record and keep weights."),
-    ] = False,
+    stop: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file whose existence ends the run: the record ends, and weights are kept."
+        ),
+    ] = None,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
     searched = None if trial is None else _trial(trial)
@@ -187,7 +189,7 @@ def main(
             settings=settings,
             resume=resume,
             peers=peers,
-            supervision=Supervision(allowance=allowance, charged=charged_before, ends=stop_ends),
+            supervision=Supervision(allowance=allowance, charged=charged_before, stop=stop),
             trial=searched,
         )
     except Interrupted as failure:

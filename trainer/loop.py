@@ -306,10 +306,10 @@ class Run:
         training, first, secrets = begun.training, begun.first, begun.secrets
         steps = self.config.execution.steps
         shown = Quiet() if self._quiet else Shown(steps, self.config.summary)
-        with shown, _asked_to_stop() as requested:
+        with shown, _asked_to_stop(self._supervision.stop) as requested:
             for step in range(first, steps):
                 due = self.charged(training, step, secrets, requested)
-                if due is None and self._supervision.ends:
+                if due is None and self._supervision.stop is not None:
                     return self.ended_by("stopped", training)
                 if due is None:
                     raise Interrupted(
@@ -351,7 +351,7 @@ class Run:
             return Due(keep=keep, digest=keep or last or self._digests.due(done))
 
         due = self._peers.led(charge)
-        if due is None and not self._supervision.ends:
+        if due is None and self._supervision.stop is None:
             self._keep(training, step, secrets, training.digest())
         return due
 
@@ -466,8 +466,14 @@ class _Loss:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM came; a second one ends the process at once."""
+def _asked_to_stop(stop: Path | None) -> Iterator[Callable[[], bool]]:
+    """Whether the file ``stop`` exists; without one, whether SIGINT or SIGTERM came.
+
+    A second signal ends the process at once.
+    """
+    if stop is not None:
+        yield stop.exists
+        return
     requested: list[int] = []
     before: dict[signal.Signals, Any] = {}
 

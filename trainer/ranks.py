@@ -1,10 +1,10 @@
 """``python -m affidavit.trainer.ranks N COMMAND…``: COMMAND as N ranks of this host, by torchrun.
 
-torchrun starts the ranks, passes SIGTERM on to them, and ends all when one ends badly. It is run
-here with what a supervisor needs besides: this process ends as the rank did that failed first,
-with its exit code or by its signal, where torchrun's own would always be 1, and no rank is ever
-started again by itself, because a second attempt is another run. The ranks meet on the loopback
-interface at a port that torchrun finds, so that several such groups fit on one host.
+torchrun starts the ranks, passes SIGTERM on to them unless that is ignored, and ends all when one
+ends badly. It is run here with what a supervisor needs besides: this process ends as the rank did
+that failed first, with its exit code or by its signal, where torchrun's own would always be 1, and
+no rank is ever started again by itself, because a second attempt is another run. The ranks meet on
+the loopback interface at a port that torchrun finds, so that several such groups fit on one host.
 
 A rank is a process group of its own. If this process is killed nobody is left to end them:
 COMMAND must see to that (``affidavit.worker.child`` does).
@@ -44,6 +44,9 @@ def main(arguments: list[str]) -> int:
         "--max-restarts=0",
         "--no-python",
     ]
+    options = {action.dest for action in run.get_args_parser()._actions}
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and "signals_to_handle" in options:
+        provided.append("--signals-to-handle=SIGHUP,SIGQUIT")
     try:
         run.run(run.parse_args([*provided, *command]))
     except ChildFailedError as error:

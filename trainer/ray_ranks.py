@@ -2,7 +2,7 @@
 
 Each node runs torchrun (``affidavit.trainer.ranks``) in an actor of this driver, and the ranks meet
 at a port of the first node. They share one folder of outputs and one Python, by the same paths.
-SIGTERM is passed on to all. Where ranks of one node die, or the node does, those of the others find
+Where ranks of one node die, or the node does, those of the others find
 a rank lost and end; this process then ends as the rank did that failed, or may be resumed. If
 this process is killed, Ray ends its actors, and the kernel their ranks.
 """
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -28,11 +26,7 @@ CHILD = ("-m", "affidavit.worker.child")
 
 
 class Host:
-    """One node's torchrun; an actor that can be asked to stop while it runs."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = threading.Event()
+    """One node's torchrun, as an actor."""
 
     def meeting(self) -> tuple[str, int]:
         """An address of this node and a free port, where the ranks meet."""
@@ -44,22 +38,14 @@ class Host:
     def run(self, python: str, words: list[str], folder: str, log: str) -> int:
         """Run torchrun in ``folder`` to its end; how it ended."""
         with open(log, "ab") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [python, *CHILD, str(os.getpid()), python, *words],
                 cwd=folder,
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
             )
-            if self._stopped.is_set():
-                self.stop()
-            return self._process.wait()
-
-    def stop(self) -> None:
-        """Ask the ranks to stop after their step."""
-        self._stopped.set()
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            return process.wait()
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +65,6 @@ def main(arguments: list[str]) -> int:
     actors = [
         ray.remote(Host)
         .options(
-            max_concurrency=2,
             num_cpus=1,
             num_gpus=gpus,
             scheduling_strategy=strategy.PlacementGroupSchedulingStrategy(
@@ -90,7 +75,6 @@ def main(arguments: list[str]) -> int:
         for index in range(hosts)
     ]
     address, port = ray.get(actors[0].meeting.remote())
-    signal.signal(signal.SIGTERM, lambda *_: [actor.stop.remote() for actor in actors])
     runs = []
     for index, actor in enumerate(actors):
         place = (f"--nnodes={hosts}", f"--node-rank={index}")

@@ -36,14 +36,14 @@ PAUSE = 0.02
 class Supervision:
     """What the supervisor of a run says; nobody's says nothing.
 
-    ``allowance`` is the file with the number of steps that may be charged by now, ``charged`` how
-    many others may have charged before, and ``ends`` whether a run that is asked to stop is
-    over: its record ends, and its weights are written.
+    ``allowance`` is the file with the number of steps that may be charged by now, and ``charged``
+    how many others may have charged before. Once the file ``stop`` exists the run is over: its
+    record ends, and its weights are written. With such a file no signal asks a run to stop.
     """
 
     allowance: Path | None = None
     charged: int = 0
-    ends: bool = False
+    stop: Path | None = None
 
 
 class Allowance:

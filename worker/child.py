@@ -3,6 +3,9 @@
 PARENT is a process id, or ``launcher`` for a rank of a multi-process trainer, whose parent is the
 process that the worker started.
 
+COMMAND ignores SIGTERM and SIGINT: an engine may send them to every process of a job, and the
+worker alone decides whether its run goes on.
+
 This is a separate program because a worker with threads must not run Python between fork and
 exec. On systems other than Linux a trainer outlives a killed worker; its lease is lost, so nothing
 that it still does is accepted.
@@ -28,6 +31,8 @@ def main() -> None:
     if parent == "launcher":
         parent = os.environ[LAUNCHER]
     os.environ[LAUNCHER] = str(os.getpid())  # exec keeps the process id
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # it died before the line above

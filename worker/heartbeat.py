@@ -4,8 +4,7 @@ The run record is read as it grows. The lease is renewed every third of its leng
 the trainer is about to run out of granted steps: each request is for the steps of two thirds of a
 lease, and at least ``MIN_STEPS``. No step is requested before this attempt wrote a checkpoint, so
 that another worker always has something to resume from. The time limit counts from that
-checkpoint. A trainer that must stop earlier is asked once it handles signals; its record then
-ends and shows that no step was taken.
+checkpoint. A trainer that must stop earlier ends its record, which shows that no step was taken.
 """
 
 from __future__ import annotations
@@ -26,10 +25,6 @@ from affidavit.worker.queue import RunQueue
 from affidavit.worker.trainer_process import Stop
 
 MIN_STEPS = 2
-SIGNAL_DELAY = 1.0
-"""Seconds after its first checkpoint until a trainer handles SIGTERM."""
-STARTUP_TIMEOUT = 30.0
-"""Seconds that a trainer which must stop has to reach its first checkpoint."""
 DIGEST = re.compile(rb'"digest":"(sha256:[0-9a-f]{64})"')
 
 
@@ -56,7 +51,6 @@ class Heartbeat:
     _first: str | None = None
     _heads: list[str] = field(default_factory=list)
     _renewed: float = field(default_factory=time.monotonic)
-    _stopping_at: float = 0.0
     _offset: int = 0
 
     def __post_init__(self) -> None:
@@ -74,21 +68,14 @@ class Heartbeat:
             return "kill"
         if self._is_late(now):
             self._stop("time_limit")
-        return "ask" if self.reason is not None and self._can_stop(now) else None
+        return "ask" if self.reason is not None else None
 
     def _stop(self, reason: str) -> None:
-        if self.reason is None:
-            self.reason, self._stopping_at = reason, time.monotonic()
+        self.reason = self.reason or reason
 
     def _is_late(self, now: float) -> bool:
         limit, ready_at = self.job.time_limit, self._ready_at
         return limit is not None and ready_at is not None and now - ready_at > limit
-
-    def _can_stop(self, now: float) -> bool:
-        """Whether the trainer would end its record if asked now, or has taken too long to start."""
-        if self._ready_at is None:
-            return now - self._stopping_at > STARTUP_TIMEOUT
-        return now - self._ready_at > SIGNAL_DELAY
 
     @contextmanager
     def keep_alive(self) -> Iterator[None]:
@@ -132,6 +119,8 @@ class Heartbeat:
         if renewal.cancel:
             self._stop("cancelled")
         self._exhausted = renewal.granted < wants
+        if self.reason is not None:
+            return
         if renewal.granted > self._granted and self._ready_at is not None:
             draft = self.allowance.with_suffix(".part")
             with suppress(OSError):  # disk full: the trainer waits, and we try again

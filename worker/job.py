@@ -58,7 +58,7 @@ SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FIL
 RETRY_TIMEOUT = 600.0
 """Seconds for which a call is retried while the service is unreachable."""
 
-ALLOWANCE = "allowance"
+ALLOWANCE, STOP = "allowance", "stop"
 UNFINISHED = 3
 """Exit code of a trainer whose run may be resumed."""
 PART = 256 * 1024
@@ -133,6 +133,7 @@ def run_job(config: WorkerConfig, job: Job) -> JobResult:
             output,
             heartbeat,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
+            stop=folder / STOP if opening is None else None,
             pause=config.pause,
         )
     if heartbeat.lost is not None:
@@ -205,7 +206,7 @@ def _command(config: WorkerConfig, job: Job, folder: Path, *, resumes: bool) -> 
         f"--out={folder / 'run'}",
         f"--allowance={folder / ALLOWANCE}",
         f"--charged-before={job.granted}",
-        "--stop-ends",
+        f"--stop={folder / STOP}",
         *(["--resume"] if resumes else []),
         *_options(config, job, folder),
     ]

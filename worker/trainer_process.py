@@ -1,7 +1,7 @@
 """Run the trainer as a subprocess in its own process group, and report why it failed.
 
 The trainer is never imported, so that its memory use, CUDA state and crashes stay in its own
-process. SIGTERM asks it to stop after the current step; ``GRACE`` seconds later its whole process
+process. A file asks it to stop after the current step; ``GRACE`` seconds later its whole process
 group is killed. If the worker dies, the kernel kills the trainer (``affidavit.worker.child``, on
 Linux). The ranks of a multi-process trainer have process groups of their own: their launcher ends
 them, or the kernel does when the launcher is killed.
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-GRACE = 30.0
-"""Seconds a trainer has to write a checkpoint before it is killed."""
+GRACE = 60.0
+"""Seconds a trainer has to start, to end its step and to write its weights before it is killed."""
 
 Stop = Literal["ask", "kill"]
 
@@ -53,13 +53,15 @@ def run(
     log: IO[bytes],
     poll: Callable[[], Stop | None],
     *,
+    stop: Path | None = None,
     environment: Mapping[str, str] | None = None,
     pause: float = 0.5,
 ) -> TrainerExit:
     """Run ``command`` until it exits, and write its output to ``log``.
 
-    ``poll`` is called every ``pause`` seconds and may ask the process to stop, or kill it. No
-    process of the group is left when this returns or raises.
+    ``poll`` is called every ``pause`` seconds and may ask the process to stop, by the file
+    ``stop``, or kill it, which is how a process without such a file stops. No process of the group
+    is left when this returns or raises.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "affidavit.worker.child", str(os.getpid()), *command],
@@ -76,11 +78,12 @@ def run(
             with suppress(subprocess.TimeoutExpired):
                 return TrainerExit(code=process.wait(pause), stopped=stopped)
             action = poll()
-            if action == "ask" and stopped is None:
+            if action == "ask" and stop is not None and stopped is None:
                 stopped, asked_at = "ask", time.monotonic()
-                _signal(process, signal.SIGTERM)
+                with suppress(OSError):  # disk full: it is killed after its grace
+                    stop.touch()
             late = stopped == "ask" and time.monotonic() - asked_at > GRACE
-            if action == "kill" or late:
+            if action == "kill" or late or (action == "ask" and stop is None):
                 stopped = "kill"
                 _signal(process, signal.SIGKILL)
     finally:

@@ -17,3 +17,9 @@ from .proof import needs_no_witness as needs_no_witness
 from .proof import prove as prove
 from .proof import witness_document as witness_document
 from .proof import witness_from as witness_from
+from .sensitivity import MOST_ROWS as MOST_ROWS
+from .sensitivity import Patterns as Patterns
+from .sensitivity import buffered as buffered
+from .sensitivity import has_noise as has_noise
+from .sensitivity import matrix_sensitivity as matrix_sensitivity
+from .sensitivity import toeplitz_sensitivity as toeplitz_sensitivity

@@ -90,7 +90,7 @@ class Grid:
 
     def units(self, mass: arb) -> int:
         """``mass`` in units, rounded up and at least zero."""
-        return max(0, _integer((mass * fmpz(2) ** self.bits).upper().ceil()))
+        return max(0, rounded_up(mass * fmpz(2) ** self.bits))
 
     def measure(self, points: Iterable[tuple[arb, arb]], infinite: arb) -> Measure:
         """The measure of ``points``, masses and places, moved to the nodes beside them."""
@@ -120,7 +120,7 @@ class Grid:
     def _upper_node(self, place: arb) -> tuple[int | None, int]:
         """The finest lattice that holds ``place``, and its first node not below it."""
         for j, h in enumerate(self.steps):
-            above = _integer((place / h).upper().ceil())
+            above = rounded_up(place / h)
             if abs(above) <= self.reach:
                 return j, above
         return (None, 0) if above > 0 else (self.scales - 1, -self.reach)
@@ -179,7 +179,7 @@ class Measure:
     def _divide(self, product: Part, *, last: bool) -> tuple[Part, Part, int]:
         """``product`` in units: what its lattice holds, what lies beyond, and what is infinite."""
         reach, first = self.grid.reach, product.first
-        masses, lost = _rounded_up(product.masses, self.grid.bits), 0
+        masses, lost = _in_units(product.masses, self.grid.bits), 0
         length = len(masses)
         if not self.grid.linear:
             while length and lost + masses[length - 1] <= _DUST:
@@ -201,7 +201,7 @@ class Measure:
         pad = part.first % _FACTOR
         moved = part.masses.left_shift(pad) * self.grid.filters[j]
         nodes = fmpz_poly(moved.coeffs()[_FACTOR - 1 :: _FACTOR])
-        return Part((part.first - pad) // _FACTOR, _rounded_up(nodes, self.grid.bits))
+        return Part((part.first - pad) // _FACTOR, _in_units(nodes, self.grid.bits))
 
     def points(self) -> Iterable[tuple[arb, arb]]:
         """Masses and places of the nodes."""
@@ -216,7 +216,7 @@ class Measure:
         for h, part in zip(self.grid.steps, self.parts, strict=True):
             masses = part.masses.coeffs()
             place = epsilon / h
-            low, high = _integer(place.lower().floor()), _integer(place.upper().ceil())
+            low, high = -rounded_up(-place), rounded_up(place)
             start = max(0, high - part.first)
             # At most one, unless the step is absurd, which may lie above ε or not.
             for index in range(max(0, low - part.first), min(start, len(masses))):
@@ -228,12 +228,13 @@ class Measure:
         return total / fmpz(2) ** self.grid.bits
 
 
-def _rounded_up(masses: fmpz_poly, bits: int) -> fmpz_poly:
+def _in_units(masses: fmpz_poly, bits: int) -> fmpz_poly:
     return -(-masses // (1 << bits))
 
 
-def _integer(ball: arb) -> int:
-    number = ball.unique_fmpz()
+def rounded_up(ball: arb) -> int:
+    """The least integer that is certainly not below ``ball``; raises ``Unproved`` for no number."""
+    number = ball.upper().ceil().unique_fmpz()
     if number is None:
         raise bad_witness("a number is not finite")
     return int(number)

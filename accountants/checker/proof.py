@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import index
 from typing import Any
 
 from flint import arb
@@ -153,8 +154,8 @@ def _gaussian_delta(direction: Direction, epsilon: arb) -> arb:
 
 
 def _decimal(text: str) -> arb:
-    if _DECIMAL.fullmatch(text) is None:
-        raise Unproved("bad_witness", f"{text!r} is no decimal number.", "Search again.")
+    if not (isinstance(text, str) and _DECIMAL.fullmatch(text)):
+        raise bad_witness("ε or δ is no decimal number")
     return arb(text)
 
 
@@ -181,8 +182,8 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
     """The witness of ``witness_document``; raises ``Unproved`` for what is none."""
     try:
         return Witness(
-            epsilon=str(document["epsilon"]),
-            delta=str(document["delta"]),
+            epsilon=document["epsilon"],
+            delta=document["delta"],
             runs=tuple(
                 RunWitness(
                     grid=_grid(run["grid"], linear=False),
@@ -216,8 +217,8 @@ def _grid_document(grid: Grid) -> dict[str, Any]:
 def _grid(document: Mapping[str, Any], *, linear: bool) -> Grid:
     return Grid(
         step=float.fromhex(document["step"]),
-        reach=int(document["reach"]),
-        scales=int(document["scales"]),
-        bits=int(document["bits"]),
+        reach=index(document["reach"]),
+        scales=index(document["scales"]),
+        bits=index(document["bits"]),
         linear=linear,
     )

@@ -6,11 +6,10 @@ and a noise multiplier is the noise's standard deviation over the clip norm.
 """
 
 from affidavit.accountants.fourier.accountant import FourierAccountant, FourierCurve
-from affidavit.accountants.fourier.evaluation import approximate_delta, approximate_epsilon
+from affidavit.accountants.fourier.evaluation import approximate_epsilon
 
 __all__ = [
     "FourierAccountant",
     "FourierCurve",
-    "approximate_delta",
     "approximate_epsilon",
 ]

@@ -13,8 +13,8 @@ Guarantees
 * Parameters out of range, and plans that would cost too much, are refused before work.
 * A bracket asked to be narrower lies inside every wider one.
 * The bracket of ε is at most ``relative_width`` of ε wide (1e-6 where that is larger)
-  wherever rounding allows, and 0.05 of ε beyond ten million steps; where rounding does not
-  allow it the bracket is wider, never wrong.
+  wherever rounding allows, 0.05 of ε beyond ten million steps, and some 0.005 with more than
+  ``MOST_KINDS`` kinds of release; where rounding does not allow it, it is wider, never wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from functools import partial
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import leaves
 from affidavit.accountants.enclosure import Enclosed, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.discretization import (
@@ -42,6 +43,7 @@ from affidavit.accountants.fourier.refinement import (
     EpsilonSearch,
     nested,
 )
+from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.plan import Event
 
@@ -52,6 +54,8 @@ LARGEST_EPSILON = 1000.0
 
 _LONG, _WIDE = 10_000_000, 0.05
 """Steps beyond which rounding leaves little of a narrow bracket, and the relative width then."""
+_SCHEDULE = 5e-3
+"""Relative width where releases are brought together (``schedules.py``)."""
 
 _FAR_DELTA, _NEGLIGIBLE_DELTA = 1e-26, 1e-22
 """Beyond the ε of the first, δ is only bounded, by less than the second."""
@@ -97,9 +101,12 @@ class FourierAccountant:
     def _curve(self, event: Event) -> FourierCurve:
         laws = tuple(Laws.of(direction, self.shared) for direction in directions(event))
         steps = max((item.steps for item in laws), default=0)
+        widest = max(
+            _SCHEDULE if len(leaves(event)) > MOST_KINDS else 0.0, _WIDE if steps > _LONG else 0.0
+        )
         return FourierCurve(
             directions=laws,
-            relative_width=max(self.relative_width, _WIDE if steps > _LONG else 0.0),
+            relative_width=max(self.relative_width, widest),
             answers=self.answers,
         )
 

@@ -34,6 +34,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalMixtureLaw,
     WorseOfBothLaw,
 )
+from affidavit.accountants.fourier.schedules import Part, gathered
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -43,6 +44,7 @@ from affidavit.plan import (
     Leaf,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    RepeatAndSelect,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
@@ -77,13 +79,22 @@ def directions(event: Event) -> tuple[Direction, ...]:
     if not parts:
         return ()
     sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
-    return tuple(
-        Direction(
-            laws=tuple((_law(leaf, side), count) for leaf, count in parts),
-            attained=tuple(_attained(leaf, side) for leaf, _ in parts),
+    rest, cells = gathered(parts)
+    result = []
+    for side in sides:
+        releases: list[Part] = [
+            (_law(leaf, side), _attained(leaf, side), count)
+            for leaf, count in rest
+            if not isinstance(leaf, RepeatAndSelect)
+        ]
+        releases += [cell.part(side) for cell in cells]
+        result.append(
+            Direction(
+                laws=tuple((law, count) for law, _, count in releases),
+                attained=tuple(attained for _, attained, _ in releases),
+            )
         )
-        for side in sides
-    )
+    return tuple(result)
 
 
 def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:

@@ -3,7 +3,7 @@
 ``transforms`` turns a parameters into two curves that bound δ(ε) from above and below, and
 ``crossing`` finds the ε at which such a curve passes a δ.
 
-About ε and δ in a millisecond, by the saddle point: where a search begins, never a bound.
+About ε in a millisecond, by the saddle point: where a search begins, never a bound.
 
 The leading term of the saddle-point expansion is within some per cent of δ where many
 releases are composed, and anything where the loss is a few rare jumps. The larger of the
@@ -30,7 +30,6 @@ from affidavit.accountants.fourier.discretization import (
     choose_grids_in_strata,
     rungs,
     saddle_at_delta,
-    saddle_at_epsilon,
 )
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
@@ -210,16 +209,4 @@ def approximate_epsilon(event: Event, delta: float) -> float:
     result = directions(event)
     return max(
         (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in result), default=0.0
-    )
-
-
-def approximate_delta(event: Event, epsilon: float) -> float:
-    """δ at ``epsilon`` (nats) by the saddle point. Not a bound; raises likewise."""
-    result = directions(event)
-    return max(
-        (
-            math.exp(min(0.0, saddle_at_epsilon(Laws.of(direction), epsilon)[0].log_delta))
-            for direction in result
-        ),
-        default=0.0,
     )

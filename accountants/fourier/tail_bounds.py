@@ -7,7 +7,7 @@ With K(λ) = Σ count · log E[exp(λ L)] over the releases, the hockey-stick cu
 and the integrand is least along the real axis at the λ with K'(λ) = ε + 1/λ + 1/(λ+1).
 ``Saddle`` is that λ with ε, log δ and the first moments of the tilted law. Its δ is the
 leading term of the Laplace expansion, good to some per cent of δ where many releases are
-composed, and what ``approximate_epsilon`` and ``approximate_delta`` give: **not a bound**.
+composed, and what ``approximate_epsilon`` gives: **not a bound**.
 
 References: Daniels, "Saddlepoint approximations in statistics" (1954); Zheng, Dong, Long
 and Su, arXiv:2003.04493; Alghamdi et al., "The Saddle-Point Method in Differential

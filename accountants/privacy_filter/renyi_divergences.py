@@ -14,7 +14,8 @@ carry their own rounding.
 A law that dominates a release (its hockey-stick curve lies nowhere lower) has the larger Rényi
 divergences too, since they are f-divergences; that is why these moments bound a release.
 
->>> from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+>>> from affidavit.accountants.fourier.schedules import fewer
+from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 >>> law = NormalMixtureLaw(kind="gaussian", noise_multiplier=2.0)
 >>> round(float(log_moments(law, np.array([3.0]))[0]), 4), 3 * 4 / (2 * 2.0**2)
 (1.5, 1.5)
@@ -70,6 +71,7 @@ from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
 from affidavit.accountants.fourier.dominating_pairs import check_range, directions
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw, NormalPair, WorseOfBothLaw
+from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
@@ -225,7 +227,7 @@ def divergences(event: Event) -> tuple[float, ...]:
     verified for. The empty event has 0 everywhere.
     """
     total = np.zeros(_ALPHA.size)
-    for part, count in parts(event):
+    for part, count in fewer(parts(event)):
         total = total + count * _of(part)
     if np.isnan(total).any():
         raise OutOfReach("the Rényi orders failed numerically.", "Change the noise or the rate.")

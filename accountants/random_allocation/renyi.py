@@ -34,6 +34,7 @@ from scipy.special import gammaln, logsumexp
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.limits import check_range
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
@@ -101,6 +102,12 @@ class RenyiAllocationAccountant:
         if not any(isinstance(leaf, RandomAllocationGaussian) for leaf, _ in parts):
             raise Unsupported(
                 "nothing of this run is a random allocation.", "Use the fourier or rdp accountant."
+            )
+        if len(parts) > MOST_KINDS:
+            raise OutOfReach(
+                f"the run has {len(parts)} kinds of release; {MOST_KINDS} are accounted beside "
+                "random allocations.",
+                "Join steps with equal sampling and noise into one phase.",
             )
         divergences = np.zeros((2, ORDERS.size))
         for leaf, count in parts:

@@ -172,7 +172,7 @@ def sarif(results: Sequence[CheckResult]) -> str:
 
 
 def _files(results: Sequence[CheckResult]) -> set[str]:
-    return {_uri(result.file) for result in results}
+    return {uri_of(result.file) for result in results}
 
 
 def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, 
 
 
 def _location(finding: GateFinding) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.file)}}
+    place: dict[str, Any] = {"artifactLocation": {"uri": uri_of(finding.file)}}
     if finding.line is not None:
         place["region"] = {"startLine": finding.line, "startColumn": finding.column or 1}
     return place
@@ -205,7 +205,7 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
         "description": {"text": fix.description},
         "artifactChanges": [
             {
-                "artifactLocation": {"uri": _uri(file)},
+                "artifactLocation": {"uri": uri_of(file)},
                 "replacements": [
                     {
                         "deletedRegion": {
@@ -223,7 +223,7 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
     }
 
 
-def _uri(file: str) -> str:
+def uri_of(file: str) -> str:
     """The file as a URI, relative if it is below this folder, as code hosts require."""
     if os.path.isabs(file):
         near = os.path.relpath(file)
@@ -248,6 +248,17 @@ def markdown(results: Sequence[CheckResult]) -> str:
     return f"{MARKER}\n{table}" + ("\n" + "".join(blocking) if blocking else "")
 
 
+def badge(results: Sequence[CheckResult]) -> str:
+    """A badge in the form that shields.io's endpoint reads: the worst verdict, or the largest ε."""
+    blocked = [result for result in results if result.exit is not Exit.CERTIFIED]
+    bounds = [str(one.result["epsilon"]["upper"]) for one in results if one.result and not blocked]
+    message = "not certified" if blocked or not bounds else f"ε ≤ {max(bounds, key=float)}"
+    color = "red" if blocked else "brightgreen" if bounds else "lightgrey"
+    label = "differential privacy"
+    document = {"schemaVersion": 1, "label": label, "message": message, "color": color}
+    return json.dumps(document, ensure_ascii=False) + "\n"
+
+
 def with_changes(comment: str, changes: Sequence[str]) -> str:
     """A comment with what moved ε below it, one line a changed field."""
     if not changes:
@@ -268,6 +279,7 @@ def _cell(text: str) -> str:
 Writer = Callable[[Sequence[CheckResult]], str]
 
 WRITERS: dict[str, Writer] = {
+    "badge": badge,
     "github": github,
     "gitlab": gitlab,
     "json": json_document,

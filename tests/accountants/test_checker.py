@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from math import comb
+from typing import Any
 
 import mpmath
 import pytest
@@ -439,3 +440,43 @@ def test_a_thousand_random_runs_are_proved_within_1e_4(block: int) -> None:
         event, delta = random_run(draw), 10 ** draw.uniform(-10, -4)
         above_it = proved_above(event, delta)
         assert above_it is None or above_it <= MOST_ABOVE
+
+
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("epsilon", ("nan", "inf", "-1", "1" * 41, "1e9999", "9 ", "９", 9, None, DEEP)),
+        ("delta", ("0", "-1e-6", "nan", 1e-6, DEEP)),
+        ("runs", ([], None, {}, [{}, {}], DEEP, "ab")),
+        ("runs/0/rules", ([], {}, DEEP, [None])),
+        ("runs/0/grid/step", ("nan", "inf", "0x0p0", "-0x1p-3", "0x1p-1074", "0x1p9999", 5, DEEP)),
+        ("runs/0/grid/reach", (0, -1, 10**30, 1 << 16, "64", 1.5, float("nan"), "9" * 6000, DEEP)),
+        ("runs/0/grid/scales", (0, -1, 61, 10**30, "6", None, DEEP)),
+        ("runs/0/grid/bits", (0, -1, 193, 10**30, "100", DEEP)),
+        ("runs/0/rules/0/spacing", ("nan", "inf", "0x0p0", "0x1p-1074", "-0x1p3", 5, DEEP)),
+        ("runs/0/rules/0/reach", ("nan", "inf", "0x1p1023", "-0x1p3", None, DEEP)),
+        ("runs/0/rules/0/sums", ({}, None, DEEP)),
+    ],
+)
+def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...]) -> None:
+    """Nothing else is raised, and nothing is proved."""
+    rule = {"spacing": (0.1).hex(), "reach": (9.0).hex()}
+    grid = {"step": (0.003).hex(), "reach": 64, "scales": 6, "bits": 100}
+    event = poisson(0.3, 2.0, 2)
+    for value in values:
+        document: Any = {
+            "epsilon": "9",
+            "delta": "1e-6",
+            "runs": [{"grid": dict(grid), "rules": [dict(rule)]} for _ in range(2)],
+        }
+        place, *parts = document, *path.split("/")
+        for part in parts[:-1]:
+            place = place[int(part) if part.isdigit() else part]
+        place[parts[-1]] = value
+        with pytest.raises(Unproved):
+            prove(witness_from(document), event)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Assessment, certify
-from affidavit.gate import batch
+from affidavit.gate import batch, plan_io
 from affidavit.gate.plan_io import poll_lines
 from affidavit.plan import Plan
 
@@ -183,6 +183,17 @@ def test_lines_are_whole_however_they_arrive(tmp_path: Path) -> None:
         assert [line for line in poll_lines(stream) if line is not None] == whole
     in_memory = [line.rstrip(b"\n") for line in poll_lines(io.BytesIO(content)) if line]
     assert in_memory == whole
+
+
+def test_a_pipe_is_read_once(document: Make, affidavit: Any) -> None:
+    ended = affidavit("batch", "/dev/stdin", "--jobs", "1", stdin=json.dumps(document()))
+    assert ended.returncode == 0
+    assert len(results(ended.stdout)) == 1
+
+
+def test_a_line_without_an_end_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_io, "MOST_BYTES", 1 << 17)
+    assert run("batch", "/dev/zero", "--jobs", "1").exit_code == 2
 
 
 def test_a_moment_without_a_line_is_said() -> None:

@@ -21,7 +21,7 @@ TABLE, _, OF_JAX = (
 )
 ROWS = ROW.findall(TABLE)
 ANSWERS = json.loads((ROOT / "tests/vectors/jax_privacy.json").read_text())
-"""What jax-privacy said, as ``python -m tests.library.jax_answers`` wrote it."""
+"""What jax-privacy said, as ``python -m tests.peers.jax_privacy`` wrote it."""
 AGREE = 1e-2
 """Relative difference between two libraries' numbers; Opacus adds 0.01 to its ε."""
 

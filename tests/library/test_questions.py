@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -215,6 +216,37 @@ def test_diagnose_and_compare() -> None:
     assert compared.ranking == "second"
     with pytest.raises(ValueError, match="claimed_epsilon"):
         affidavit.diagnose(MUON)
+
+
+def test_a_claim_is_a_number_of_any_kind() -> None:
+    assert affidavit.diagnose(MUON, claimed_epsilon=np.float32(7.5)).claim.epsilon == 7.5
+
+
+def test_a_wrong_claim_and_a_wrong_engine_are_named() -> None:
+    for claimed in (-1.0, "x", float("nan"), 10**400):
+        with pytest.raises(affidavit.MalformedPlan, match="claim"):
+            affidavit.diagnose(MUON, claimed_epsilon=claimed)
+    with pytest.raises(ValueError, match="fourier"):
+        affidavit.epsilon(MUON, engine="furier")
+
+
+def test_events_of_dp_accounting_that_release_nothing_or_everything() -> None:
+    step, nothing = EVENT.event, dp_accounting.NoOpDpEvent()
+    empty = dp_accounting.ComposedDpEvent([nothing, dp_accounting.SelfComposedDpEvent(nothing, 3)])
+    never = dp_accounting.PoissonSampledDpEvent(0.0, step.event)
+    ours = affidavit.PrivacyAccountant().compose(empty).compose(never, 5)
+    assert ours.get_epsilon(1e-5) == ours.get_delta(0.0) == 0.0
+    with pytest.raises(ValueError, match="ε"):
+        ours.get_delta(-1.0)
+    nested = dp_accounting.ComposedDpEvent([empty, dp_accounting.SelfComposedDpEvent(step, 500)])
+    ours.compose(dp_accounting.SelfComposedDpEvent(nested, 2))
+    assert ours.get_epsilon(1e-5) == affidavit.epsilon(EVENT, adjacency="add_remove", delta=1e-5)
+    ours.compose(dp_accounting.ComposedDpEvent([step, dp_accounting.NonPrivateDpEvent()]))
+    assert ours.get_epsilon(1e-5) == math.inf
+    assert not ours.supports(dp_accounting.SelfComposedDpEvent(step, -1))
+    without = dp_accounting.SampledWithoutReplacementDpEvent(60_000, 600, step.event)
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="fixed_size"):
+        ours.compose(without)
 
 
 class Partition(Enum):

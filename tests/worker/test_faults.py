@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +170,13 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
 
 def trainer_of(run: str, *workers: Process) -> int:
     """The process that trains a run, which writes its log into the run's folder."""
-    (result,) = (
-        pid
-        for worker in workers
-        for pid in trainers_of(worker)
-        if run in str(Path(f"/proc/{pid}/fd/1").readlink())
-    )
-    return result
+    result = []
+    for pid in (pid for worker in workers for pid in trainers_of(worker)):
+        with suppress(FileNotFoundError):  # it has ended
+            if run in str(Path(f"/proc/{pid}/fd/1").readlink()):
+                result.append(pid)
+    (found,) = result
+    return found
 
 
 def disk_full(shop: Any, run: str, *workers: Process) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.client import Unreachable
 from affidavit.worker import heartbeat as heartbeat_module
-from affidavit.worker.heartbeat import MIN_STEPS, SIGNAL_DELAY, STARTUP_TIMEOUT, Heartbeat
+from affidavit.worker.heartbeat import MIN_STEPS, Heartbeat
 from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 
 LEASE = 30.0
@@ -150,29 +150,17 @@ def test_unreachable_service_does_not_stop_the_trainer(
     assert heartbeat() == "kill"
 
 
-def test_early_cancellation_waits_for_the_first_checkpoint(tmp_path: Path, clock: Clock) -> None:
-    """Before that the signal would kill it, and a run without a record is charged in full."""
+@pytest.mark.parametrize("written", [(), (CHECKPOINT,)], ids=["starting", "begun"])
+def test_a_cancelled_trainer_is_asked_at_once_and_gets_no_steps(
+    tmp_path: Path, clock: Clock, written: tuple[str, ...]
+) -> None:
     source = Granting()
     source.cancel = True
     heartbeat = heartbeat_of(tmp_path, source)
+    write(heartbeat, *written)
     clock.now += LEASE / 2
-    assert heartbeat() is None
-    assert heartbeat.reason == "cancelled"
-    write(heartbeat, CHECKPOINT)
-    assert heartbeat() is None
-    clock.now += SIGNAL_DELAY + 0.1
-    assert heartbeat() == "ask"
-    assert not heartbeat.allowance.exists()  # a trainer that must stop gets no steps
-
-
-def test_startup_timeout_stops_a_cancelled_trainer(tmp_path: Path, clock: Clock) -> None:
-    source = Granting()
-    source.cancel = True
-    heartbeat = heartbeat_of(tmp_path, source)
-    clock.now += LEASE / 2
-    assert heartbeat() is None
-    clock.now += STARTUP_TIMEOUT + 0.1
-    assert heartbeat() == "ask"
+    assert (heartbeat(), heartbeat.reason) == ("ask", "cancelled")
+    assert not heartbeat.allowance.exists()
 
 
 def test_time_limit_counts_from_the_first_checkpoint(tmp_path: Path, clock: Clock) -> None:

@@ -38,6 +38,11 @@ def ranks_of(run: str) -> list[int]:
     return result
 
 
+def parent_of(pid: int) -> int:
+    """The launcher of a rank."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def by_slurm(shop: Any, *options: str) -> Any:
     """The recipe for Slurm, on a node with two GPUs as far as it can tell."""
     site = shop.home_of("w2")
@@ -74,6 +79,9 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
     allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")
+    wait_until(lambda: len(ranks_of(run)) == 2, LIMIT, said=shop.logs)
+    for pid in {*ranks_of(run), *map(parent_of, ranks_of(run))}:
+        os.kill(pid, signal.SIGTERM)  # as Slurm does to every process of a job: nothing stops
     result = shop.wait(run, "settled", "failed", seconds=120)
     assert (result["state"], result["code"]) == ("settled", "conformant"), (result, shop.logs())
     assert allocated.wait(LIMIT) == 0  # nothing waits any more

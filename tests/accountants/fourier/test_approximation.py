@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affidavit.accountants.fourier import (
-    FourierAccountant,
-    approximate_delta,
-    approximate_epsilon,
-)
+from affidavit.accountants.fourier import FourierAccountant, approximate_epsilon
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 
@@ -21,4 +17,3 @@ def test_approximations_are_near_where_many_releases_compose() -> None:
     event = plan(0.05, 2.0, 2000)
     curve = FourierAccountant().curve(event)
     assert approximate_epsilon(event, 1e-6) == pytest.approx(curve.epsilon(1e-6).upper, rel=0.01)
-    assert approximate_delta(event, 3.0) == pytest.approx(curve.delta(3.0).upper, rel=0.05)

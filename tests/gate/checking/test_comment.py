@@ -128,7 +128,7 @@ def test_a_comment_says_which_change_moved_epsilon(
     Path("before.yaml").write_text(PLAN)
     Path("plan.yaml").write_text(PLAN.replace("epochs: 10", "epochs: 100"))
     posted: list[tuple[str, str]] = []
-    monkeypatch.setattr(comment, "post", lambda host, body: posted.append((host, body)))
+    monkeypatch.setattr(comment, "post", lambda host, body, **_: posted.append((host, body)))
     result = run("check", "plan.yaml", "--diff", "before.yaml", "--comment", "gitlab")
     assert result.exit_code == 1
     ((host, body),) = posted
@@ -137,10 +137,73 @@ def test_a_comment_says_which_change_moved_epsilon(
     assert "epochs: 10.0 -> 100.0" in moved.replace("\\", "")
     assert moved.count("ε ≤") >= 2
 
-    def fail(_host: str, _body: str) -> None:
+    def fail(_host: str, _body: str, **_: Any) -> None:
         raise comment.NotPosted("it is down")
 
     monkeypatch.setattr(comment, "post", fail)
     result = run("check", "before.yaml", "--comment", "github")
     assert (result.exit_code, "it is down" in result.stderr) == (3, True)
     assert run("check", "before.yaml", "--comment", "bitbucket").exit_code == 2
+
+
+@pytest.mark.usefixtures("pipeline")
+@pytest.mark.parametrize("host", ["github", "gitlab"])
+def test_a_fix_is_suggested_once_on_its_line(
+    host: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(PLAN.replace("epsilon: 3", "epsilon: 1"))
+    reviews: list[dict[str, Any]] = []
+    answer_of_review = [201]
+
+    def talk(request: httpx.Request) -> httpx.Response:
+        address = request.url.path
+        if request.method == "GET" and address.endswith(("/pulls/5", "/merge_requests/3")):
+            shas = dict.fromkeys(("base_sha", "head_sha", "start_sha"), "a1")
+            return httpx.Response(200, json={"head": {"sha": "a1"}, "diff_refs": shas})
+        reviewed = address.endswith(("/pulls/5/comments", "/discussions"))
+        if request.method == "GET":
+            listed = reviews if host == "github" else [{"notes": [one]} for one in reviews]
+            return httpx.Response(200, json=listed if reviewed else [])
+        if reviewed:
+            reviews.append(json.loads(request.content))
+        return httpx.Response(answer_of_review[0] if reviewed else 201, json={"id": 1})
+
+    post = comment.post
+    monkeypatch.setattr(
+        comment, "post", lambda *a, **k: post(*a, transport=httpx.MockTransport(talk), **k)
+    )
+    for status in (201, 201, 422 if host == "github" else 400):
+        answer_of_review[0] = status
+        assert run("check", "plan.yaml", "--comment", host).exit_code == 1
+        assert len(reviews) == 1
+    (review,) = reviews
+    place = review if host == "github" else review["position"]
+    assert (place.get("path", place.get("new_path")), place.get("line", place.get("new_line"))) == (
+        "plan.yaml",
+        7,
+    )
+    assert {"github": place.get("commit_id"), "gitlab": place.get("head_sha")}[host] == "a1"
+    block = {"github": "```suggestion\n", "gitlab": "```suggestion:-0+0\n"}[host]
+    line = review["body"].partition(block)[2].partition("\n```")[0]
+    lines = Path("plan.yaml").read_text().splitlines()
+    Path("plan.yaml").write_text("\n".join([*lines[:6], line, *lines[7:]]))
+    assert run("check", "plan.yaml").exit_code == 0
+    reviews.clear()
+    answer_of_review[0] = 500
+    Path("plan.yaml").write_text("\n".join(lines))
+    result = run("check", "plan.yaml", "--comment", host)
+    assert (result.exit_code, "500" in result.stderr) == (1, True)
+
+
+def test_a_badge_has_the_bound_of_certified_plans_alone(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(PLAN)
+    badge = json.loads(run("check", "plan.yaml", "--format", "badge").stdout)
+    assert (badge["schemaVersion"], badge["color"]) == (1, "brightgreen")
+    assert float(badge["message"].partition("≤")[2]) <= 3
+    Path("other.yaml").write_text(PLAN.replace("epsilon: 3", "epsilon: 0.1"))
+    badge = json.loads(run("check", "plan.yaml", "other.yaml", "--format", "badge").stdout)
+    assert (badge["message"], badge["color"]) == ("not certified", "red")

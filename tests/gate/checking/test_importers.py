@@ -209,6 +209,21 @@ def test_bands_are_groups_in_turn_with_correlated_noise(checked: Any) -> None:
     assert result["sampling"]["scheme"] == "cyclic_poisson"
 
 
+def test_lots_of_groups_in_turn_follow_from_the_size_of_the_data_set(checked: Any) -> None:
+    bands = {"strategy": [1.0, 0.5], "delta": 1e-5, "partition_type": "INDEPENDENT"}
+    Path("jax.json").write_text(json.dumps(JAX | bands))
+    results = []
+    for given, code in (("", 0), ("lot_size = 99", 2), ("lot_size = 100", 0)):
+        Path("pyproject.toml").write_text(
+            "[tool.affidavit.given.'jax.json'.dataset]\nsize = 10_000\n"
+            f"[tool.affidavit.given.'jax.json'.sampling]\n{given}\n"
+        )
+        ended, document = checked("jax.json")
+        assert ended == code, document
+        results.append(document["plans"][0]["result"])
+    assert results[0] == results[2]
+
+
 BANDS = {
     "iterations": 100, "sampling_prob": 0.2, "noise_multiplier": 1.0, "num_examples": 1000,
     "neighboring_relation": "REPLACE_SPECIAL", "delta": 1e-5,

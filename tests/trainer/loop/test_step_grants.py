@@ -149,10 +149,12 @@ def test_a_checkpoint_from_before_the_key_was_stirred_is_refused(run: Run, tmp_p
 def test_a_run_that_is_stopped_for_good_ends_with_the_steps_it_took(
     run: Run, tmp_path: Path, at: int
 ) -> None:
+    stop = tmp_path / "stop"
+
     class Asks(Made):
         def collate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if len(self.asked) == at:
-                os.kill(os.getpid(), signal.SIGTERM)
+                stop.touch()
             return super().collate(indices)
 
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
@@ -163,7 +165,7 @@ def test_a_run_that_is_stopped_for_good_ends_with_the_steps_it_took(
         bundle=bundle,
         data=Asks(),
         digest_every=5,
-        supervision=Supervision(ends=True),
+        supervision=Supervision(stop=stop),
     )
     assert (made.outcome.ended, made.outcome.charged) == ("stopped", at + 1)
     found = checked(out, bundle)
@@ -181,18 +183,14 @@ def test_a_run_that_waits_for_its_allowance_can_be_stopped(run: Run, tmp_path: P
     allowance = tmp_path / "allowance"
     allowance.write_text("not a number")
 
+    supervision = Supervision(allowance=allowance, stop=tmp_path / "stop")
+
     class Asks(Made):
         @property
         def digest(self) -> str:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            (tmp_path / "stop").touch()
             return super().digest
 
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        given = Supervision(allowance=allowance, ends=True)
-        made = run(plan, out=out, data=Asks(), supervision=given)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    made = run(plan, out=out, data=Asks(), supervision=supervision)
     assert (made.outcome.charged, made.data.asked) == (0, [])
     assert [e["type"] for e in entries_of(out)] == ["header", "checkpoint", "final"]

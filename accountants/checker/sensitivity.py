@@ -1,0 +1,160 @@
+"""From a plan's noise to μ: σ_joint of a step's blocks, and sens of correlated noise, in balls.
+
+A record that takes part in the steps of a pattern π moves the run by at most sens, where
+sens² = max over π of Σ_{i,j∈π} |X_ij|, X = CᵀC (docs/theorems/correlated-noise.md). Sizes are
+integers in units of 2^-128, rounded up, so that maxima and sums of them are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from flint import arb, arb_mat, fmpq, fmpz
+
+from affidavit.accountants.checker.lattice import Unproved, at_precision, rounded_up
+
+MOST_PRODUCTS = 4_000_000
+"""Products of one sensitivity, a few seconds."""
+MOST_ROWS = 1000
+"""Steps of a strategy without structure, above which its matrix is not even read."""
+_MOST_COMPARED = 250
+"""Steps up to which a Toeplitz strategy is bounded as a matrix too, where that may be less."""
+_UNIT = fmpz(2) ** 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patterns:
+    """At most ``most`` steps, any two ``apart`` steps apart or, where not ``exactly``, more."""
+
+    most: int
+    apart: int
+    exactly: bool
+
+
+def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared: arb) -> bool:
+    """Whether ``multiplier`` ² · ``squared`` ≤ σ_joint² is certain, σ_joint of the blocks of a lot.
+
+    σ_joint is (Σ count/σ²)^(-1/2), σ the noise multiplier of so many blocks.
+    """
+    at_precision()
+    precision = sum((count / sigma**2 for count, sigma in blocks), Fraction(0))
+    ratio = Fraction(multiplier) ** 2 * precision
+    return bool(arb(fmpq(ratio.numerator, ratio.denominator)) * squared <= 1)
+
+
+def buffered(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
+    """The first column of a BLT: 1, then Σ ω_i θ_i^(t-1). Raises ``Unproved``."""
+    at_precision()
+    _require_affordable(steps * len(decays))
+    powers, column = [arb(scale) for scale in scales], [arb(1)]
+    while len(column) < steps:
+        column.append(sum(powers, arb(0)))
+        powers = [power * decay for power, decay in zip(powers, decays, strict=True)]
+    return column
+
+
+def toeplitz_sensitivity(
+    coefficients: Sequence[float] | Sequence[arb],
+    factors: Sequence[float],
+    patterns: Patterns,
+    *,
+    inverse: bool,
+) -> arb:
+    """sens of C with this first column, zero afterwards; ``inverse`` where it is that of C⁻¹.
+
+    Column t is clipped to ``factors``[t] clip norms. With c ≥ 0 the worst pattern of a fixed
+    distance begins at once, and so it does of a least distance where c does not increase or columns
+    do not overlap; a larger c bounds any other. Raises ``Unproved``.
+    """
+    at_precision()
+    steps = len(factors)
+    _require_affordable(steps * (len(coefficients) if inverse else 1))
+    column = [arb(c) for c in coefficients[:steps]]
+    column = _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
+    sizes = [_units(c) for c in column]
+    most, apart = min(patterns.most, -(-steps // patterns.apart)), patterns.apart
+    if most > 1 and not patterns.exactly and any(sizes[apart:]):
+        sizes = list(accumulate(reversed(sizes), max))[::-1]
+    sums: list[int] = []
+    for t, size in enumerate(sizes):
+        earlier = sums[t - apart] if t >= apart else 0
+        ended = sizes[t - most * apart] if t >= most * apart else 0
+        sums.append(size + earlier - ended)
+    bound = max(factors) * (arb(fmpz(sum(s * s for s in sums))) / _UNIT**2).sqrt()
+    tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
+    if tight or steps > _MOST_COMPARED:
+        return bound
+    rows = [[column[i - j] if i >= j else arb(0) for j in range(steps)] for i in range(steps)]
+    return bound.min(matrix_sensitivity(rows, factors, patterns, inverse=False))
+
+
+def matrix_sensitivity(
+    rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]],
+    factors: Sequence[float],
+    patterns: Patterns,
+    *,
+    inverse: bool,
+) -> arb:
+    """sens of C, ``rows`` or their inverse, whose columns are clipped to ``factors``.
+
+    Patterns of a least distance are bounded row by row (Theorem 5 there). Raises ``Unproved``.
+    """
+    at_precision()
+    steps = len(factors)
+    most, apart = min(patterns.most, -(-steps // patterns.apart)), patterns.apart
+    _require_affordable(steps**2 * max(most, len(rows) // 8))
+    matrix = arb_mat([[arb(entry) for entry in row] for row in rows])
+    if inverse:
+        matrix = matrix.inv()
+    gram = matrix.transpose() * matrix
+    sizes = [
+        [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
+        for i, own in enumerate(factors)
+    ]
+    if most == 1:
+        best = max(row[i] for i, row in enumerate(sizes))
+    elif patterns.exactly:
+        turns = [range(first, steps, apart)[:most] for first in range(steps)]
+        best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
+    else:
+        bounds = []
+        for i, row in enumerate(sizes):
+            others = [0 if abs(i - j) < apart else size for j, size in enumerate(row)]
+            bounds.append(row[i] + _separated(others, most - 1, apart))
+        best = _separated(bounds, most, apart)
+    return (arb(fmpz(best)) / _UNIT).sqrt()
+
+
+def _separated(values: Sequence[int], most: int, apart: int) -> int:
+    """The most that ``most`` of ``values``, which are ``apart``, add up to."""
+    steps = len(values)
+    later = [0] * (steps + apart)
+    for _ in range(most):
+        here = [value + later[i + apart] for i, value in enumerate(values)]
+        later[:steps] = list(accumulate(reversed(here), max))[::-1]
+    return later[0]
+
+
+def _reciprocal(series: Sequence[arb], steps: int) -> list[arb]:
+    """The power series 1 / ``series``."""
+    result = [1 / series[0]]
+    for t in range(1, steps):
+        terms = zip(series[1:], result[t - 1 :: -1], strict=False)
+        result.append(-sum((a * b for a, b in terms), arb(0)) / series[0])
+    return result
+
+
+def _units(size: arb) -> int:
+    return rounded_up(abs(size) * _UNIT)
+
+
+def _require_affordable(products: int) -> None:
+    if products > MOST_PRODUCTS:
+        raise Unproved(
+            "no_statement",
+            "The sensitivity of the noise takes the checker too long.",
+            "Rest on the accountants of the certificate.",
+        )

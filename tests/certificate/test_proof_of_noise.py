@@ -1,0 +1,109 @@
+"""A proof starts at the plan: σ_joint and sensitivities are proved, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from affidavit.accountants.checker import Unproved
+from affidavit.certificate import proof
+from affidavit.mechanisms import lower
+from affidavit.mechanisms.correlation import Correlation
+from affidavit.mechanisms.strategies.sensitivity import Sensitivity
+from affidavit.plan import plan_from
+
+CYCLIC = {"scheme": "cyclic", "lot_size": 100}
+APART = {"schema": "min_separation", "participations": 3, "separation": 5}
+
+
+def plan_document(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": 1000},
+        "sampling": CYCLIC,
+        "steps": 24,
+        "releases": [
+            {"name": "body", "clip_norm": 1.0, "noise_multiplier": 7.0, "count": 3},
+            {"name": "head", "clip_norm": 0.3, "noise_multiplier": 11.0},
+        ],
+        "target": {"delta": 1e-6},
+    }
+    return {**document, **changes}
+
+
+def lowered_and_required(document: dict[str, Any]) -> None:
+    lowered = lower(plan_from(document))
+    for index, event in enumerate(lowered.event().events[: len(lowered.phases)]):
+        proof._require_noise(lowered, index, event)
+
+
+BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
+ROWS = [[0.01 * i * (i > j) + (i == j) for j in range(24)] for i in range(24)]
+MATRIX = {"kind": "matrix", "rows": ROWS}
+EQUAL = [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 7.0, "count": 4}]
+KINDS: dict[str, dict[str, Any]] = {
+    "independent": {},
+    "flat": {"clipping": "flat", "releases": EQUAL},
+    "replaced": {"adjacency": "replace_one"},
+    "bidiagonal": {"noise": {"kind": "bidiagonal", "lambda": 0.9}},
+    "alternating": {"noise": {"kind": "bidiagonal", "lambda": -0.9}, "adjacency": "replace_one"},
+    "normalized": {"noise": {"kind": "bidiagonal", "lambda": 0.9, "normalized": True}},
+    "coefficients": {"noise": {"kind": "toeplitz", "coefficients": [1.0, 0.5, 0.2]}},
+    "inverse": {"noise": {"kind": "toeplitz_inverse", "coefficients": [1.0, -0.5, -0.1]}},
+    "root": {"noise": {"kind": "sqrt"}},
+    "banded": {"noise": {"kind": "banded", "bands": 4}},
+    "blt": {"noise": BLT},
+    "blt apart": {"noise": BLT, "participation": APART},
+    "dense": {"noise": {"kind": "dense"}},
+    "matrix": {"noise": MATRIX},
+    "matrix apart": {"noise": MATRIX, "participation": APART},
+    "tree": {"noise": {"kind": "tree"}},
+    "restarted": {"noise": {"kind": "tree", "restart": True}},
+    "scheduled": {"noise": {"kind": "sqrt"}, "clip_schedule": [0.5] * 12 + [1.0] * 12},
+    "poisson": {"sampling": {"scheme": "poisson", "lot_size": 100}},
+    "bins": {"sampling": {"scheme": "balls_in_bins", "lot_size": 100}, "steps": 20},
+    "quantile": {
+        "sampling": {"scheme": "poisson", "lot_size": 100},
+        "extra": [{"kind": "adaptive_clipping_quantile", "name": "quantile", "noise_std": 30}],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_noise_of_a_plan_is_proved_and_no_more_of_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = plan_document(**KINDS[kind])
+    lowered_and_required(document)
+    # A lowering that claims a thousandth of a percent more noise is caught.
+    own = lower(plan_from(document)).phases[0]
+    if own.correlation is not None:
+        real = Correlation.at
+
+        def understated(correlation: Correlation, steps: int) -> Any:
+            at = real(correlation, steps)
+            less = Sensitivity(value=at.sensitivity.value * (1 - 1e-5), attained=0.0)
+            return replace(at, sensitivity=less)
+
+        monkeypatch.setattr(Correlation, "at", understated)
+    else:
+        lowering = "affidavit.mechanisms.lowering.jointly"
+        monkeypatch.setattr(lowering, lambda joint, _: joint * 1.0001)
+    with pytest.raises(Unproved, match="noise that was accounted"):
+        lowered_and_required(document)
+
+
+def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "MOST_ROWS", 10)
+    with pytest.raises(Unproved, match="24 steps") as refusal:
+        lowered_and_required(plan_document(noise=MATRIX | {"rows": irregular()}))
+    assert refusal.value.code == "no_statement"
+
+
+def irregular() -> list[list[float]]:
+    return [[float(i == j) - 0.3 * (i == j + 1) * (i % 2) for j in range(24)] for i in range(24)]
