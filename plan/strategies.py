@@ -164,7 +164,10 @@ class SquareRoot(NoiseForm):
 
 
 class BufferedLinearToeplitz(NoiseForm):
-    """BLT: decays θ and scales ω given, or a number of buffers to have them optimised."""
+    """BLT: decays θ and scales ω given, or a number of buffers to have them optimised.
+
+    ``objective`` is the error that optimised buffers make least: ``rms`` where it is left out.
+    """
 
     kind: Literal["blt"]
     decays: (
@@ -174,6 +177,8 @@ class BufferedLinearToeplitz(NoiseForm):
         Annotated[tuple[Positive, ...], Field(min_length=1, fail_fast=True), at_most(64)] | None
     ) = None
     buffers: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    objective: Literal["rms", "max"] | None = None
+    any_length = True
     examples = ({"kind": "blt", "decays": [0.5], "scales": [0.25]}, {"kind": "blt", "buffers": 1})
 
     @property
@@ -182,12 +187,18 @@ class BufferedLinearToeplitz(NoiseForm):
         return self.buffers is not None
 
     def check(self, pointer: Pointer) -> Iterator[Reason]:
-        """Decays with as many scales, or buffers."""
+        """Decays with as many scales, or buffers, for which alone there is an objective."""
         if (self.buffers is None) == (self.decays is None):
             yield conflict(
                 pointer(),
                 "a BLT has decays and scales, or buffers to be optimised.",
                 "Give one of the two.",
+            )
+        if self.objective is not None and self.buffers is None:
+            yield conflict(
+                pointer("objective"),
+                "given buffers are not optimised.",
+                "Remove objective, or give a number of buffers.",
             )
         if len(self.decays or ()) != len(self.scales or ()):
             yield conflict(

@@ -18,6 +18,7 @@ McMahan, Xu and Zhang, arXiv:2408.08868.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,13 +26,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from affidavit.mechanisms.strategies.optimal.loss import cross, ladder, outer, pairs
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_toeplitz
-from affidavit.mechanisms.strategies.strategy import Streaming
+from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable, of_toeplitz
+from affidavit.mechanisms.strategies.strategy import LARGEST_VECTOR, Streaming, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, newton_reciprocal
 
 Array = NDArray[np.float64]
 
+SUMS = 1e-11
+"""Relative error of the geometric sums: their terms are positive, and each exponential is good to
+745 roundings, over at most forty doublings of a few more."""
 EVALUATION = 1e-12
 """Relative error of a coefficient: (t-1)·log θ is at most 745 where θ^(t-1) is not zero."""
 
@@ -61,12 +66,48 @@ class Blt(Toeplitz):
         )
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens(C); one participation in O(d²), more in O(T (d + log k))."""
+        """sens(C); one participation in O(d²), more in O(T (d + log k)), or O(d² log T).
+
+        The last beyond ``LARGEST_VECTOR`` steps; raises ``Unaffordable`` where the coefficients
+        do not fall and no pattern is known to be the worst.
+        """
         if participation.most(self.steps) == 1:
             norm = self._column_norm
             return Sensitivity(value=norm, attained=norm * (1 - 3 * EVALUATION))
+        if self.steps > LARGEST_VECTOR:
+            return self._closed(participation)
         bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
         return bound.stretched(1 - EVALUATION, 1 + EVALUATION)
+
+    def _closed(self, participation: Participation) -> Sensitivity:
+        """‖Σ_{j<k} S^(jb) c‖ by geometric sums (docs/theorems/correlated-noise.md, Theorem 10)."""
+        if participation.schema != "fixed_epoch" and math.fsum(self.scales) > 1 - 1e-12:
+            raise Unaffordable(f"scales of more than 1 in all over {self.steps} steps")
+        rates, scales = -np.log(np.asarray(self.decays)), np.asarray(self.scales)
+        most, separation = participation.most(self.steps), participation.separation
+        tail, weights, sums = (
+            self.steps - (most - 1) * separation,
+            outer(scales, scales),
+            pairs(rates),
+        )
+        delayed = scales * np.exp(-(separation - 1) * rates)
+        earlier = cross(separation * rates, most - 1)
+        final, _ = ladder(separation * rates, most)
+        # Where a stretch begins, each earlier participation adds its coefficient to c_0 = 1.
+        squared = (1 + delayed @ earlier.last) ** 2 + most - 1
+        if most > 2:
+            before = cross(separation * rates, most - 2)
+            squared += 2 * delayed @ before.total + delayed @ before.products @ delayed
+        for products, length in ((earlier.products, separation), (outer(final, final), tail)):
+            if length > 1:
+                squared += np.sum(weights * products * ladder(sums, length - 1)[0])
+        norm = math.sqrt(float(squared))
+        return Sensitivity(value=norm * (1 + SUMS), attained=norm * (1 - SUMS))
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Always: every scale is positive."""
+        return True
 
     @property
     def streaming(self) -> Streaming:
@@ -90,7 +131,9 @@ class Blt(Toeplitz):
 
     @cached_property
     def strategy_coefficients(self) -> Array:
-        """First column of C, shape (T,)."""
+        """First column of C, shape (T,); raises ``TooLarge`` beyond ``LARGEST_VECTOR`` steps."""
+        if self.steps > LARGEST_VECTOR:
+            raise TooLarge(f"coefficients over {self.steps} steps")
         result = np.ones(self.steps)
         before = np.arange(self.steps - 1, dtype=np.float64)
         result[1:] = 0.0
@@ -100,7 +143,7 @@ class Blt(Toeplitz):
 
     @cached_property
     def noise_coefficients(self) -> Array:
-        """First column of N, shape (T,)."""
+        """First column of N, shape (T,); raises ``TooLarge`` likewise."""
         return newton_reciprocal(self.strategy_coefficients, self.steps)
 
     @property

@@ -124,10 +124,19 @@ def _blt(noise: Any, at: Setting) -> Strategy:
         raise TooManyBuffers(f"{noise.buffers} buffers; at most {MOST_BUFFERS} are optimised")
 
     def search() -> Arrays:
-        decays, scales = optimal_blt(at.steps, noise.buffers, at.workload, at.participation)
+        decays, scales = optimal_blt(
+            at.steps,
+            noise.buffers,
+            at.workload,
+            at.participation,
+            objective=noise.objective or "rms",
+        )
         return {"decays": decays, "scales": scales}
 
-    arrays = _stored(at, {"kind": "blt", "buffers": noise.buffers}, search)
+    request = {"kind": "blt", "buffers": noise.buffers}
+    if noise.objective == "max":
+        request["objective"] = "max"
+    arrays = _stored(at, request, search)
     return Blt.of(arrays["decays"].tolist(), arrays["scales"].tolist(), at.steps)
 
 

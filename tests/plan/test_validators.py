@@ -207,6 +207,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "missing_field",
         "/noise/sha256",
     ),
+    "an objective for a BLT that is given": (
+        {"noise": {"kind": "blt", "decays": [0.5], "scales": [0.5], "objective": "max"}},
+        "conflict",
+        "/noise/objective",
+    ),
     "a BLT of nothing": ({"noise": {"kind": "blt"}}, "conflict", "/noise"),
     "a BLT twice": (
         {"noise": {"kind": "blt", "buffers": 1, "decays": [0.5], "scales": [0.5]}},
@@ -452,6 +457,7 @@ def test_contradictions_of_several_fields_come_together_in_their_order(document:
         {"sampling": {**POISSON, "probability": 1}, "dataset": {}},
         {"allocation": "optimal"},
         {"noise": {"kind": "blt", "buffers": 3}},
+        {"noise": {"kind": "blt", "buffers": 3, "objective": "max"}},
         {"noise": {"kind": "blt", "decays": [0.5], "scales": [0.5]}},
         {"dataset": {"unit": "user", "contributions_per_user": 2}},
         {"noise": {"kind": "sqrt"}},

@@ -316,6 +316,36 @@ def test_one_participation_in_a_buffered_strategy_is_closed_for_any_number_of_st
             Blt.of(*bad, steps=3)
 
 
+@pytest.mark.parametrize("schema", ["fixed_epoch", "min_separation"])
+def test_many_participations_in_a_buffered_strategy_are_closed_for_any_number_of_steps(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(len(schema))
+    for _ in range(60):
+        buffers, steps = int(rng.integers(1, 5)), int(rng.integers(2, 300))
+        decays = (1 - 10 ** rng.uniform(-6, -0.01, buffers)).tolist()
+        scales = (rng.dirichlet(np.ones(buffers + 1))[:buffers] * 0.999).tolist()
+        apart = int(rng.integers(1, 60))
+        most = int(rng.integers(2, 12)) if schema == "min_separation" else -(-steps // apart)
+        at = getattr(Participation, schema)(participations=most, separation=apart)
+        strategy = Blt.of(decays, scales, steps)
+        direct = strategy.sensitivity(at)
+        monkeypatch.setattr("affidavit.mechanisms.strategies.blt.LARGEST_VECTOR", 1)
+        closed = strategy.sensitivity(at)
+        monkeypatch.undo()
+        assert closed.value == pytest.approx(direct.value, rel=1e-10)
+        assert closed.attained <= direct.value
+        assert direct.attained <= closed.value
+    far = getattr(Participation, schema)(participations=10, separation=10**7)
+    assert Blt.of([0.999, 0.9], [0.01, 0.1], 10**8).sensitivity(far).exact
+
+
+def test_scales_of_a_long_run_that_add_up_to_more_than_one_are_refused() -> None:
+    at = Participation.min_separation(participations=3, separation=2)
+    with pytest.raises(Unaffordable):
+        Blt.of([0.9, 0.8], [1.5, 0.5], 10**8).sensitivity(at)
+
+
 def test_scales_that_add_up_to_more_than_one_are_bounded_not_evaluated() -> None:
     at = Participation.min_separation(participations=3, separation=2)
     strategy = Blt.of([0.9, 0.8], [1.5, 0.5], STEPS)

@@ -32,9 +32,11 @@ from affidavit.mechanisms.strategies.optimal.toeplitz import (
     squared_sensitivity,
 )
 from affidavit.mechanisms.strategies.participation import Participation
+from affidavit.mechanisms.strategies.registry import Setting, build
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_root
 from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.plan.strategies import BufferedLinearToeplitz
 from tests.mechanisms.strategies import brute
 
 Array = NDArray[np.float64]
@@ -352,3 +354,39 @@ def _root(steps: int, momentum: float) -> Array:
     result = square_root(steps, momentum=momentum).strategy_coefficients
     assert result is not None
     return result
+
+
+# Sizes, buffers and factors of jax_privacy 2.0.0's buffered_toeplitz_test.py.
+@pytest.mark.parametrize(
+    ("steps", "buffers", "factor"),
+    [
+        (10, 1, 1.04),
+        (100, 2, 1.03),
+        (100, 3, 1.03),
+        (1_000, 2, 1.04),
+        (1_000, 3, 1.03),
+        (10_000, 1, 1.45),
+        (10_000, 3, 1.03),
+        (10_000, 4, 1.03),
+        (100_000, 2, 1.16),
+        (100_000, 4, 1.03),
+    ],
+)
+def test_the_largest_error_of_buffers_is_as_near_the_optimum_as_the_peer_tests(
+    steps: int, buffers: int, factor: float
+) -> None:
+    """Against 1 + log(T) / π, near the least largest error of any Toeplitz strategy."""
+    noise = BufferedLinearToeplitz(kind="blt", buffers=buffers, objective="max")
+    own = build(noise, Setting(steps=steps, participation=ONCE))
+    loss = own.sensitivity(ONCE).value * own.errors(Workload()).max
+    assert loss <= factor * (1 + np.log(steps) / np.pi)
+
+
+def test_the_peer_finds_the_same_buffers_for_the_largest_error() -> None:
+    """jax_privacy 2.0.0, test_optimize_single_participation_golden."""
+    noise = BufferedLinearToeplitz(kind="blt", buffers=2, objective="max")
+    own = build(noise, Setting(steps=100_000, participation=ONCE))
+    np.testing.assert_allclose(own.coefficients["decays"], [0.9999528892, 0.9857068667], rtol=1e-6)
+    np.testing.assert_allclose(own.coefficients["scales"], [0.0122853238, 0.1878393665], rtol=1e-3)
+    loss = own.sensitivity(ONCE).value * own.errors(Workload()).max
+    assert loss == pytest.approx(5.2967, abs=5e-5)
