@@ -59,6 +59,7 @@ from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
 from .issuance import issue as issue
 from .issuance import issue_approved as issue_approved
+from .issuance import issue_here as issue_here
 from .key_store import OVERLAP as OVERLAP
 from .key_store import KeyStore as KeyStore
 from .key_store import home as home

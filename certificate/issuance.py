@@ -12,9 +12,10 @@ envelope that it supersedes, so that the issues of an id form a chain.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from affidavit.certificate.assessment import Assessment
@@ -114,6 +115,18 @@ def issue(
     if assessment.proof is not None:
         document["predicate"]["proof"] = assessment.proof
     return _sign(document, key, former)
+
+
+def issue_here(
+    assessment: Assessment,
+    key: SigningPort,
+    under: PolicyEvaluation = AS_PROVED,
+    requester: str | None = None,
+) -> Certificate:
+    """Sign now, for ``requester`` or the user of this machine."""
+    user = requester or f"{os.environ.get('USER') or os.environ.get('LOGNAME') or 'unknown'}@local"
+    now = datetime.now(UTC).replace(microsecond=0)
+    return issue(assessment, key, requester=user, issued_at=now, under=under)
 
 
 def issue_approved(

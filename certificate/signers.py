@@ -47,14 +47,20 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from affidavit.certificate.key_store import require_private
+from affidavit.certificate.key_store import KeyStore, home, require_private
 from affidavit.certificate.keys import (
     KeyFailure,
+    KeyRole,
     PrivateKeySource,
     PublicKey,
     SigningKey,
     SigningPort,
 )
+
+
+def own_signing_key(role: KeyRole = KeyRole.CERTIFICATE) -> SigningPort | None:
+    """The newest key of this machine that may sign as ``role``; raises ``KeyFailure``."""
+    return KeyStore(home() / "keys").signing_key(private_key_source(os.environ), role=role)
 
 
 def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:

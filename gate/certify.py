@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +10,13 @@ import typer
 from affidavit.certificate import (
     Assessment,
     Certificate,
-    KeyStore,
     SigningPort,
-    home,
-    issue,
+    issue_here,
     with_proof,
 )
 from affidavit.certificate import certify as assess
-from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation, judge
-from affidavit.certificate.signers import private_key_source
+from affidavit.certificate.policy import BUILT_IN, judge
+from affidavit.certificate.signers import own_signing_key
 from affidavit.gate.console import (
     fail,
     out,
@@ -74,7 +70,7 @@ def certify(
     if prove and (problem := result.proof_problem) is not None:
         fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
     assessment, under = judge(file.plan, result, rules)
-    certificate = None if key is None else _issue(assessment, key, under)
+    certificate = None if key is None else issue_here(assessment, key, under)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
@@ -103,23 +99,9 @@ def _print(
         say(f"bundle written to {bundle}")
 
 
-def _issue(assessment: Assessment, key: SigningPort, under: PolicyEvaluation) -> Certificate:
-    return issue(
-        assessment,
-        key,
-        requester=_user(),
-        issued_at=datetime.now(UTC).replace(microsecond=0),
-        under=under,
-    )
-
-
 def _signing_key(needed_by: str | None) -> SigningPort | None:
     with usage_errors():
-        key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
+        key = own_signing_key()
     if key is None and needed_by is not None:
         stop(f"{needed_by} needs a signing key; create one with `affidavit keys new`.")
     return key
-
-
-def _user() -> str:
-    return f"{os.environ.get('USER') or os.environ.get('LOGNAME') or 'unknown'}@local"

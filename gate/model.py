@@ -6,7 +6,6 @@ folder or keys that cannot be read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,19 +25,17 @@ from affidavit.certificate import (
     Evidence,
     KeyFailure,
     KeyRole,
-    KeyStore,
     ModelFinding,
     ModelReport,
     NotTrained,
     TrustRoot,
     VerificationError,
     VerificationOptions,
-    home,
     read_ec_key,
 )
 from affidavit.certificate import sign_model as sign_folder
 from affidavit.certificate import verify_model as verify_folder
-from affidavit.certificate.signers import private_key_source
+from affidavit.certificate.signers import own_signing_key
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
@@ -77,9 +74,7 @@ def sign_model(
     With --keyset and --root the keyset goes into the folder too, for verifiers who trust the roots.
     """
     try:
-        key = KeyStore(home() / "keys").signing_key(
-            private_key_source(os.environ), role=KeyRole.RUN
-        )
+        key = own_signing_key(KeyRole.RUN)
         if key is None:
             stop("sign-model needs a signing key; create one with `affidavit keys new`.")
         claim = sign_folder(

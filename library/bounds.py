@@ -53,12 +53,8 @@ class Bound(float):
         with localcontext(rounding=ROUND_CEILING):
             return format(Decimal(float.__repr__(self)), spec)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _bound, (float(self), self._lower, self._confidence)
-
-
-def _bound(upper: float, lower: float, confidence: float | None) -> Bound:
-    return Bound(upper, lower=lower, confidence=confidence)
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+        return (float(self),), {"lower": self._lower, "confidence": self._confidence}
 
 
 def bound_of(bracket: Bracket, confidence: float | None = None) -> Bound:

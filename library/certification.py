@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +11,14 @@ from affidavit.accountants import decimal_up
 from affidavit.certificate import (
     Assessment,
     Certificate,
-    KeyStore,
+    KeyFailure,
     SigningPort,
     certified_plan,
-    home,
     html_table,
-    issue,
+    issue_here,
+    write_atomically,
 )
-from affidavit.certificate.signers import private_key_source
+from affidavit.certificate.signers import own_signing_key
 from affidavit.library.bounds import Bound, bound_of
 from affidavit.plan import Plan, Reason
 
@@ -151,22 +149,12 @@ class Certification:
 
         Refusals are signed like certificates. Raises ``KeyFailure`` where there is no key.
         """
-        from affidavit.certificate import KeyFailure
-
-        key = key or KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
-        if key is None:
+        if (key := key or own_signing_key()) is None:
             raise KeyFailure("there is no signing key; create one with `affidavit keys new`.")
-        return issue(
-            self.assessment,
-            key,
-            requester=requester or f"{getpass.getuser()}@local",
-            issued_at=datetime.now(UTC).replace(microsecond=0),
-        )
+        return issue_here(self.assessment, key, requester=requester)
 
     def write(self, path: str | os.PathLike[str], key: SigningPort | None = None) -> Certificate:
         """Sign, and write the bundle to ``path``; raises as ``sign``, and ``OSError``."""
-        from affidavit.certificate import write_atomically
-
         certificate = self.sign(key)
         write_atomically(Path(path), certificate.bundle)
         return certificate

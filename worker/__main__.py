@@ -22,8 +22,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from affidavit.certificate import KeyFailure, KeyRole, KeyStore, SigningPort, TrustRoot, home
-from affidavit.certificate.signers import private_key_source
+from affidavit.certificate import KeyFailure, KeyRole, SigningPort, TrustRoot
+from affidavit.certificate.signers import own_signing_key
 from affidavit.client import Unreachable
 from affidavit.worker.job import WorkerConfig, run_job
 from affidavit.worker.lease import TEXTS, ClaimRequest, Job, LeaseLost, Refused
@@ -184,9 +184,7 @@ def _source(server: str, token: str | None) -> RunQueue:
 
 def _signing_key() -> SigningPort:
     try:
-        key = KeyStore(home() / "keys").signing_key(
-            private_key_source(os.environ), role=KeyRole.RUN
-        )
+        key = own_signing_key(KeyRole.RUN)
     except KeyFailure as failure:
         _stop(str(failure))
     if key is None:
