@@ -243,18 +243,30 @@ def _request_id(scope: Scope) -> str:
 
 
 class BodyLimit:
-    """ASGI middleware: no request body beyond ``limit`` bytes reaches the application."""
+    """ASGI middleware: no request body beyond ``limit`` bytes reaches the application.
+
+    Nor one of two lengths, which a proxy may take for another than we do (RFC 9112, 6.3).
+    """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 413."""
+        """Pass the request on, or answer 400 or 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():
+            both = Problem(
+                400,
+                "malformed_request",
+                "The request has both Content-Length and Transfer-Encoding. Send one of them.",
+                headers={"Connection": "close"},
+            )
+            await both.as_response()(scope, receive, send)
+            return
         if _announced(headers) > self._limit:
             if b"expect" not in headers:  # else the client waits for our word to send
                 await _drain(receive)

@@ -49,10 +49,6 @@ class NoteSignature:
     key_hash: bytes
     signature: bytes
 
-    def is_by(self, key: NoteKey) -> bool:
-        """Whether it says that it is ``key``'s; that is not checked here."""
-        return (self.name, self.key_hash) == (key.name, key.key_hash)
-
 
 @dataclass(frozen=True, slots=True)
 class Note:

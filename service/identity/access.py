@@ -31,7 +31,7 @@ from affidavit.service.fair_queue import CALLER
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
-from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_after
+from affidavit.service.identity.rate_limit import counted, retry_after
 from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
@@ -74,10 +74,14 @@ class Guard:
         await self.admitted(request)
         if not (self.always or request.method in SAFE):
             await run_in_threadpool(services.safety.require)
-        try:
-            services.rate_limiter.begin(caller.counted_as)
-        except TooManyAtOnce:
-            raise _too_many_at_once(services.rate_limiter.at_once) from None
+        if not services.rate_limiter.begin(caller.counted_as):
+            raise Problem(
+                429,
+                "too_many_at_once",
+                f"{services.rate_limiter.at_once} requests of this caller are in progress; wait "
+                "for one, or ask the operator to raise AFFIDAVIT_CONCURRENCY.",
+                headers={"Retry-After": "1"},
+            )
         CALLER.set(caller.counted_as)
         TEAM.set(caller.actor.sees)
         add_after_response(request, partial(_ended, services, caller))
@@ -230,16 +234,6 @@ def _take(services: Services, request: Request, caller: str) -> None:
             "operator to raise AFFIDAVIT_RATE_LIMIT.",
             headers={"Retry-After": retry_after(seconds)},
         )
-
-
-def _too_many_at_once(most: int) -> Problem:
-    return Problem(
-        429,
-        "too_many_at_once",
-        f"{most} requests of this caller are in progress; wait for one, or ask the operator to "
-        "raise AFFIDAVIT_CONCURRENCY.",
-        headers={"Retry-After": "1"},
-    )
 
 
 def address_of(request: Request) -> str | None:

@@ -45,9 +45,6 @@ class Serves:
     queues: frozenset[str] = frozenset()
     datasets: frozenset[str] = frozenset()
 
-    def __or__(self, other: Serves) -> Serves:
-        return Serves(self.queues | other.queues, self.datasets | other.datasets)
-
 
 DEFAULT_QUEUE = Serves(frozenset({"default"}))
 """What ``WORK`` is for where nothing is named."""

@@ -28,10 +28,6 @@ MOST_KEPT = 10_000
 """Buckets in memory; the one unused for longest, and so fullest, is forgotten first."""
 
 
-class TooManyAtOnce(Exception):
-    """As many requests of this caller are in progress as may be."""
-
-
 class RateLimiter:
     """The buckets of one process; belongs to one event loop."""
 
@@ -69,12 +65,12 @@ class RateLimiter:
             (b"ratelimit", f'"minute";r={int(held)};t={full}'.encode()),
         )
 
-    def begin(self, caller: str) -> None:
-        """Count a request as being answered, until ``end``; raises ``TooManyAtOnce``."""
+    def begin(self, caller: str) -> bool:
+        """Count a request as being answered, until ``end``; False where no other may be."""
         running = self._running.get(caller, 0)
-        if running >= self.at_once:
-            raise TooManyAtOnce
-        self._running[caller] = running + 1
+        if running < self.at_once:
+            self._running[caller] = running + 1
+        return running < self.at_once
 
     def end(self, caller: str) -> None:
         """A request that ``begin`` counted was answered."""

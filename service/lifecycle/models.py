@@ -18,7 +18,6 @@ from affidavit.service.lifecycle.status import Status
 from affidavit.service.models import Comment, Digest, RequestModel
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
-STATUS_LIST_TYPE = "application/vnd.affidavit.status-list.v1+json"
 
 Verb = Literal["approve", "reject"]
 

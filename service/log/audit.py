@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import isfinite
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from affidavit.certificate import BadEnvelope, read_envelope
 from affidavit.certificate.log import Checkpoint
@@ -24,7 +24,7 @@ from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.ledger.expiry import orphans
 from affidavit.service.ledger.replay import check_ledgers
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
-from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
+from affidavit.service.log.log_tables import log_entries, log_pending
 from affidavit.service.log.tree_audit import AuditFinding, audit_tree
 from affidavit.service.tables import certificates
 
@@ -33,9 +33,6 @@ ROUNDING = 1e-9
 """How much smaller than its signed decimal a number may be."""
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, BadEnvelope, MalformedPlan)
 """The errors that reading a tampered row can raise."""
-
-Progress = Callable[[str, int, int], None]
-"""Receives the name of a part, how many items were just read, and how many there are."""
 
 
 @contextmanager
@@ -47,17 +44,13 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def audit(
-    connection: Connection, external: Sequence[Checkpoint], progress: Progress
-) -> Iterator[AuditFinding]:
+def audit(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[AuditFinding]:
     """Yield every inconsistency: of the tree, of the rows behind it, and of the ledgers.
 
     ``external`` are checkpoints kept outside the database.
     """
-    leaves = _count(connection, log_leaves)
-    entries = _count(connection, log_entries)
-    yield from audit_tree(connection, external, lambda read: progress("leaves", read, leaves))
-    yield from audit_rows(connection, lambda read: progress("entries", read, entries))
+    yield from audit_tree(connection, external)
+    yield from audit_rows(connection)
     for fault in check_ledgers(connection):
         yield AuditFinding(
             "ledger", f"{fault.ledger} {fault.seq}", f"{fault.code}: {fault.message}"
@@ -68,19 +61,12 @@ def audit(
 
 def count_pending(connection: Connection) -> int:
     """Entries that wait to be sequenced; they are not an inconsistency."""
-    return _count(connection, log_pending)
+    return int(connection.execute(select(func.count()).select_from(log_pending)).scalar_one())
 
 
-def _count(connection: Connection, table: Table) -> int:
-    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
-
-
-def audit_rows(connection: Connection, progress: Callable[[int], None]) -> Iterator[AuditFinding]:
-    """Yield rows without entries, entries without rows, and contradicting certificates.
-
-    ``progress`` receives the number of entries just read.
-    """
-    entries = _EntryIndex(connection, progress)
+def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
+    """Yield rows without entries, entries without rows, and contradicting certificates."""
+    entries = _EntryIndex(connection)
     for entry_type in ENTRY_TYPES:
         yield from _compare_table(connection, entry_type, entries)
     yield from entries.unmatched()
@@ -90,7 +76,7 @@ def audit_rows(connection: Connection, progress: Callable[[int], None]) -> Itera
 class _EntryIndex:
     """The log's entries by entry type and content; each matches one row."""
 
-    def __init__(self, connection: Connection, progress: Callable[[int], None]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._counts: dict[str, Counter[bytes]] = {
             entry_type.table.name: Counter() for entry_type in ENTRY_TYPES
         }
@@ -105,7 +91,6 @@ class _EntryIndex:
             for entry_id, content in rows:
                 self._add(entry_id, content)
             after = rows[-1].id
-            progress(len(rows))
 
     def _add(self, entry_id: int, content: str) -> None:
         try:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import Connection, select
 
 from affidavit.certificate import KeyFailure, PublicKey
@@ -106,15 +105,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 def _verify(connection: Connection, external: Sequence[Checkpoint], *, as_json: bool) -> int:
     from affidavit.service.log.audit import audit, count_pending
 
-    with _progress_bar() as bar:
-        tasks: dict[str, Any] = {}
-
-        def progress(part: str, read: int, total: int) -> None:
-            if part not in tasks:
-                tasks[part] = bar.add_task(part, total=total)
-            bar.advance(tasks[part], read)
-
-        findings = list(audit(connection, external, progress))
+    with Console(stderr=True).status("Comparing the log with the database"):
+        findings = list(audit(connection, external))
     pending = count_pending(connection)
     try:
         last = last_checkpoint(connection)
@@ -227,19 +219,6 @@ def _public_keys(connection: Connection, settings: Settings) -> Iterable[PublicK
     with suppress(KeyFailure):  # an auditor's machine has none
         records += Keyring(settings.key_directory, settings.halves).public_records()
     return [PublicKey.from_record(record) for record in records]
-
-
-def _progress_bar() -> Progress:
-    """A progress bar on the terminal; silent if stderr is not one."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
 
 
 def _print(text: str) -> None:

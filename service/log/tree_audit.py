@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,10 +71,8 @@ class AuditFinding:
         return asdict(self)
 
 
-def audit_tree(
-    connection: Connection, external: Sequence[Checkpoint], progress: Callable[[int], None]
-) -> Iterator[AuditFinding]:
-    """Yield the tree's inconsistencies; ``progress`` receives the number of leaves just read."""
+def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[AuditFinding]:
+    """Yield the tree's inconsistencies."""
     expected: Expected = defaultdict(list)
     origins: set[str] = set()
     last = 0
@@ -97,7 +95,7 @@ def audit_tree(
             continue
         expected[checkpoint.size].append((EXTERNAL, checkpoint))
     tree = Frontier()
-    yield from _rebuild(connection, tree, expected, progress)
+    yield from _rebuild(connection, tree, expected)
     yield from _beyond_the_end(tree.size, last, expected)
     yield from _unexpected_nodes(connection, tree.size)
     yield from _unsequenced_entries(connection)
@@ -113,9 +111,7 @@ def _checkpoints(connection: Connection) -> Iterator[tuple[str, str, str]]:
         yield f"log_checkpoints {row_id}", note, record or "{}"
 
 
-def _rebuild(
-    connection: Connection, tree: Frontier, expected: Expected, progress: Callable[[int], None]
-) -> Iterator[AuditFinding]:
+def _rebuild(connection: Connection, tree: Frontier, expected: Expected) -> Iterator[AuditFinding]:
     yield from _compare_root(expected, tree)
     while rows := _read_leaves(connection, tree.size):
         start = tree.size
@@ -132,7 +128,6 @@ def _rebuild(
             nodes.update(tree.append(leaf_hash((row.content or "").encode()))[1:])
             yield from _compare_root(expected, tree)
         yield from _compare_nodes(connection, start, tree.size, nodes)
-        progress(tree.size - start)
 
 
 def _read_leaves(connection: Connection, start: int) -> Sequence[Row[Any]]:

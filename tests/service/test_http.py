@@ -108,6 +108,17 @@ def test_a_length_that_is_no_length_is_refused(running: Any, length: bytes) -> N
     assert answer.split(b" ", 2)[1] in (b"400", b"413"), answer
 
 
+def test_a_request_of_two_lengths_smuggles_no_other(running: Any) -> None:
+    """A proxy that goes by the first would take the rest for the body."""
+    hidden = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = b"0\r\n\r\n" + hidden
+    lengths = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(body)
+    kept_open = HEAD.replace(b"Connection: close\r\n", b"")
+    answer = exchange(running, kept_open + lengths + body)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert answer.count(b"HTTP/1.1") == 1, answer
+
+
 def test_a_length_that_is_too_small_cuts_the_body_and_is_no_plan(running: Any) -> None:
     answer = exchange(running, HEAD + b'Content-Length: 1\r\n\r\n{"version": 1}')
     assert answer.startswith(b"HTTP/1.1 400 ")

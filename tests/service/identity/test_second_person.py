@@ -99,7 +99,7 @@ def test_nothing_takes_effect_before_enough_people_asked_for_the_same(ask: Any) 
     # What was carried out is asked for anew.
     assert ask("cyd", budget, larger) == NEEDED
     with snapshot(ask.services.engine) as connection:
-        assert list(audit(connection, [], lambda *_: None)) == []
+        assert list(audit(connection, [])) == []
 
 
 def test_the_form_of_a_budget_notes_the_request(ask: Any) -> None:
@@ -149,7 +149,7 @@ def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -
     assert ask.post("bob", "/v1/keysets", **sent).status_code == 200
     assert ask("ada", grants, use) == (200, "")
     with snapshot(ask.services.engine) as connection:
-        assert list(audit(connection, [], lambda *_: None)) == []
+        assert list(audit(connection, [])) == []
 
 
 def test_others_ask_for_budgets_that_wait_for_administrators(ask: Any) -> None:
@@ -187,7 +187,7 @@ def test_others_ask_for_budgets_that_wait_for_administrators(ask: Any) -> None:
     with acting_for(outsider.sees):
         assert ask.services.second_person.waiting(outsider, datetime.now(UTC)) == ()
     with snapshot(ask.services.engine) as connection:
-        assert list(audit(connection, [], lambda *_: None)) == []
+        assert list(audit(connection, [])) == []
 
 
 def test_grants_are_made_on_the_page_of_a_data_set_by_four_eyes(ask: Any) -> None:

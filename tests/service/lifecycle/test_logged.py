@@ -11,7 +11,7 @@ from tests.service.lifecycle.test_approvals import insert_approval
 
 def findings(company: Company) -> list[str]:
     with snapshot(company.engine) as connection:
-        return [str(item) for item in audit(connection, (), lambda *_: None)]
+        return [str(item) for item in audit(connection, ())]
 
 
 def test_every_decision_is_in_the_log_and_a_forged_one_is_found(

@@ -90,7 +90,7 @@ class Log:
 
     def audit(self, *kept: Checkpoint) -> list[AuditFinding]:
         with snapshot(self.engine) as connection:
-            return list(audit(connection, kept, lambda *_: None))
+            return list(audit(connection, kept))
 
     def codes(self, *kept: Checkpoint) -> set[str]:
         return {item.code for item in self.audit(*kept)}
