@@ -32,7 +32,8 @@ from affidavit.plan import Event
 _TRIES = ((64, 0.06), (256, 0.02), (512, 0.015), (1024, 0.01), (2048, 0.005), (4096, 0.003))
 """Nodes of a lattice on one side of zero, and how far apart the losses' places are."""
 QUICK_TRIES = 3
-"""So many of them take no longer than dp-accounting's PLD, which is asked where they do not do."""
+"""So many of them mostly take less than dp-accounting's PLD, which is asked where they prove too
+little."""
 _HALVINGS = 10
 _LOSS_BITS, _RATIO_BITS = 128, 176
 _REACH = 12.5

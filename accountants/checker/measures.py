@@ -104,6 +104,8 @@ def pair_points(pieces: tuple[Piece, ...], mu: arb, cuts: Cuts) -> tuple[Points,
     points: Points = []
     infinite, rest = arb(0), arb(1)
     for piece in pieces:
+        if all(weight == 0 for weight in (*piece.over.values(), *piece.under.values())):
+            continue
         own, beyond = piece.points(mu, cuts)
         points += own
         infinite += beyond
