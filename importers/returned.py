@@ -112,7 +112,7 @@ class Returned:
             stores = self.script.stored_attributes.get(node.attr, [])
             own = isinstance(given, ast.Attribute) and given.attr == node.attr
             return node.attr == "original_optimizer" or (
-                own and not any(self._is_private(store) for store in stores)
+                own and not any(map(self._gets_returned, stores))
             )
         if not isinstance(node, ast.Name) or depth > 20:
             return False
@@ -137,10 +137,17 @@ class Returned:
             except Unreadable:
                 return False
             return any(self._is_given(item, given, depth + 1) for item in passed)
-        value = bindings[0].value
+        opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
+        value = _inner(opened) if opened is not None else bindings[0].value
         return isinstance(value, ast.Name | ast.Attribute) and self._is_given(
             value, given, depth + 1
         )
+
+    def _gets_returned(self, store: ast.AST) -> bool:
+        """Whether an attribute is set by the private call, or to a name that it returned."""
+        returned = {last_name(name) for name in self.names}
+        value = getattr(self.script.parents[store], "value", None)
+        return self._is_private(store) or (isinstance(value, ast.Name) and value.id in returned)
 
     def _is_other(
         self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int

@@ -141,8 +141,8 @@ def stopping(values: Values) -> ast.AST | None:
         loop = next(
             (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
         )
-        if loop is not None and (found := _ends_by(values, step, _drawn(loop), 0)) is not None:
-            return found
+        if loop is not None and (end := _ends_by(values, step, _drawn(loop), 0)) is not None:
+            return end
     return None
 
 
@@ -177,11 +177,11 @@ def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.
     for call in calls:
         outer = script.parents.get(call)
         targets = outer.targets if isinstance(outer, ast.Assign) else []
-        told = {
+        passed_up = {
             name for item in returned for target in targets for name in _given(target, item, seen)
         }
-        if outer is not None and (found := _ends_by(values, call, told, depth + 1)) is not None:
-            return found
+        if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
+            return end
     return None
 
 
@@ -463,6 +463,9 @@ def _bound_call(values: Values, name: ast.expr) -> ast.expr | None:
         return None
     _, bindings = values.script.resolve(name.id, values.script.scope_of(name))
     value = bindings[0].value if len(bindings) == 1 else None
+    match values.script.parents.get(bindings[0].node) if len(bindings) == 1 else None:
+        case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
+            value = bar  # a progress bar is what it opens
     return value if isinstance(value, ast.Call) else None
 
 

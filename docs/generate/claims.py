@@ -16,7 +16,7 @@ from docs.generate.tables import table
 
 CLAIMS = Path(__file__).resolve().parents[2] / "claims"
 KEYS = ("Source", "Link", "Reading", "Left out")
-COLUMNS = ("file", "source", "claimed", "proved", "answer", "reading", "left out by the source")
+COLUMNS = ("command", "source", "claimed", "proved", "answer", "reading", "left out by the source")
 HEAD = """# Published claims
 
 Written from the plans in `claims/` by `make docs`; change a plan, not this file.
@@ -33,10 +33,10 @@ some of them.
 TAIL = """
 ## Check a row
 
-Every row is a plan that carries its claim:
+Every row is a plan that carries its claim. Its command works in the root of the repository, and
+ends with 0 where the claim holds and with 1 where it does not. All of them together:
 
 ```sh
-affidavit check claims/tf-privacy-mnist-60-epochs.yaml
 affidavit check claims/ || echo "some claims do not hold: $?"
 ```
 
@@ -83,7 +83,7 @@ class Row:
         source = f"[{self.facts['Source']}]({self.facts['Link']})"
         proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
         claimed = f"{self.claimed} at δ = {delta:g}"
-        return [f"`{self.file.name}`", source, claimed, proved, self.answer,
+        return [f"`affidavit check claims/{self.file.name}`", source, claimed, proved, self.answer,
                 self.facts["Reading"], self.facts["Left out"]]  # fmt: skip
 
 

@@ -118,6 +118,12 @@ STEP = "        f(x).backward()\n        optimizer.step()\n"
             + PRIVATE.replace("loader =", "private =") + "train(loader)\ntest(private)\n",
             "other_loader",
         ),
+        (
+            "def train(loader):\n    with tqdm(loader) as bar:\n        for x in bar:\n"
+            + "            f(x).backward()\n            optimizer.step()\n"
+            + PRIVATE.replace("loader =", "private =") + "train(loader)\ntest(private)\n",
+            "other_loader",
+        ),
         ("o = SGD(m)\n" + PRIVATE + EACH + STEP.replace("optimizer.", "o."), "other_optimizer"),
         (PRIVATE + EACH + STEP.replace("optimizer.", "optimizer.original_optimizer."),
          "other_optimizer"),
@@ -144,6 +150,10 @@ def test_training_beside_the_private_objects_is_not_certified(text: str, code: s
         PRIVATE + EACH + STEP + "        if i > 9:\n            break\n",
         PRIVATE + EACH + STEP + "    if engine.get_epsilon(1e-5) > 3:\n        break\n",
         "if dp:\n    " + PRIVATE + "else:\n    optimizer = SGD(m)\n" + EACH + STEP,
+        "class A:\n    def f(self):\n        self.o, self.l = SGD(m), DataLoader(d)\n        "
+        + PRIVATE.replace("optimizer=o", "optimizer=self.o").replace("=loader", "=self.l")
+        + "        self.o = optimizer\n        self.l = loader\n        for x in self.l:\n"
+        + "            f(x).backward()\n            self.o.step()\n",
         PRIVATE + "optimizer = wrapped(optimizer)\nloader = tqdm(loader)\n" + EACH + STEP,
     ],
 )
@@ -243,3 +253,13 @@ def test_what_the_private_call_makes_is_what_trains(
     assert partial is not None
     codes = {item.code for item in partial.broken}
     assert codes & {"other_optimizer", "data_dependent_stop"} == ({code} if code else set())
+
+
+def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
+    loop = "for e in range(3):\n    with tqdm(loader) as bar:\n        for x in bar:\n"
+    step = "            f(x).backward()\n            optimizer.step()\n"
+    for opened, epochs in (("tqdm(loader)", 3), ("tqdm(other)", None), ("mine(loader)", None)):
+        text = HEAD + PRIVATE + loop.replace("tqdm(loader)", opened) + step
+        partial = scripts.read(text.encode())
+        assert partial is not None
+        assert partial.data.get("epochs") == epochs

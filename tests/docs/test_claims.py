@@ -1,0 +1,44 @@
+"""Each row of the published claims: its command, as printed, answers what the row says."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.gate.cli import app
+from tests.docs.pages import DOCS, ROOT
+
+ROW = re.compile(
+    r"^\| `(affidavit check claims/[\w.-]+)` (?:\|[^|]*){3}\| ([^|]*) \|", re.MULTILINE
+)
+
+
+def rows() -> list[tuple[str, str]]:
+    return ROW.findall((DOCS / "claims.md").read_text(encoding="utf-8"))
+
+
+def test_every_claim_has_a_row_with_its_command() -> None:
+    named = sorted(command.removeprefix("affidavit check claims/") for command, _ in rows())
+    assert named == sorted(path.name for path in (ROOT / "claims").glob("*.yaml"))
+    assert len(named) >= 60
+
+
+@pytest.mark.soak
+def test_every_row_is_answered_as_printed_and_soon_from_a_warm_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path))
+    spent = 0.0
+    for _cold_then_warm in range(2):
+        began = time.process_time()
+        for command, answer in rows():
+            result = CliRunner().invoke(app, command.split()[1:])
+            assert (result.exit_code == 0) is (answer == "holds"), (command, answer, result.output)
+            assert result.exit_code in (0, 1)
+        spent = time.process_time() - began
+    assert spent < 60
