@@ -14,12 +14,14 @@ already. The last step compares what ``model.sig`` lists; its signature is for `
 
 Guarantees
     * Only files below the folder are opened, none through a link, and nothing in them is executed.
-    * A file that was changed, added, removed or replaced since the signing is a finding by name.
+    * A file that was changed, added, removed or replaced since the signing is a finding by name;
+      only of what git keeps in the folder, which nobody signs, a step says that it is there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,6 +42,7 @@ from affidavit.certificate.evidence.claim import (
     claim_of,
 )
 from affidavit.certificate.evidence.manifest import (
+    IGNORED,
     BadModel,
     Manifest,
     manifest_of,
@@ -121,7 +124,8 @@ def verify_model(
         return report
     report.claim = statement["predicate"]
     report.passed(1, f"signed at {report.claim['signed_at']}")
-    _files(manifest, statement["subject"], report)
+    unsigned = [name for name in IGNORED if os.path.lexists(folder / name)]
+    _files(manifest, statement["subject"], unsigned, report)
     signed = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
     try:
         bundle, record, canaries, losses = (
@@ -168,6 +172,8 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
             raise OSError(0, f"{FOLDER} is a symbolic link")
         raw = read_model_file(folder / STATEMENT_FILE, MOST_STATEMENT)
         envelope = read_envelope(load_json(raw, MOST_STATEMENT).data)
+        if canonical_json(envelope.as_document()) != raw:  # no digest covers what is around it
+            raise BadEnvelope("it is not written as `affidavit sign-model` writes it.")
     except OSError as error:
         raise NotTrained(
             STATEMENT_FILE,
@@ -219,7 +225,9 @@ def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     return key
 
 
-def _files(manifest: Manifest, subjects: list[Any], report: ModelReport) -> None:
+def _files(
+    manifest: Manifest, subjects: list[Any], unsigned: list[str], report: ModelReport
+) -> None:
     """Step 2."""
     signed = {str(item["name"]): item["digest"]["sha256"] for item in subjects}
     present = manifest.digests()
@@ -234,7 +242,8 @@ def _files(manifest: Manifest, subjects: list[Any], report: ModelReport) -> None
     for name in sorted(present.keys() - signed.keys()):
         report.add(name, "added", "it was not there when the model was signed.", "Remove it.")
     if not report.findings:
-        report.passed(2, f"{len(present)} files as signed")
+        git = f"; git's own are not signed: {', '.join(unsigned)}" if unsigned else ""
+        report.passed(2, f"{len(present)} files as signed{git}")
 
 
 def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from affidavit.certificate import (
     sign_envelope,
     verify_model,
 )
-from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.keys import KeyRole, PublicKey
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
 from tests.certificate.evidence.conftest import WEIGHTS, Run, run_of
 from tests.certificate.test_conformance import plan_with
@@ -101,6 +101,48 @@ def test_a_file_that_is_missing_added_or_replaced_by_a_link_is_named(
         ("README.md", "missing"),
         (WEIGHTS, "not_a_file"),
     } <= found
+
+
+@pytest.mark.parametrize("extra", [b"\n", b" "])
+def test_nothing_is_added_around_the_signed_claim(model: Path, run: Run, extra: bytes) -> None:
+    with (model / STATEMENT_FILE).open("ab") as file:
+        file.write(extra)
+    assert named(verify_model(model, [run.key.public])) == {(STATEMENT_FILE, "bad_claim")}
+
+
+def test_what_git_keeps_is_not_signed_and_is_said_to_be_there(model: Path, run: Run) -> None:
+    (model / ".git" / "hooks").mkdir(parents=True)
+    report = verify_model(model, [run.key.public])
+    assert report.verified
+    assert ".git" in dict(report.steps)["files"]
+
+
+def test_files_of_another_model_of_the_same_signer_are_named(
+    model: Path, key: SigningKey, tmp_path: Path
+) -> None:
+    """Each file is valid where it comes from."""
+    other = run_of(key).signed(tmp_path / "other", ec.generate_private_key(ec.SECP256R1()))
+    for path in files(model):
+        name, own = path.relative_to(model).as_posix(), path.read_bytes()
+        if (other / name).read_bytes() == own:
+            continue
+        path.write_bytes((other / name).read_bytes())
+        report = verify_model(model, [key.public])
+        assert not report.verified
+        path.write_bytes(own)
+    shutil.rmtree(model / "affidavit")
+    shutil.copytree(other / "affidavit", model / "affidavit")
+    assert (WEIGHTS, "altered") in named(verify_model(model, [key.public]))
+
+
+@pytest.mark.parametrize("role", [role for role in KeyRole if role is not KeyRole.RUN])
+def test_a_claim_by_a_key_of_another_role_does_not_count(
+    model: Path, run: Run, role: KeyRole
+) -> None:
+    other = SigningKey.generate()
+    resign(model, other, lambda _: None)
+    trusted = [run.key.public, replace(other.public, roles=frozenset({role}))]
+    assert named(verify_model(model, trusted)) == {(STATEMENT_FILE, "untrusted_signer")}
 
 
 def test_no_link_is_followed_to_the_evidence(model: Path, run: Run, tmp_path: Path) -> None:

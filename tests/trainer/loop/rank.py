@@ -1,6 +1,7 @@
 """One rank of a run of the small plan, as ``torchrun`` starts it: folder, bundle, what to do.
 
-``die N`` has rank 1 end in its N-th lot; ``stray`` has it move one of its parameters.
+``die N`` has rank 1 end in its N-th lot; ``stray`` has it move one of its parameters; ``canaries``
+is a small run with canaries instead.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from affidavit.certificate import read_public_keys
+from affidavit.plan import Plan
+from affidavit.trainer import mlp
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
@@ -61,13 +65,20 @@ def main() -> None:
     peers = Peers.joined("cpu")
     die = int(what[1]) if what[:1] == ["die"] and peers.rank else None
     stray = what[:1] == ["stray"] and peers.rank == 1
-    model = Stray() if stray else Small(seed=5 + peers.rank)
+    model: Any = Stray() if stray else Small(seed=5 + peers.rank)
+    plan: Plan = plan_with()
+    data: Any = Watched(folder, peers.rank, die)
+    if what == ["canaries"]:
+        from tests.trainer.audit import test_canaries
+
+        plan, data = test_canaries.FEW, test_canaries.POINTS
+        model = mlp("4,seed=1,blocks=all", data)
     try:
         train(
             bundle=(folder / "bundle.json").read_bytes(),
             trusted=read_public_keys(folder / "keys.json"),
-            plan=plan_with(),
-            data=Watched(folder, peers.rank, die),
+            plan=plan,
+            data=data,
             model=model,
             out=folder / "run",
             settings=Settings(device="cpu", microbatch=4),

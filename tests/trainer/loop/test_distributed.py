@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate import check_conformance
+from affidavit.certificate import check_conformance, read_losses
+from affidavit.trainer import mlp
+from affidavit.trainer.data.canaries import CANARIES, LOSSES
+from affidavit.trainer.loop import train
 from tests.ports import free_port
-from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, plan_with
+from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, entropy_of, plan_with
 from tests.trainer.loop.test_loop import lots_of, predicate_of
 
 ROOT = Path(__file__).parents[3]
@@ -94,6 +97,28 @@ def test_two_ranks_of_torchrun_train_as_one_process_does(
 def shards(folder: Path, rank: int) -> list[int]:
     """The records that a rank read, of all lots."""
     return [int(word) for word in (folder / f"read.{rank}").read_text().split()]
+
+
+@pytest.mark.soak
+def test_two_ranks_have_the_canaries_and_their_losses_of_one_process(folder: Path) -> None:
+    from tests.trainer.audit.test_canaries import FEW, POINTS
+
+    (folder / "bundle.json").write_bytes(bundle_of(FEW))
+    assert both(folder, "canaries") == [0, 0]
+    shared = {name: (folder / "run" / name).read_bytes() for name in (CANARIES, LOSSES)}
+    train(
+        bundle=(folder / "bundle.json").read_bytes(),
+        trusted=[KEY.public],
+        plan=FEW,
+        data=POINTS,
+        model=mlp("4,seed=1,blocks=all", POINTS),
+        out=folder / "alone",
+        quiet=True,
+        entropy=entropy_of(1),
+    )
+    assert shared[CANARIES] == (folder / "alone" / CANARIES).read_bytes()
+    losses = (read_losses((folder / "alone" / LOSSES).read_bytes()), read_losses(shared[LOSSES]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
