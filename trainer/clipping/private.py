@@ -403,11 +403,6 @@ class PrivateModel:
             for name, target in self._by_name().items():
                 target.parameter.grad = before[name]
 
-    @property
-    def saw_narrow_types(self) -> bool:
-        """Whether the last pass ran under autocast."""
-        return self._lot.narrow
-
     def _by_name(self) -> dict[str, Target]:
         return {target.name: target for target in self._targets.values()}
 

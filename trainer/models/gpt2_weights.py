@@ -115,7 +115,10 @@ def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        result = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
+        if path.suffix == ".safetensors":
+            result = _safetensors(path)
+        else:
+            result = torch.load(path, map_location="cpu", weights_only=True)
     except WrongWeights:
         raise
     except Exception as error:  # broken files make these readers raise nearly anything
@@ -134,11 +137,6 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except ImportError:
         raise WrongWeights(f"{path}: install affidavit[trainer] to read safetensors.") from None
     return load_file(path)
-
-
-def _pickle(path: Path) -> dict[str, Tensor]:
-    result: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return result
 
 
 def _full(name: str) -> str:

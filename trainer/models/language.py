@@ -142,7 +142,9 @@ def _layout(model: GPT2, options: Options, tie: str) -> Layout:
         return flat(model, "adapters" if rank else "all")
     if tie == "uses" and rank:
         raise WrongOption("--model gpt2: with lora the token table is frozen; leave out tie.")
-    apart = {"tied": _tied_uses()} if tie == "uses" else {}
+    halves = {"transformer.wte": 0.5, "lm_head": 0.5}
+    tied = Group(names=("transformer.wte.weight",), uses=halves)
+    apart = {"tied": tied} if tie == "uses" else {}
     if blocks == "hidden":
         return hidden_and_rest(model, {"hidden": matrices}, apart)
     return hidden_and_rest(
@@ -150,8 +152,3 @@ def _layout(model: GPT2, options: Options, tie: str) -> Layout:
         {kind: [n for n in matrices if f".{KINDS[kind]}." in n] for kind in KINDS},
         apart,
     )
-
-
-def _tied_uses() -> Group:
-    halves = {"transformer.wte": 0.5, "lm_head": 0.5}
-    return Group(names=("transformer.wte.weight",), uses=halves)

@@ -68,23 +68,16 @@ def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
 def by_shape(matrices: Sequence[Tensor], function: Map) -> list[Tensor]:
     """``function`` of each matrix, in batches of equal shape, the tall ones transposed."""
     places: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    wide = [_oriented(matrix) for matrix in matrices]
+    tall = [len(matrix) > matrix.shape[1] for matrix in matrices]
+    wide = [matrix.mT if of else matrix for matrix, of in zip(matrices, tall, strict=True)]
     for place, matrix in enumerate(wide):
         places[(matrix.shape, matrix.dtype, matrix.device)].append(place)
     result = list(matrices)
     for same in places.values():
         batch = function(torch.stack([wide[place] for place in same]))
         for place, matrix in zip(same, batch, strict=True):
-            result[place] = _oriented_as(matrix, matrices[place])
+            result[place] = matrix.mT if tall[place] else matrix
     return result
-
-
-def _oriented(matrix: Tensor) -> Tensor:
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
-
-
-def _oriented_as(wide: Tensor, matrix: Tensor) -> Tensor:
-    return wide.mT if matrix.shape[0] > matrix.shape[1] else wide
 
 
 class Muon(DPOptimizer):

@@ -118,7 +118,7 @@ def test_autocast_is_near_and_sums_stay_in_float32(around: str) -> None:
     else:
         with torch.autocast("cpu", torch.bfloat16):
             got = sums(again, other, again, x)
-    assert other.saw_narrow_types
+    assert other._lot.narrow
     for name, value in expected.items():
         assert got[name].dtype == torch.float32
         assert float((got[name] - value).norm()) <= 0.03 * float(value.norm()), name
