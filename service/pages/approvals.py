@@ -19,10 +19,9 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.plan import changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.lifecycle.decisions import DecisionRefused
+from affidavit.service.lifecycle.decisions import DecisionRefused, history
 from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.lifecycle_tables import approvals as decisions
-from affidavit.service.lifecycle.models import DecisionRequest
+from affidavit.service.lifecycle.models import DecisionRequest, Issue
 from affidavit.service.lifecycle.status import (
     REJECTED,
     REVOKED,
@@ -83,17 +82,6 @@ class FieldChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecisionLine:
-    """A decision about an issue of this certificate."""
-
-    issue: int
-    decision: str
-    approver: str
-    at: datetime
-    comment: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
     """A certificate's guarantee, as far as a comparison needs it."""
 
@@ -118,7 +106,6 @@ class ApprovalRequest:
     guarantee: Guarantee
     base: Guarantee | None
     changes: tuple[FieldChange, ...]
-    decisions: tuple[DecisionLine, ...]
     asked_by: tuple[str, ...]
     policy: str
     waivers: tuple[str, ...]
@@ -130,6 +117,7 @@ class DecisionPage:
     """A request for approval, and why the last decision was not accepted."""
 
     found: ApprovalRequest
+    issues: tuple[Issue, ...]
     open: bool
     wrong: str | None = None
     comment: str = ""
@@ -230,7 +218,6 @@ def approval_request(connection: Connection, certificate_id: str) -> ApprovalReq
         guarantee=_guarantee(certificate),
         base=None if base is None else _guarantee(base),
         changes=() if base is None else plan_changes(base, certificate),
-        decisions=_decisions(connection, certificate),
         asked_by=_requesters(connection, certificate),
         policy=f"{predicate['policy']['name']} v{predicate['policy']['version']}",
         waivers=tuple(f"{w['code']}: {w['waiver']['reason']}" for w in predicate["waived"]),
@@ -300,18 +287,6 @@ def _line(row: Any) -> PendingLine:
     )
 
 
-def _decisions(connection: Connection, certificate: StoredCertificate) -> tuple[DecisionLine, ...]:
-    query = (
-        select(*(decisions.c[name] for name in DecisionLine.__dataclass_fields__))
-        .where(
-            decisions.c.certificate_id == certificate.id,
-            decisions.c.untrusted == certificate.untrusted,
-        )
-        .order_by(decisions.c.id)
-    )
-    return tuple(DecisionLine(**row) for row in connection.execute(query).mappings())
-
-
 def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple[str, ...]:
     query = (
         select(requests.c.requester)
@@ -335,7 +310,8 @@ def _respond(
     if approval is None:
         raise no_such(certificate_id)
     is_open = approval.status == Status.AWAITING_APPROVAL.value
-    view = DecisionPage(found=approval, open=is_open, wrong=wrong, comment=comment)
+    issues = tuple(history(services.engine, certificate_id))
+    view = DecisionPage(found=approval, issues=issues, open=is_open, wrong=wrong, comment=comment)
     rows = Rows(FieldChange, approval.changes)
     return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"

@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
-from affidavit.certificate.policy import Policy
 from affidavit.client import Composition
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
@@ -40,9 +39,10 @@ from affidavit.service.pages.access import Admin, Anyone
 from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.policies import PolicyLine, policy_line
 from affidavit.service.pages.renderers import DATA, Rows, view_of
 from affidavit.service.pages.response import action, export, page, respond, see_other
-from affidavit.service.pages.text import down, moment, plain, up
+from affidavit.service.pages.text import moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import change_grant
@@ -100,19 +100,6 @@ class AmountLine:
     meaning: str
     start: float
     share: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyLine:
-    """The policy of a data set as far as budgets are concerned; None is no cap."""
-
-    name: str
-    version: int
-    digest: str
-    epsilon_cap: str | None
-    delta_cap: str | None
-    budget: str
-    approvals: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,8 +206,12 @@ def dataset_view(
     ledgers = repository.all_ledgers(connection, name)
     chosen = _chosen(ledgers, scope)
     policy = rules.policy_of(name)
+    caps = policy.cap(name)
+    line = policy_line(policy, None, rules)
     view = Dataset(
-        name=name, policy_names_it=policy.datasets != "default", policy=_policy(policy, name)
+        name=name,
+        policy_names_it=policy.datasets != "default",
+        policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
     )
     if chosen is None:
         return view, None
@@ -325,17 +316,6 @@ def _with_composition(view: Dataset, composed: Composition) -> Dataset:
     upper = epsilon.upper
     text = "not bounded" if upper is None else up(upper)
     return replace(view, composed=text, composed_by=composed.engine)
-
-
-def _policy(policy: Policy, name: str) -> PolicyLine:
-    caps = policy.cap(name)
-    return view_of(
-        PolicyLine,
-        policy,
-        digest=policy.digest(),
-        epsilon_cap=down(caps.epsilon),
-        delta_cap=down(caps.delta),
-    )
 
 
 def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[AmountLine, ...]:

@@ -20,7 +20,7 @@ from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Anyone, page_actor
-from affidavit.service.pages.forms import Form, SubmittedForm
+from affidavit.service.pages.forms import Form, SubmittedForm, number
 from affidavit.service.pages.renderers import ListPage, Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
@@ -152,8 +152,11 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
 
 def _set_budget(request: Request, actor: Actor, services: Services, form: Form) -> Response:
     values = {name: form.get(name) for name in FIELDS}
-    fields = {name: _typed(name, text) for name, text in values.items() if name != "dataset"}
-    fields["team"] = form.get("team") or None
+    fields = {
+        **{name: values[name] for name in ("unit", "adjacency", "reason")},
+        **{name: number(values[name]) for name in ("epsilon", "delta")},
+        "team": form.get("team") or None,
+    }
     try:
         budget = BudgetRequest.from_data(fields)
         name = _NAME.validate_python(values["dataset"])
@@ -170,17 +173,6 @@ def _set_budget(request: Request, actor: Actor, services: Services, form: Form) 
             raise
         return _respond(request, services, None, values, noted=problem.detail)
     return see_other("/datasets", done="set")
-
-
-def _typed(name: str, text: str) -> object:
-    """A number if one was entered; the reader refuses anything else by the field's name."""
-    if name not in ("epsilon", "delta"):
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return number if math.isfinite(number) else text
 
 
 def _respond(

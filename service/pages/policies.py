@@ -66,8 +66,8 @@ def policies(request: Request, _: PolicyReader, services: TheServices) -> Respon
     """Every version."""
     rules = services.policies.policy_set()
     stored = services.policies.versions()
-    lines = [_line(version.policy, version, rules) for version in stored]
-    view = ListPage(lines=(*lines, _line(BUILT_IN, None, rules)))
+    lines = [policy_line(version.policy, version, rules) for version in stored]
+    view = ListPage(lines=(*lines, policy_line(BUILT_IN, None, rules)))
     return respond(request, view, template="policies.html", rows=Rows(PolicyLine, view.lines))
 
 
@@ -97,14 +97,15 @@ def policy_page(
     current, former = versions[version], versions.get(version - 1)
     policy = BUILT_IN if current is None else current.policy
     return PolicyPage(
-        line=_line(policy, current, rules),
+        line=policy_line(policy, current, rules),
         rules=_rules(policy, None if former is None else former.policy),
         yaml=yaml_of(policy.as_document()),
         versions=tuple(sorted(versions, reverse=True)),
     )
 
 
-def _line(policy: Policy, stored: StoredPolicy | None, rules: PolicySet) -> PolicyLine:
+def policy_line(policy: Policy, stored: StoredPolicy | None, rules: PolicySet) -> PolicyLine:
+    """A version in one line; ``stored`` is None where nobody asks who set it, or nobody did."""
     return view_of(
         PolicyLine,
         policy,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -18,7 +18,7 @@ from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, pars
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.pages.renderers import Rows
 from affidavit.service.pages.response import action, page, respond, see_other
@@ -142,7 +142,7 @@ def draft_of(rules: PolicySet, name: str | None, changes: Mapping[str, str]) -> 
     for rule in RULES:
         value = changes.get(rule, "").strip()
         if value:
-            document[rule] = _number(value) if rule in NUMBERS else value
+            document[rule] = number(value) if rule in NUMBERS else value
     return yaml_of(document)
 
 
@@ -202,15 +202,6 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
     except PolicyConflict as error:
         return _respond(request, replace(view, reasons=(error.reason,)), error.status)
     return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")
-
-
-def _number(text: str) -> Any:
-    """A number if ``text`` is one; else the text, which the reader refuses by the rule's name."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def _respond(request: Request, view: Simulation, status: int = 200) -> Response:

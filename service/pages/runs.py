@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 import math
-import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -30,7 +29,7 @@ from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Reader, Submitter, page_actor
 from affidavit.service.pages.charts import chart_response
-from affidavit.service.pages.forms import Form, SubmittedForm
+from affidavit.service.pages.forms import Form, SubmittedForm, number
 from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import elapsed, up, whole
@@ -129,25 +128,15 @@ class EventLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FindingLine:
-    """A finding of conformance; a noted one leaves the guarantee as it is."""
-
-    code: str
-    line: int
-    message: str
-    noted: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What the worker's signed provenance says of the record."""
+    """What the worker's signed provenance says of the record, and its findings as signed."""
 
     digest: str | None
     conformant: bool
     charged: int
     released: int
     to_charge: int
-    findings: tuple[FindingLine, ...]
+    findings: tuple[dict[str, Any], ...]
     began: str
     ended: str
     builder: str
@@ -309,14 +298,10 @@ def _fields(form: Form) -> dict[str, object]:
     texts = ("certificate", "data", "model", "output", "queue", "reservation")
     fields: dict[str, object] = {name: form.get(name) for name in texts if form.get(name)}
     if text := form.get("time_limit"):
-        fields["time_limit"] = _number(text)
+        fields["time_limit"] = number(text)
     if text := form.get("gpus"):
-        fields["requirements"] = {"gpus": _number(text)}
+        fields["requirements"] = {"gpus": number(text)}
     return fields
-
-
-def _number(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else text
 
 
 # ---- one run ------------------------------------------------------------------------
@@ -483,15 +468,7 @@ def read_provenance(envelope: Any) -> Record | None:
             charged=conformance["steps"]["charged"],
             released=conformance["steps"]["released"],
             to_charge=conformance["steps"]["to_charge"],
-            findings=tuple(
-                FindingLine(
-                    code=str(finding["code"]),
-                    line=int(finding["line"]),
-                    message=str(finding["message"]),
-                    noted=bool(finding["noted"]),
-                )
-                for finding in conformance["findings"]
-            ),
+            findings=tuple(conformance["findings"]),
             began=str(details["metadata"]["startedOn"]),
             ended=str(details["metadata"]["finishedOn"]),
             builder=str(details["builder"]["id"]),
