@@ -49,14 +49,14 @@ def search_witness(
     statement covers a release, or ``tries`` finer and finer lattices prove too little.
     """
     directions = laws(event)
-    found: list[tuple[RunWitness, Measure]] = []
+    measured: list[tuple[RunWitness, Measure]] = []
     if not needs_no_witness(directions):
-        found = [_direction(d, epsilon.upper, delta, tries) for d in directions]
+        measured = [_direction(d, epsilon.upper, delta, tries) for d in directions]
     least, most = epsilon.lower, epsilon.upper
-    witness, proof = _concluded(directions, found, most, delta)
+    witness, proof = _concluded(directions, measured, most, delta)
     for _ in range(_HALVINGS):
         try:
-            witness, proof = _concluded(directions, found, (least + most) / 2, delta)
+            witness, proof = _concluded(directions, measured, (least + most) / 2, delta)
             most = (least + most) / 2
         except Unproved:
             least = (least + most) / 2
@@ -65,7 +65,7 @@ def search_witness(
 
 def _concluded(
     directions: tuple[Direction, ...],
-    found: list[tuple[RunWitness, Measure]],
+    measured: list[tuple[RunWitness, Measure]],
     epsilon: float,
     delta: float,
 ) -> tuple[Witness, Proof]:
@@ -73,9 +73,9 @@ def _concluded(
     witness = Witness(
         epsilon=decimal_up(epsilon, 12),
         delta=decimal_up(delta, 17),
-        runs=tuple(run for run, _ in found),
+        runs=tuple(run for run, _ in measured),
     )
-    return witness, concluded(witness, directions, [measure for _, measure in found])
+    return witness, concluded(witness, directions, [measure for _, measure in measured])
 
 
 def _direction(
