@@ -70,17 +70,18 @@ def check_readiness(
     revision = None
     try:
         revision = revision_of(engine)
-        if _takes_no_writes(engine):
-            message = "the database takes no writes: it is a standby, or was told to take none."
-            reasons.append(
-                _reason("database_read_only", message, "Lead DATABASE_URL to the primary.")
-            )
-        if revision != head:
-            message = f"the schema is at revision {revision}, not {head}."
-            reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
-        elif (seconds := _behind(engine, log_watch)) > BEHIND_SECONDS:
-            message = f"an entry has waited {seconds:.0f} s for its place in the log."
-            reasons.append(_reason("log_behind", message, "The service's log says why."))
+        with engine.connect() as connection:
+            if engine.dialect.name == "postgresql" and connection.execute(_READ_ONLY).scalar_one():
+                message = "the database takes no writes: it is a standby, or was told to take none."
+                reasons.append(
+                    _reason("database_read_only", message, "Lead DATABASE_URL to the primary.")
+                )
+            if revision != head:
+                message = f"the schema is at revision {revision}, not {head}."
+                reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
+            elif (seconds := log_watch.waited(connection)) > BEHIND_SECONDS:
+                message = f"an entry has waited {seconds:.0f} s for its place in the log."
+                reasons.append(_reason("log_behind", message, "The service's log says why."))
     except SQLAlchemyError:
         message = "the database does not answer."
         reasons.append(_reason("database_unavailable", message, "Start it; see DATABASE_URL."))
@@ -91,18 +92,6 @@ def check_readiness(
     except SQLAlchemyError:
         pass  # which keys are revoked is not known; why not is said above
     return Readiness(revision, key, tuple(reasons))
-
-
-def _takes_no_writes(engine: Engine) -> bool:
-    if engine.dialect.name != "postgresql":
-        return False
-    with engine.connect() as connection:
-        return bool(connection.execute(_READ_ONLY).scalar_one())
-
-
-def _behind(engine: Engine, log_watch: LogWatch) -> float:
-    with engine.connect() as connection:
-        return log_watch.waited(connection)
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:

@@ -114,7 +114,7 @@ def test_a_request_of_two_lengths_smuggles_no_other(running: Any) -> None:
     body = b"0\r\n\r\n" + hidden
     lengths = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(body)
     kept_open = HEAD.replace(b"Connection: close\r\n", b"")
-    answer = exchange(running, kept_open + lengths + body)
+    answer = exchange(running, kept_open + lengths + body, 30)
     assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert answer.count(b"HTTP/1.1") == 1, answer
 
