@@ -143,8 +143,8 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
         elif isinstance(leaf, Gaussian):
             squared = arb(own.sampled.distance) ** 2
         elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
-            kept = phase.sampling.bins_drawn != "each_epoch"
-            squared = arb(own.sampled.times(own.steps) if kept else 1)
+            once = phase.sampling.bins_drawn != "each_epoch"
+            squared = arb(own.sampled.times(own.steps) if once else 1)
         if phase.sampling.scheme in ("poisson", "truncated_poisson"):
             rate = getattr(leaf, "sampling_probability", 1.0)
             sampled = Fraction(rate) >= schedule.sampling_probability(plan, phase)
