@@ -93,10 +93,10 @@ class SecondPerson:
         digest = digest_of({"kind": kind, **content})
         with self._writer.begin() as connection:
             hold(connection, f"proposal {digest}")
-            given = len(_proposers(connection, digest, at - LASTS) - {actor.name}) + counts
-            enough = counts and given >= needed
-            asked = {"kind": kind if counts else f"{kind}_request", "carried_out": enough}
-            row = {**asked, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
+            agreed = len(_proposers(connection, digest, at - LASTS) - {actor.name}) + counts
+            enough = counts and agreed >= needed
+            entry = {"kind": kind if counts else f"{kind}_request", "carried_out": enough}
+            row = {**entry, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
             stated = json.dumps(content, sort_keys=True)
             connection.execute(insert(admin_proposals).values(**row, content=stated))
             append(connection, "proposal", digest, body_of(row), actor=actor.name, at=at)
@@ -104,8 +104,8 @@ class SecondPerson:
             raise Problem(
                 409,
                 "second_person_needed",
-                f"Your request was noted: {given} of {needed} administrators asked for it. It "
-                f"takes effect when {needed - given} more send the same within {LASTS.days} days.",
+                f"Your request was noted: {agreed} of {needed} administrators asked for it. It "
+                f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
             )
 
     def waiting(
