@@ -1,8 +1,8 @@
 """The whole schema of the first release: tables, indexes and triggers.
 
 Tables are written out rather than imported from the service: a published revision keeps
-making the tables of its day after the service's tables have moved on. Revisions 0001 to 0016
-belonged to development databases, none of them released, so this chain starts at 0017.
+making the tables of its day after the service's tables have moved on. Revisions 0001 to 0025
+belonged to development databases, none of them released, so this chain starts at 0026.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alembic import op
 
 from affidavit.migrations.triggers import install, protect, refuse_inserts
 
-revision = "0017"
+revision = "0026"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -53,6 +53,10 @@ def _append_only(name: str, *parts: sa.schema.SchemaItem) -> None:
 
 def _signed_by() -> sa.Column[Any]:
     return sa.Column("key_id", NAME, sa.ForeignKey("signing_keys.key_id"), nullable=False)
+
+
+def _team() -> sa.Column[Any]:
+    return sa.Column("team", NAME, nullable=False, server_default="default")
 
 
 def _positive(column: str, name: str) -> sa.CheckConstraint:
@@ -103,6 +107,7 @@ def _certificates() -> None:
         sa.Column("envelope_digest", DIGEST, nullable=False),
         sa.Column("approvals_required", sa.Integer, nullable=False),
         sa.Column("approvals_given", sa.Integer, nullable=False),
+        _team(),
         sa.CheckConstraint("issue > 0", name="certificates_issue_positive"),
         sa.Index(
             "certificates_awaiting",
@@ -124,6 +129,7 @@ def _certificates() -> None:
         sa.Index(
             "certificates_by_plan_start", "plan_digest", postgresql_ops=_prefix("plan_digest")
         ),
+        sa.Index("certificates_by_team", "team", "created_at", "id", "untrusted"),
         sa.Index("certificates_by_time", "created_at", "id", "untrusted"),
         sa.Index("certificates_by_verdict", "verdict", "created_at"),
     )
@@ -153,6 +159,17 @@ def _certificates() -> None:
         _positive("id", "requests_id_positive"),
         sa.Index("requests_by_certificate", "certificate_id"),
     )
+    op.create_table(
+        "certifications",
+        sa.Column("id", UUID, primary_key=True),
+        sa.Column("requester", ACTOR, nullable=False),
+        sa.Column("state", KIND, nullable=False),
+        sa.Column("certificate_id", DIGEST),
+        sa.Column("problem", sa.Text),
+        sa.Column("requested_at", INSTANT, nullable=False, index=True),
+        sa.Column("alive_at", INSTANT, nullable=False),
+        sa.Column("asked_at", INSTANT, nullable=False),
+    )
     _append_only(
         "audit",
         sa.Column("seq", SEQUENCE, primary_key=True),
@@ -177,6 +194,8 @@ def _identity() -> None:
         sa.Column("created_by", ACTOR, nullable=False),
         sa.Column("expires_at", INSTANT, nullable=False),
         sa.Column("person", ACTOR),
+        sa.Column("team", NAME),
+        sa.Column("serves", sa.Text),
         sa.CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
     )
     _append_only(
@@ -200,8 +219,22 @@ def _identity() -> None:
         sa.Column("created_at", INSTANT, nullable=False),
         sa.Column("seen_at", INSTANT, nullable=False),
         sa.Column("expires_at", INSTANT, nullable=False),
+        sa.Column("team", NAME),
         sa.CheckConstraint("expires_at > created_at", name="sessions_expire_later"),
         sa.Index("sessions_by_expiry", "expires_at"),
+    )
+    _append_only(
+        "admin_proposals",
+        sa.Column("id", SEQUENCE, primary_key=True),
+        sa.Column("kind", CODE, nullable=False),
+        sa.Column("digest", DIGEST, nullable=False),
+        sa.Column("proposer", ACTOR, nullable=False),
+        sa.Column("at", INSTANT, nullable=False),
+        sa.Column("carried_out", sa.Boolean, nullable=False),
+        sa.Column("content", sa.Text),
+        sa.Column("reason", sa.Text),
+        _positive("id", "admin_proposals_id_positive"),
+        sa.Index("admin_proposals_by_digest", "digest", "id"),
     )
     op.create_table(
         "saved_views",
@@ -256,6 +289,19 @@ def _log() -> None:
         sa.Index("log_checkpoints_by_size", "tree_size"),
     )
     _append_only(
+        "log_cosignatures",
+        sa.Column(
+            "checkpoint_id",
+            SEQUENCE,
+            sa.ForeignKey("log_checkpoints.id"),
+            primary_key=True,
+            autoincrement=False,
+        ),
+        sa.Column("witness", sa.String(400), primary_key=True),
+        sa.Column("cosigned_at", INSTANT, nullable=False),
+        sa.Column("line", sa.Text, nullable=False),
+    )
+    _append_only(
         "log_witnessed",
         sa.Column("id", SEQUENCE, primary_key=True),
         sa.Column("origin", ACTOR, nullable=False),
@@ -292,6 +338,7 @@ def _policies() -> None:
         sa.Column("created_by", ACTOR, nullable=False),
         sa.Column("created_at", INSTANT, nullable=False),
         sa.Column("expires_at", INSTANT, nullable=False),
+        _team(),
         sa.CheckConstraint("owner <> created_by", name="waivers_by_another"),
         _positive("id", "waivers_id_positive"),
         sa.UniqueConstraint("waiver_id", name="waivers_once"),
@@ -434,8 +481,22 @@ def _ledgers() -> None:
         sa.Column("adjacency", CODE, nullable=False),
         sa.Column("filter", sa.Text, nullable=False),
         sa.Column("created_at", INSTANT, nullable=False),
+        _team(),
         _positive("id", "ledgers_id_positive"),
         sa.UniqueConstraint("dataset", "unit", "adjacency", name="ledgers_one_each"),
+    )
+    _append_only(
+        "dataset_grants",
+        sa.Column("id", SEQUENCE, primary_key=True),
+        sa.Column("dataset", NAME, nullable=False),
+        sa.Column("team", NAME, nullable=False),
+        sa.Column("may", KIND, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("granted_by", ACTOR, nullable=False),
+        sa.Column("at", INSTANT, nullable=False),
+        _positive("id", "dataset_grants_id_positive"),
+        sa.CheckConstraint("may IN ('reserve', 'read', 'nothing')", name="dataset_grants_may"),
+        sa.Index("dataset_grants_by_dataset", "dataset", "team", "id"),
     )
     _append_only(
         "reservations",
@@ -450,6 +511,7 @@ def _ledgers() -> None:
         sa.Column("rule", KIND, nullable=False),
         sa.Column("cost", sa.Text, nullable=False),
         sa.Column("event", sa.Text, nullable=False),
+        _team(),
         sa.CheckConstraint("certified_steps > 0", name="reservations_steps_positive"),
         sa.CheckConstraint("rule IN ('filter', 'alone')", name="reservations_rule"),
         sa.UniqueConstraint("id", "ledger_id", "certified_steps", name="reservations_steps"),
@@ -499,17 +561,18 @@ def _runs() -> None:
         sa.Column("plan_digest", DIGEST, nullable=False),
         sa.Column("reservation_id", UUID, sa.ForeignKey("reservations.id"), nullable=False),
         sa.Column("queue", NAME, nullable=False),
-        sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("wanted", sa.Text, nullable=False),
         sa.Column("requested_by", ACTOR, nullable=False),
         sa.Column("requested_at", INSTANT, nullable=False),
         sa.Column("idempotency_key", ACTOR),
         sa.Column("request_digest", DIGEST),
+        _team(),
         sa.UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
         sa.UniqueConstraint("reservation_id", name="runs_reservation_once"),
         _references_an_issue("runs"),
         sa.Index("runs_by_certificate", "certificate_id", "requested_at"),
         sa.Index("runs_by_queue", "queue", "requested_at"),
+        sa.Index("runs_by_team", "team", "requested_at", "id"),
         sa.Index("runs_by_time", "requested_at", "id"),
     )
     _append_only(
@@ -539,9 +602,6 @@ def _runs() -> None:
         "run_leases",
         sa.Column("run_id", UUID, sa.ForeignKey("runs.id"), primary_key=True),
         sa.Column("queue", NAME, nullable=False),
-        sa.Column("priority", sa.Integer, nullable=False),
-        sa.Column("gpu", sa.Boolean, nullable=False),
-        sa.Column("memory_mib", sa.Integer, nullable=False),
         sa.Column("requested_at", INSTANT, nullable=False),
         sa.Column("state", KIND, nullable=False),
         sa.Column("fence", sa.Integer, nullable=False),
@@ -553,18 +613,16 @@ def _runs() -> None:
         sa.Column("cancel", sa.Boolean, nullable=False),
         sa.Column("granted", sa.Integer, nullable=False, server_default="0"),
         sa.Column("head", DIGEST),
-        sa.Column("place", NAME),
         sa.Column("previous", sa.Integer),
-        sa.Column("ready_at", INSTANT),
-        sa.Column("elsewhere_at", INSTANT),
+        sa.Column("secret", DIGEST),
+        sa.Column("job", sa.Integer, nullable=False, server_default="1"),
+        sa.Column("search", sa.Text),
         sa.CheckConstraint("fence >= 0", name="run_leases_fence"),
         sa.CheckConstraint(
             "state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"
         ),
         sa.Index("run_leases_expiring", "state", "expires_at"),
-        sa.Index(
-            "run_leases_next", "queue", "state", sa.text("priority DESC"), "requested_at", "run_id"
-        ),
+        sa.Index("run_leases_next", "queue", "state", "requested_at", "run_id"),
     )
     _append_only(
         "run_records",
