@@ -23,7 +23,7 @@ from tests.worker.test_runs import alive
 
 pytestmark = pytest.mark.soak
 
-STEPS = 1000
+STEPS = 2000
 SCRIPT = ROOT / "deploy" / "slurm" / "worker.sbatch"
 
 
@@ -60,7 +60,11 @@ def write(folder: Path, shop: Any) -> None:
     (site / "token").write_text(shop.tokens["work"])
     shutil.copy(shop.trusted, site / "service-keys.json")
     text = SCRIPT.read_text()
-    for directive, value in (("--cpus-per-task=8", "--cpus-per-task=1"), ("64G", "400M")):
+    for directive, value in (
+        ("--cpus-per-task=8", "--cpus-per-task=1"),
+        ("64G", "400M"),
+        ("--once", "--once --lease 10"),
+    ):
         text = text.replace(directive, value)
     exports = {
         "PYTHONPATH": ROOT / "src",
