@@ -122,12 +122,14 @@ def change_budget(
 @router.get(
     "/v1/ledgers/{dataset}/proposals",
     summary="What waits for administrators",
-    responses=problems(401, 403, 422, 503),
+    responses=problems(401, 403, 404, 422, 503),
     response_description="Budgets and grants that somebody asked for, newest first.",
 )
 def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) -> Page[Proposal]:
     """Each takes effect once enough administrators send its content; it waits for a week."""
     waiting = services.second_person.waiting(actor, services.clock.now(), dataset)
+    if not waiting and not services.ledger_store.ledgers(dataset):
+        raise _no_budget(dataset)
     return Page[Proposal](items=[Proposal.model_validate(asdict(each)) for each in waiting])
 
 

@@ -189,6 +189,7 @@ def test_a_search_is_trials_of_ray_tune(cluster: RayCluster, tmp_path: Path) -> 
         sampling={"scheme": "poisson", "lot_size": 64},
         releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
         clipping="flat",
+        target={"epsilon": 200, "delta": 1e-5},
         extra=[{"kind": "repeat_and_select", "name": "s", "distribution": "poisson", "mean": 3}],
     )
     (tmp_path / "plan.json").write_text(plan.model_dump_json(exclude_none=True, by_alias=True))
