@@ -14,8 +14,7 @@ carry their own rounding.
 A law that dominates a release (its hockey-stick curve lies nowhere lower) has the larger Rényi
 divergences too, since they are f-divergences; that is why these moments bound a release.
 
->>> from affidavit.accountants.fourier.schedules import fewer
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+>>> from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 >>> law = NormalMixtureLaw(kind="gaussian", noise_multiplier=2.0)
 >>> round(float(log_moments(law, np.array([3.0]))[0]), 4), 3 * 4 / (2 * 2.0**2)
 (1.5, 1.5)

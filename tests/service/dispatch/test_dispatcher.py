@@ -47,7 +47,7 @@ def claimed(yard: Yard, cluster: RayCluster, job: str) -> Any:
 def test_a_run_is_handed_over_once_however_often_and_by_whomever(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
-    run = yard.request(yard.certify(), queue="gpu").json()
+    run = yard.request(yard.certify()).json()
     assert not cluster.status  # the service may die here
     cluster.lose_answers = True
     look(dispatcher)
@@ -57,7 +57,7 @@ def test_a_run_is_handed_over_once_however_often_and_by_whomever(
     assert cluster.active == [job_of(run)]
     assert options_of(cluster, job_of(run)) == {
         "--run": run["id"],
-        "--queue": "gpu",
+        "--queue": "default",
         "--name": job_of(run),
     }
     job = claimed(yard, cluster, job_of(run))
