@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flint import arb
 
@@ -39,8 +39,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.execution import PlanNotClosed, certified_plan
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.statement import statement
-from affidavit.mechanisms import Lowered, Streamed, lower, noise_multiplier
-from affidavit.mechanisms.strategies import Scheduled
+from affidavit.mechanisms import Lowered, lower, noise_multiplier
 from affidavit.plan import (
     ClippingQuantile,
     Event,
@@ -51,6 +50,9 @@ from affidavit.plan import (
     RefusedPlan,
     schedule,
 )
+
+if TYPE_CHECKING:
+    from affidavit.mechanisms import Streamed
 
 LOOSENESS = 1e-4
 """How far the ε of a proof may lie above the certified one, relative to it."""
@@ -160,6 +162,8 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
 
 def _sensitivity(at: Streamed) -> arb:
     """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
+    from affidavit.mechanisms.strategies import Scheduled  # slow to import, and seldom needed
+
     strategy, turns = at.strategy.injected, at.participation
     steps, factors = strategy.steps, [1.0] * strategy.steps
     if isinstance(at.strategy, Scheduled):

@@ -91,6 +91,7 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     assert command.invoke(app, [*told, *about]).exit_code == 1
 
 
+@pytest.mark.soak
 def test_the_demonstration_ends_with_a_settled_run(tmp_path: Path) -> None:
     """``make demo-run`` with each database, as far as make tells; on SQLite it is run."""
     for provided, kind in (
