@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image try-peers sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -96,6 +96,14 @@ try-peers: install-trainer
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/affidavit.pth"
 	.venv-peers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/peers/*.py
+
+# Log a certified run to MLflow's stores and to Weights & Biases offline, and read it back.
+try-trackers: install-trainer
+	test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/python $(PIP) --no-compile mlflow==3.17.2 wandb==0.31.0
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-trackers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/affidavit.pth"
+	PYTHONPATH=src:. .venv-trackers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/library/real_trackers.py
 
 # Sign a trained model with its evidence, delete all else, verify it, and alter each part.
 demo-model: install-trainer

@@ -7,6 +7,7 @@ Run where both are installed; it writes the vector that the suite compares with:
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -14,12 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import affidavit
 from affidavit.certificate import SigningKey
 
 Held = dict[str, Any]
 BLOCK = 32_768
 WHOLE, LAST = 1, 4
+RECORDED = Path(__file__).resolve().parents[1] / "vectors" / "trackers.json"
 
 
 def answer() -> affidavit.Certification:
@@ -112,16 +116,36 @@ def _read(message: Any, held: Held) -> None:
         held["files"] += [entry.path for entry in contents]
 
 
+def held_in(folder: Path) -> Held:
+    """What each store holds of the run; their files are below ``folder``."""
+    line = folder / "record.jsonl"
+    line.write_text("{}\n")
+    os.chdir(folder)
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    return {
+        "mlflow file": mlflow_of(f"file:{folder}/mlruns", line),
+        "mlflow sqlite": mlflow_of(f"sqlite:///{folder}/mlflow.db", line),
+        "wandb offline": wandb_of(folder, line),
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, but for the last digits of numbers."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages
+def test_real_trackers_hold_what_was_recorded(tmp_path: Path) -> None:
+    """``make try-trackers`` runs this, with both installed."""
+    assert same(held_in(tmp_path), json.loads(RECORDED.read_text()))
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        os.chdir(place)
-        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-        line = place / "record.jsonl"
-        line.write_text("{}\n")
-        held = {
-            "mlflow file": mlflow_of(f"file:{place}/mlruns", line),
-            "mlflow sqlite": mlflow_of(f"sqlite:///{place}/mlflow.db", line),
-            "wandb offline": wandb_of(place, line),
-        }
-    sys.stdout.write(json.dumps(held, indent=1, sort_keys=True) + "\n")
+        sys.stdout.write(json.dumps(held_in(Path(name)), indent=1, sort_keys=True) + "\n")
