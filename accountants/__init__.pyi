@@ -15,6 +15,7 @@ from .checker import Witness as Witness
 from .checker import buffered as buffered
 from .checker import has_noise as has_noise
 from .checker import matrix_sensitivity as matrix_sensitivity
+from .checker import no_statement as no_statement
 from .checker import prove as prove
 from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .composition import leaves as leaves

@@ -13,7 +13,6 @@ from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
 from affidavit.accountants.checker import (
-    Cuts,
     Direction,
     GaussianCurve,
     Grid,
@@ -27,7 +26,7 @@ from affidavit.accountants.checker import (
     composed,
     concluded,
     laws,
-    pair_points,
+    ratio_points,
 )
 from affidavit.plan import Event
 
@@ -46,25 +45,27 @@ _Found = tuple[RunWitness | None, Measure | GaussianCurve]
 
 
 def search_witness(
-    event: Event, epsilon: Bracket, delta: float, most: int = MOST_NODES
+    event: Event, epsilon: Bracket, delta: float, looseness: float, most: int = MOST_NODES
 ) -> tuple[Witness, Proof]:
     """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
 
-    ε (nats) lies in ``epsilon``, about what an engine computed. Raises ``Unproved`` where no
-    statement covers a release, or ``most`` nodes prove too little.
+    ``epsilon`` (nats) is what an engine computed. What is proved is at most ``looseness``, relative
+    to it, above its upper end; it lies below its lower end only where the engine is wrong. Raises
+    ``Unproved`` where no statement covers a release, or ``most`` nodes prove too little.
     """
     directions = laws(event)
-    runs = [_direction(direction, epsilon, delta, most) for direction in directions]
-    least, most_epsilon = epsilon.lower, epsilon.upper
-    result = _concluded(directions, runs, most_epsilon, delta)
-    at = least
+    highest = epsilon.upper * (1 + looseness)
+    runs = [_direction(direction, epsilon.upper, highest, delta, most) for direction in directions]
+    result = _concluded(directions, runs, highest, delta)
+    at = lowest = epsilon.lower * (1 - 2 * looseness)
     for _ in range(_HALVINGS):
         try:
             result = _concluded(directions, runs, at, delta)
-            most_epsilon = at
+            highest = at
         except Unproved:
-            least = at
-        at = (least + most_epsilon) / 2
+            # Where the engine's lower end is loose, what is proved is near its upper end.
+            lowest = max(at, epsilon.upper * (1 - 2 * looseness))
+        at = (lowest + highest) / 2
     return result
 
 
@@ -80,24 +81,27 @@ def _concluded(
     return witness, concluded(witness, directions, [curve for _, curve in runs])
 
 
-def _direction(direction: Direction, epsilon: Bracket, delta: float, most: int) -> _Found:
-    """What proves one direction; raises ``Unproved``."""
+def _direction(
+    direction: Direction, tight: float, highest: float, delta: float, most: int
+) -> _Found:
+    """What proves one direction at ε = ``highest``; raises ``Unproved``."""
     if all(law.statement == "gaussian" for law, _ in direction):
         return None, composed(direction, None)
     spread = min(_spread(law) for law, _ in direction)
     nodes = _FIRST_NODES
     for _ in range(_TRIES):
-        run = _witness(direction, spread, epsilon.upper, nodes)
+        run = _witness(direction, spread, highest, nodes)
         measure = composed(direction, run)
-        bound, nearer = (_delta(measure, at) for at in (epsilon.upper, epsilon.lower))
+        bound, nearer = (_delta(measure, at) for at in (highest, tight))
         if bound <= delta:
             return run, measure
         if nodes >= most:
             break
-        # How much more log δ there is than at the nearer ε, and than there may be.
+        # How much larger log δ is than at the tight ε, which falls with the square of the nodes,
+        # and how much larger it may be.
         margin = max(math.log(max(nearer, 1e-300) / bound), 1e-9)
         excess = math.log(bound / delta) + margin
-        nodes = min(most, math.ceil(nodes * min(8.0, max(1.3, math.sqrt(excess / margin / 0.8)))))
+        nodes = min(most, math.ceil(nodes * min(8.0, max(1.2, math.sqrt(excess / margin * 1.4)))))
     raise Unproved("not_proved", "The search for a witness failed.", "Rest on the accountants.")
 
 
@@ -116,7 +120,7 @@ def _witness(direction: Direction, spread: float, epsilon: float, nodes: int) ->
             # One is a node, so that no ratio is carried below zero.
             width = 4.0 ** math.ceil(math.log(1 / min(1.0, _deviation(mu)), 4) + 1)
             sums = _grid(1 / (nodes * width), nodes, largest, _RATIO_BITS, linear=True)
-        rules.append(Rule(cuts=Cuts(spacing=_SPACING / nodes, reach=_REACH), sums=sums))
+        rules.append(Rule(spacing=_SPACING / nodes, reach=_REACH, sums=sums))
     return RunWitness(grid=grid, rules=tuple(rules))
 
 
@@ -130,8 +134,8 @@ def _spread(law: Law) -> float:
     mu = float(law.mu)
     if law.bins:
         return min(1.0, _deviation(mu) / math.sqrt(law.bins)) * float(law.share)
-    points, _ = pair_points(law.pieces, law.mu, Cuts(spacing=0.25, reach=6.0))
-    return max(1e-9, sum(float(mass) * min(1.0, abs(float(place))) for mass, place in points))
+    points, _ = ratio_points(law, Rule(spacing=0.25, reach=6.0))
+    return max(1e-9, sum(float(mass) * min(1.0, abs(float(x.log()))) for mass, x in points))
 
 
 def _deviation(mu: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from affidavit.accountants.checker import Cuts, Grid, Rule, RunWitness, Unproved, Witness
+from affidavit.accountants.checker import Grid, Rule, RunWitness, Unproved, Witness
 
 
 def witness_document(witness: Witness) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
             {
                 "grid": _grid_document(run.grid),
                 "rules": [
-                    {"spacing": rule.cuts.spacing.hex(), "reach": rule.cuts.reach.hex()}
+                    {"spacing": rule.spacing.hex(), "reach": rule.reach.hex()}
                     | ({} if rule.sums is None else {"sums": _grid_document(rule.sums)})
                     for rule in run.rules
                 ],
@@ -39,10 +39,8 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
                     grid=_grid(run["grid"], linear=False),
                     rules=tuple(
                         Rule(
-                            cuts=Cuts(
-                                spacing=float.fromhex(rule["spacing"]),
-                                reach=float.fromhex(rule["reach"]),
-                            ),
+                            spacing=float.fromhex(rule["spacing"]),
+                            reach=float.fromhex(rule["reach"]),
                             sums=_grid(rule["sums"], linear=True) if "sums" in rule else None,
                         )
                         for rule in run["rules"]

@@ -18,12 +18,12 @@ from affidavit.accountants import (
     QUICK_NODES,
     SECOND_OPINIONS,
     AccountantError,
-    Bracket,
     FourierAccountant,
     accountant,
     prove,
     search_witness,
 )
+from affidavit.certificate.certification import AGREEMENT
 from affidavit.plan import Event
 from bench.accounting import ROWS, Row, ours
 
@@ -56,15 +56,13 @@ def main() -> None:
         bracket = FourierAccountant().curve(event).epsilon(row.delta)
         upper = bracket.upper
         start = time.process_time()
-        above = Bracket(lower=upper, upper=upper * (1 + 0.99e-4))
-        witness, _ = search_witness(event, above, row.delta)
+        witness, _ = search_witness(event, bracket, row.delta, 0.99e-4)
         between = time.process_time()
         proof = prove(witness, event)
         end = time.process_time()
         checks.append(end - between)
-        near = Bracket(lower=bracket.lower * (1 - 2e-3), upper=upper * (1 + 1e-3))
         begun = time.process_time()
-        search_witness(event, near, row.delta, QUICK_NODES)
+        search_witness(event, bracket, row.delta, AGREEMENT, QUICK_NODES)
         quick = time.process_time()
         library_opinion(event, row.delta)
         opinions.append((quick - begun, time.process_time() - quick))

@@ -264,13 +264,9 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
 
 def _proved(answer: _Answer) -> Opinion | None:
     """What the checker proves, where a few quick lattices come within ``AGREEMENT``."""
-    around = Bracket(
-        lower=answer.epsilon.lower * (1 - 2 * AGREEMENT),
-        upper=answer.epsilon.upper * (1 + AGREEMENT),
-    )
     try:
         event, delta = answer.lowered.event(), answer.delta.upper
-        _, proof = search_witness(event, around, delta, QUICK_NODES)
+        _, proof = search_witness(event, answer.epsilon, delta, AGREEMENT, QUICK_NODES)
     except (Unproved, *FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)

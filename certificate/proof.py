@@ -29,6 +29,7 @@ from affidavit.accountants import (
     has_noise,
     leaves,
     matrix_sensitivity,
+    no_statement,
     prove,
     search_witness,
     toeplitz_sensitivity,
@@ -112,7 +113,7 @@ def _event(predicate: Mapping[str, Any]) -> Event:
     if guarantee is None:
         raise Unproved("nothing_to_prove", "The certificate states no bound.", "Read its reasons.")
     if "confidence" in guarantee:
-        raise _no_statement("a bound that is sampled and holds with a confidence")
+        raise no_statement("a bound that is sampled and holds with a confidence")
     try:
         lowered = lower(certified_plan(dict(predicate)))
         event = lowered.event()
@@ -136,12 +137,14 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
     counts = [extra for extra in plan.extra if isinstance(extra, ClippingQuantile)]
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
-        raise _no_statement(plan.optimizer.name)
+        raise no_statement(plan.optimizer.name)
     for leaf, _ in leaves(event):
         squared = arb(1)
         if own.correlation is not None and own.steps is not None:
             at = own.correlation.at(own.steps)
-            squared = (at.distance * _sensitivity(at)) ** 2
+            # Lots that are drawn afresh have pairs that are in clip norms.
+            distance = at.distance if at.route == "gaussian" else 1.0
+            squared = (distance * _sensitivity(at)) ** 2
         elif isinstance(leaf, Gaussian):
             squared = arb(own.sampled.distance) ** 2
         elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
@@ -172,9 +175,9 @@ def _sensitivity(at: Streamed) -> arb:
         most=turns.participations, apart=turns.separation, exactly=turns.schema == "fixed_epoch"
     )
     if at.route == "white_noise":
-        raise _no_statement("amplification of noise that is not banded")
+        patterns = Patterns(most=steps, apart=at.turn, white=True)
     if at.route == "cyclic_poisson":
-        patterns = Patterns(most=1, apart=1, exactly=True)
+        patterns = Patterns(most=1, apart=1)
     match dict(strategy.coefficients):
         case {"decays": decays, "scales": scales}:
             column = buffered(decays.tolist(), scales.tolist(), steps)
@@ -183,26 +186,17 @@ def _sensitivity(at: Streamed) -> arb:
             inverse = "noise" in strategy.coefficients
             return toeplitz_sensitivity(numbers.tolist(), factors, patterns, inverse=inverse)
     if steps > MOST_ROWS or getattr(strategy, "above", None) is not None:
-        raise _no_statement(f"this matrix of {steps} steps")
+        raise no_statement(f"this matrix of {steps} steps")
     if "strategy" in strategy.coefficients or strategy.kind == "tree":
         rows = strategy.strategy_matrix()
         return matrix_sensitivity(rows.tolist(), factors, patterns, inverse=False)
     return matrix_sensitivity(strategy.noise_matrix().tolist(), factors, patterns, inverse=True)
 
 
-def _no_statement(name: str) -> Unproved:
-    return Unproved(
-        "no_statement",
-        f"The checker has no statement about {name}.",
-        "Rest on the accountants of the certificate.",
-    )
-
-
 def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:
     event, guarantee = _event(predicate), predicate["guarantee"]
     epsilon, delta = (float(guarantee[name]["upper"]) for name in ("epsilon", "delta"))
-    above = Bracket(lower=epsilon, upper=epsilon * (1 + 0.99 * LOOSENESS))
-    return search_witness(event, above, delta)
+    return search_witness(event, Bracket(lower=epsilon, upper=epsilon), delta, 0.99 * LOOSENESS)
 
 
 def _within(proof: Proof, predicate: Mapping[str, Any]) -> Proof:

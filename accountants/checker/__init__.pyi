@@ -6,11 +6,11 @@ from .dominating_pairs import laws as laws
 from .lattice import Grid as Grid
 from .lattice import Measure as Measure
 from .lattice import Unproved as Unproved
-from .measures import Cuts as Cuts
-from .measures import pair_points as pair_points
+from .lattice import no_statement as no_statement
+from .measures import Rule as Rule
+from .measures import ratio_points as ratio_points
 from .proof import GaussianCurve as GaussianCurve
 from .proof import Proof as Proof
-from .proof import Rule as Rule
 from .proof import RunWitness as RunWitness
 from .proof import Witness as Witness
 from .proof import composed as composed

@@ -16,14 +16,16 @@ from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
 
-from flint import arb, fmpq
+from flint import arb
 
-from affidavit.accountants.checker.lattice import Unproved, set_precision
-from affidavit.accountants.checker.measures import Mixture, Piece
+from affidavit.accountants.checker.lattice import Unproved, no_statement
 from affidavit.plan import Composed, Event, Leaf, RepeatAndSelect, Repeated
 
 MOST_KINDS = 100
 """Different releases of one run; each costs a second at most."""
+
+Mixture = Mapping[int, arb]
+"""Weights of normals of one deviation by their means, in clip norms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +56,37 @@ DOMINATING_PAIRS: dict[str, Row] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Law:
-    """The law of one release in one direction: ``pieces``, or ``bins`` of an allocation.
+class Piece:
+    """The losses log P/Q of ``over`` and ``under`` between two places, where they rise.
 
-    ``mu`` is a clip norm in standard deviations of the noise. A record is in one of the bins with
-    probability ``share``, otherwise in none, and is ``removed`` or added.
+    Places are in clip norms; without one the part has no end on that side.
+    """
+
+    over: Mixture
+    under: Mixture
+    start: arb | None = None
+    stop: arb | None = None
+
+    @property
+    def reversed(self) -> Piece:
+        """The losses of Q against P, on the mirrored line, where they rise."""
+        over, under = ({-m: w for m, w in law.items()} for law in (self.under, self.over))
+        start, stop = (None if x is None else -x for x in (self.stop, self.start))
+        return Piece(over=over, under=under, start=start, stop=stop)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Law:
+    """The law of one release in one direction.
+
+    ``mu`` is a clip norm in standard deviations of the noise. With ``bins`` the likelihood ratio is
+    1 + ``share`` (S - 1), S the mean of so many ratios of ``pieces``, or one over it where a record
+    is not ``removed`` but added.
     """
 
     statement: str
     mu: arb
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...]
     bins: int = 0
     share: Fraction = Fraction(1)
     removed: bool = True
@@ -78,7 +101,6 @@ def laws(event: Event) -> tuple[Direction, ...]:
     Plainly Gaussian releases are one, first: their μ² add up. Raises ``Unproved`` with the code
     ``no_statement`` for a release without a row.
     """
-    set_precision()
     counts: Counter[Leaf] = Counter()
     _count(event, 1, counts)
     if len(counts) > MOST_KINDS:
@@ -88,20 +110,20 @@ def laws(event: Event) -> tuple[Direction, ...]:
             "Use fewer phases.",
         )
     parts = sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)
-    named = [(leaf, _row(leaf), times) for leaf, times in parts]
-    sides = any(DOMINATING_PAIRS[name].orders == "either order" for _, name, _ in named)
-    directions: list[Direction] = []
+    rows = [_row(leaf) for leaf, _ in parts]
+    sides = any(DOMINATING_PAIRS[name].orders == "either order" for name in rows)
+    directions = []
     for removed in (True, False) if sides else (True,):
         direction, squares = [], arb(0)
-        for leaf, name, times in named:
-            law = _law(leaf, name, removed)
+        for name, (leaf, times) in zip(rows, parts, strict=True):
+            law = _law(name, leaf, removed)
             if name == "gaussian":
-                squares += times * law.mu**2
+                squares, gaussian = squares + times * law.mu**2, law
             else:
                 direction.append((law, times))
         if squares > 0:
-            law = Law(statement="gaussian", mu=squares.sqrt(), pieces=_pieces("gaussian", {}, True))
-            direction.insert(0, (law, 1))
+            joint = Law(statement="gaussian", mu=squares.sqrt(), pieces=gaussian.pieces)
+            direction.insert(0, (joint, 1))
         directions.append(tuple(direction))
     return tuple(directions)
 
@@ -114,7 +136,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
             for inner in events:
                 _count(inner, times, counts)
         case RepeatAndSelect():
-            raise _without_statement("RepeatAndSelect")
+            raise no_statement("RepeatAndSelect")
         case _:
             counts[event] += times
 
@@ -124,16 +146,23 @@ def _row(leaf: Leaf) -> str:
     for name, row in DOMINATING_PAIRS.items():
         if row.release == kind and all(getattr(leaf, key) == row.where[key] for key in row.where):
             return name
-    raise _without_statement(kind)
+    raise no_statement(kind)
 
 
-def _law(leaf: Any, name: str, removed: bool) -> Law:
-    mu = 1 / arb(leaf.noise_multiplier)
-    if name == "random_allocation":
-        bins = leaf.released or leaf.bins
-        share = Fraction(bins, leaf.bins)
-        return Law(statement=name, mu=mu, bins=bins, share=share, removed=removed)
-    return Law(statement=name, mu=mu, pieces=_pieces(name, _weights(leaf), removed))
+def _law(name: str, leaf: Any, removed: bool) -> Law:
+    row, mu, weights = DOMINATING_PAIRS[name], 1 / arb(leaf.noise_multiplier), _weights(leaf)
+    pieces = [_piece(pair, weights) for pair in row.pairs]
+    if bins := getattr(leaf, "bins", 0):
+        number = leaf.released or bins
+        share = Fraction(number, bins)
+        return Law(
+            statement=name, mu=mu, pieces=(*pieces,), bins=number, share=share, removed=removed
+        )
+    if row.orders == "both":
+        pieces += [piece.reversed for piece in pieces if piece.start is not None]
+    elif row.orders == "either order" and not removed:
+        pieces = [piece.reversed for piece in pieces]
+    return Law(statement=name, mu=mu, pieces=(*pieces,))
 
 
 def _weights(leaf: Any) -> dict[str, arb]:
@@ -167,27 +196,11 @@ def at_least(least: int, size: int, q: arb) -> arb:
     return q.beta_lower(least, size - least + 1, 1)
 
 
-def _pieces(name: str, weights: Mapping[str, arb], removed: bool) -> tuple[Piece, ...]:
-    row = DOMINATING_PAIRS[name]
-    pieces = [_piece(pair, weights) for pair in row.pairs]
-    if row.orders == "both":
-        pieces += [piece.reversed for piece in pieces if piece.start is not None]
-    elif row.orders == "either order" and not removed:
-        pieces = [piece.reversed for piece in pieces]
-    return tuple(pieces)
-
-
 def _piece(pair: Mapping[str, str], weights: Mapping[str, arb]) -> Piece:
-    return Piece(
-        over=_mixture(pair["over"], weights),
-        under=_mixture(pair["under"], weights),
-        start=_place(pair.get("above")),
-        stop=_place(pair.get("below")),
-    )
-
-
-def _place(text: str | None) -> arb | None:
-    return None if text is None else arb(fmpq(*Fraction(text).as_integer_ratio()))
+    over, under = (_mixture(pair[side], weights) for side in ("over", "under"))
+    places = (Fraction(pair[side]) if side in pair else None for side in ("above", "below"))
+    start, stop = (None if x is None else arb(x.numerator) / x.denominator for x in places)
+    return Piece(over=over, under=under, start=start, stop=stop)
 
 
 def _mixture(text: str, weights: Mapping[str, arb]) -> Mixture:
@@ -199,11 +212,3 @@ def _mixture(text: str, weights: Mapping[str, arb]) -> Mixture:
         factors = [values[name] for name in weight.split("*")]
         mixture[int(mean)] = mixture.get(int(mean), arb(0)) + math.prod(factors, start=arb(1))
     return mixture
-
-
-def _without_statement(name: str) -> Unproved:
-    return Unproved(
-        "no_statement",
-        f"The checker has no statement about {name}.",
-        "Rest on the accountants of the certificate, or use a release of docs/theorems/checker.md.",
-    )

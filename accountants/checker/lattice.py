@@ -26,6 +26,11 @@ _DUST = 1 << 20
 """Units of a tail that is not carried further."""
 
 
+ctx.prec = MOST_BITS + 32
+"""Balls are sound at any precision. One for the process, never changed, refuses nothing by a race
+between threads."""
+
+
 class Unproved(Exception):
     """What the checker does not prove, with a stable code."""
 
@@ -39,9 +44,13 @@ def bad_witness(message: str) -> Unproved:
     return Unproved("bad_witness", f"The witness proves nothing: {message}.", "Search again.")
 
 
-def set_precision(bits: int = MOST_BITS) -> None:
-    """Let the balls that follow have some more than ``bits``; any number of them is sound."""
-    ctx.prec = bits + 32
+def no_statement(name: str) -> Unproved:
+    """The refusal of what no theorem here covers."""
+    return Unproved(
+        "no_statement",
+        f"The checker has no statement about {name}.",
+        "Rest on the accountants of the certificate, or use a release of docs/theorems/checker.md.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

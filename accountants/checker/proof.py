@@ -19,27 +19,18 @@ from itertools import zip_longest
 
 from flint import arb
 
-from affidavit.accountants.checker.dominating_pairs import Direction, Law, laws
+from affidavit.accountants.checker.dominating_pairs import Direction, laws
 from affidavit.accountants.checker.lattice import (
     Grid,
     Measure,
     Unproved,
     bad_witness,
     power_product,
-    set_precision,
 )
-from affidavit.accountants.checker.measures import Cuts, allocation_points, pair_points
+from affidavit.accountants.checker.measures import Rule, measure
 from affidavit.plan import Event
 
 _DECIMAL = re.compile(r"\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """How one release is cut; ``sums`` is where the ratios of an allocation are added up."""
-
-    cuts: Cuts
-    sums: Grid | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +83,8 @@ def concluded(
     Raises ``Unproved`` where that is not what the witness claims.
     """
     epsilon, delta = _decimal(witness.epsilon), _decimal(witness.delta)
-    if not (epsilon >= 0 and delta > 0):
-        raise bad_witness("ε is negative, or δ is not positive")
+    if not delta > 0:
+        raise bad_witness("δ is not positive")
     for _, curve in zip(directions, curves, strict=True):
         bound = curve.delta(epsilon)
         if not bound <= delta:
@@ -120,21 +111,10 @@ def composed(direction: Direction | None, witness: RunWitness | None) -> Measure
         raise bad_witness("losses are composed on a grid of ratios")
     return power_product(
         [
-            (_measure(law, rule, witness.grid), times)
+            (measure(law, rule, witness.grid), times)
             for (law, times), rule in zip(direction, witness.rules, strict=True)
         ]
     )
-
-
-def _measure(law: Law, rule: Rule, grid: Grid) -> Measure:
-    set_precision(max(grid.bits, rule.sums.bits if rule.sums else 0))
-    if not law.bins:
-        return grid.measure(*pair_points(law.pieces, law.mu, rule.cuts))
-    if rule.sums is None:
-        raise bad_witness("an allocation is summed on no grid")
-    share = arb(law.share.numerator) / law.share.denominator
-    points = allocation_points(law.bins, share, law.mu, rule.cuts, rule.sums, removed=law.removed)
-    return grid.measure(*points)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

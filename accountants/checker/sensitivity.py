@@ -14,24 +14,26 @@ from itertools import accumulate
 
 from flint import arb, arb_mat, fmpq, fmpz
 
-from affidavit.accountants.checker.lattice import Unproved, rounded_up, set_precision
+from affidavit.accountants.checker.lattice import no_statement, rounded_up
 
-MOST_PRODUCTS = 4_000_000
+MOST_PRODUCTS = 10_000_000
 """Products of one sensitivity, a few seconds."""
-MOST_ROWS = 1000
-"""Steps of a strategy without structure, above which its matrix is not even read."""
-_MOST_COMPARED = 250
-"""Steps up to which a Toeplitz strategy is bounded as a matrix too, where that may be less."""
+MOST_ROWS = 500
+"""Steps up to which a matrix is multiplied and inverted, in a few seconds."""
 _UNIT = fmpz(2) ** 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patterns:
-    """At most ``most`` steps, any two ``apart`` steps apart or, where not ``exactly``, more."""
+    """At most ``most`` steps, any two ``apart`` steps apart or, where not ``exactly``, more.
+
+    ``white``: not sens but ‖C_S‖ of the steps S that are multiples of ``apart`` from each other.
+    """
 
     most: int
     apart: int
-    exactly: bool
+    exactly: bool = True
+    white: bool = False
 
 
 def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared: arb) -> bool:
@@ -39,7 +41,6 @@ def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared
 
     σ_joint is (Σ count/σ²)^(-1/2), σ the noise multiplier of so many blocks.
     """
-    set_precision()
     precision = sum((count / sigma**2 for count, sigma in blocks), Fraction(0))
     ratio = Fraction(multiplier) ** 2 * precision
     return bool(arb(fmpq(ratio.numerator, ratio.denominator)) * squared <= 1)
@@ -47,7 +48,6 @@ def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared
 
 def buffered(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
     """The first column of a BLT: 1, then Σ ω_i θ_i^(t-1). Raises ``Unproved``."""
-    set_precision()
     _require_affordable(steps * len(decays))
     powers, column = [arb(scale) for scale in scales], [arb(1)]
     while len(column) < steps:
@@ -69,23 +69,25 @@ def toeplitz_sensitivity(
     distance begins at once, and so it does of a least distance where c does not increase or columns
     do not overlap; a larger c bounds any other. Raises ``Unproved``.
     """
-    set_precision()
-    steps = len(factors)
+    steps, apart = len(factors), patterns.apart
     _require_affordable(steps * (len(coefficients) if inverse else 1))
     column = [arb(c) for c in coefficients[:steps]]
     column = _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
     sizes = [_units(c) for c in column]
-    most, apart = min(patterns.most, -(-steps // patterns.apart)), patterns.apart
-    if most > 1 and not patterns.exactly and any(sizes[apart:]):
-        sizes = list(accumulate(reversed(sizes), max))[::-1]
-    sums: list[int] = []
-    for t, size in enumerate(sizes):
-        earlier = sums[t - apart] if t >= apart else 0
-        ended = sizes[t - most * apart] if t >= most * apart else 0
-        sums.append(size + earlier - ended)
+    most = min(patterns.most, -(-steps // apart))
+    if patterns.white:
+        sums = [sum(sizes[first::apart]) for first in range(min(apart, steps))]
+    else:
+        if most > 1 and not patterns.exactly and any(sizes[apart:]):
+            sizes = list(accumulate(reversed(sizes), max))[::-1]
+        sums = []
+        for t, size in enumerate(sizes):
+            earlier = sums[t - apart] if t >= apart else 0
+            ended = sizes[t - most * apart] if t >= most * apart else 0
+            sums.append(size + earlier - ended)
     bound = max(factors) * (arb(fmpz(sum(s * s for s in sums))) / _UNIT**2).sqrt()
     tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
-    if tight or steps > _MOST_COMPARED:
+    if tight or steps > MOST_ROWS:
         return bound
     rows = [[column[i - j] if i >= j else arb(0) for j in range(steps)] for i in range(steps)]
     return bound.min(matrix_sensitivity(rows, factors, patterns, inverse=False))
@@ -103,10 +105,9 @@ def matrix_sensitivity(
     Patterns of a least distance are bounded row by row (Theorem 5 there), or by the entries that no
     later and no farther one exceeds. Raises ``Unproved``.
     """
-    set_precision()
-    steps = len(factors)
-    most, apart = min(patterns.most, -(-steps // patterns.apart)), patterns.apart
-    _require_affordable(steps**2 * max(most, len(rows) // 8))
+    steps, apart = len(factors), patterns.apart
+    most = min(patterns.most, -(-steps // apart))
+    _require_affordable(steps**2 * most)
     matrix = arb_mat([[arb(entry) for entry in row] for row in rows])
     if inverse:
         matrix = matrix.inv()
@@ -115,7 +116,9 @@ def matrix_sensitivity(
         [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
         for i, own in enumerate(factors)
     ]
-    if most == 1:
+    if patterns.white:
+        best = max(sum(row[i % apart :: apart]) for i, row in enumerate(sizes))
+    elif most == 1:
         best = max(row[i] for i, row in enumerate(sizes))
     elif patterns.exactly:
         turns = [range(first, steps, apart)[:most] for first in range(steps)]
@@ -170,8 +173,4 @@ def _units(size: arb) -> int:
 
 def _require_affordable(products: int) -> None:
     if products > MOST_PRODUCTS:
-        raise Unproved(
-            "no_statement",
-            "The sensitivity of the noise takes the checker too long.",
-            "Rest on the accountants of the certificate.",
-        )
+        raise no_statement("a sensitivity that takes more than a few seconds")

@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from affidavit.accountants import Bracket, Unproved, prove, search_witness
+from affidavit.accountants import Unproved, prove, search_witness
 from affidavit.accountants.checker import Witness
 from affidavit.accountants.registry import accountant
 from affidavit.plan import (
@@ -26,6 +26,8 @@ from affidavit.plan import (
 )
 
 MOST_ABOVE = 1e-4
+LOOSENESS = 0.99 * MOST_ABOVE
+"""Of a search, so that decimals that are rounded up stay below ``MOST_ABOVE``."""
 
 
 def random_run(draw: random.Random) -> Event:
@@ -67,11 +69,6 @@ def random_run(draw: random.Random) -> Event:
     return Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 1, 2, 3)))))
 
 
-def above(epsilon: float) -> Bracket:
-    """Where a proof of what an engine bounds by ``epsilon`` has to lie."""
-    return Bracket(lower=epsilon, upper=epsilon * (1 + 0.99 * MOST_ABOVE))
-
-
 def proved_above(event: Event, delta: float) -> float | None:
     """How far above the engine's upper end a bound is proved, relative to it; None for ε = 0.
 
@@ -81,7 +78,7 @@ def proved_above(event: Event, delta: float) -> float | None:
     bracket = accountant(name).curve(event).epsilon(delta)
     if bracket.upper == 0:
         return None
-    witness, proof = search_witness(event, above(bracket.upper), delta)
+    witness, proof = search_witness(event, bracket, delta, LOOSENESS)
     # The tight value is at least the engine's lower end.
     below = bracket.lower * (1 - 1e-9)
     claim = Witness(epsilon=repr(below), delta=witness.delta, runs=witness.runs)

@@ -14,6 +14,7 @@ import pytest
 from flint import arb
 
 from affidavit.accountants import (
+    Bracket,
     FourierAccountant,
     search_witness,
     witness_document,
@@ -21,7 +22,6 @@ from affidavit.accountants import (
 )
 from affidavit.accountants.checker import (
     DOMINATING_PAIRS,
-    Cuts,
     Grid,
     Patterns,
     Rule,
@@ -45,7 +45,7 @@ from affidavit.plan import (
     WithoutReplacementGaussian,
 )
 from affidavit.plan.events import Neighbours, SubsampledPair
-from tests.accountants.proof_soak import above, numbered_run, outcome
+from tests.accountants.proof_soak import LOOSENESS, numbered_run, outcome
 
 DELTA = 1e-6
 
@@ -96,7 +96,7 @@ SLOW = {"add_remove", "phases", "cut"}
 def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
     """The engine and the checker share no code; the bound proved lies above the tight ε."""
     bracket = FourierAccountant().curve(RUNS[name]).epsilon(DELTA)
-    witness, found = search_witness(RUNS[name], above(bracket.upper), DELTA)
+    witness, found = search_witness(RUNS[name], bracket, DELTA, LOOSENESS)
     proof = prove(witness, RUNS[name])
     assert proof == found
     assert bracket.lower < float(proof.epsilon) <= bracket.upper * (1 + 1e-4)
@@ -169,9 +169,7 @@ def proved_delta(event: Event, epsilon: float, direction: int = 0) -> arb:
     """What a coarse witness proves of one direction at ``epsilon``."""
     law = laws(event)[direction]
     sums = Grid(step=2.0**-18, reach=256, scales=24, bits=176, linear=True)
-    rules = tuple(
-        Rule(cuts=Cuts(spacing=0.01, reach=12.0), sums=sums if own.bins else None) for own, _ in law
-    )
+    rules = tuple(Rule(spacing=0.01, reach=12.0, sums=sums if own.bins else None) for own, _ in law)
     run = RunWitness(grid=Grid(step=1e-5, reach=1024, scales=8, bits=128), rules=rules)
     return composed(law, run).delta(arb(epsilon)).upper()
 
@@ -296,8 +294,8 @@ def attack(seed: int, count: int) -> int:
     honest = RunWitness(
         grid=Grid(step=0.003, reach=64, scales=6, bits=100),
         rules=(
-            Rule(cuts=Cuts(spacing=0.1, reach=9.0)),
-            Rule(cuts=Cuts(spacing=0.2, reach=8.0), sums=sums),
+            Rule(spacing=0.1, reach=9.0),
+            Rule(spacing=0.2, reach=8.0, sums=sums),
         ),
     )
 
@@ -318,8 +316,8 @@ def attack(seed: int, count: int) -> int:
             return replace(of, **{field: value})  # type: ignore[arg-type]
 
         def rule(of: Rule) -> Rule:
-            cuts = replace(
-                of.cuts,
+            cut = replace(
+                of,
                 **{
                     draw.choice(("spacing", "reach")): draw.choice(
                         (wild, max(0.02, draw.random() * factor))
@@ -328,7 +326,7 @@ def attack(seed: int, count: int) -> int:
             )
             return draw.choice(
                 (
-                    replace(of, cuts=cuts),
+                    cut,
                     replace(of, sums=draw.choice((None, of.sums, sums))),
                     replace(of, sums=grid(of.sums) if of.sums else None),
                 )
@@ -376,8 +374,8 @@ def test_ten_thousand_dishonest_witnesses_prove_nothing_below_the_truth() -> Non
 @pytest.mark.parametrize("step", [1e-300, 1e29])
 def test_a_witness_of_absurd_steps_is_refused_and_does_not_hang(step: float) -> None:
     run = poisson(0.3, 2.0, 2)
-    epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
-    witness, _ = search_witness(run, above(epsilon), DELTA)
+    epsilon = FourierAccountant().curve(run).epsilon(DELTA)
+    witness, _ = search_witness(run, epsilon, DELTA, LOOSENESS)
     absurd = tuple(replace(part, grid=replace(part.grid, step=step)) for part in witness.runs)
     with pytest.raises(Unproved):
         prove(replace(witness, runs=absurd), run)
@@ -385,8 +383,8 @@ def test_a_witness_of_absurd_steps_is_refused_and_does_not_hang(step: float) -> 
 
 def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
     run = poisson(0.3, 2.0, 2)
-    epsilon = FourierAccountant().curve(run).epsilon(DELTA).upper
-    witness, _ = search_witness(run, above(epsilon), DELTA)
+    epsilon = FourierAccountant().curve(run).epsilon(DELTA)
+    witness, _ = search_witness(run, epsilon, DELTA, LOOSENESS)
     for other in (poisson(0.3, 1.99, 2), poisson(0.3, 2.0, 3), poisson(0.301, 2.0, 2)):
         with pytest.raises(Unproved, match="above"):
             prove(witness, other)
@@ -397,7 +395,7 @@ def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
 def test_what_has_no_statement_is_refused() -> None:
     event = Composed(events=(poisson(0.2, 4.0, 4), Laplace(noise_multiplier=3.0)))
     with pytest.raises(Unproved, match="Laplace") as refusal:
-        search_witness(event, above(1.0), DELTA)
+        search_witness(event, Bracket(lower=1.0, upper=1.0), DELTA, LOOSENESS)
     assert refusal.value.code == "no_statement"
 
 
@@ -406,7 +404,7 @@ def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None
         events=(poisson(0.3, 2.0, 1), RandomAllocationGaussian(bins=2, noise_multiplier=3.0))
     )
     sums = Grid(step=2.0**-10, reach=64, scales=10, bits=128, linear=True)
-    rule = Rule(cuts=Cuts(spacing=0.1, reach=9.0))
+    rule = Rule(spacing=0.1, reach=9.0)
     grid = Grid(step=0.003, reach=64, scales=8, bits=100)
     run = RunWitness(grid=grid, rules=(rule, replace(rule, sums=sums)))
     witness = Witness(epsilon="5.0", delta="1e-6", runs=(run, run))
@@ -424,7 +422,7 @@ def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None
 def test_a_witness_that_would_take_long_is_refused() -> None:
     run = RunWitness(
         grid=Grid(step=1e-6, reach=6000, scales=10, bits=128),
-        rules=(Rule(cuts=Cuts(spacing=0.1, reach=9.0)),),
+        rules=(Rule(spacing=0.1, reach=9.0),),
     )
     with pytest.raises(Unproved, match="too long"):
         prove(Witness(epsilon="1", delta="1e-6", runs=(run, run)), poisson(0.1, 1.0, 2**90 - 1))

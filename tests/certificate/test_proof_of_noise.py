@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from affidavit.accountants.checker import Unproved
@@ -43,8 +44,30 @@ def lowered_and_required(document: dict[str, Any]) -> None:
 BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
 ROWS = [[0.01 * i * (i > j) + (i == j) for j in range(24)] for i in range(24)]
 MATRIX = {"kind": "matrix", "rows": ROWS}
+FRESH = {"scheme": "poisson", "lot_size": 20}
+CUT = {"scheme": "truncated_poisson", "lot_size": 100, "max_lot_size": 150}
+GROUPS = {"scheme": "cyclic_poisson", "lot_size": 1, "groups": 2}
 EQUAL = [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 7.0, "count": 4}]
-KINDS: dict[str, dict[str, Any]] = {
+WHITE: dict[str, dict[str, Any]] = {
+    "fresh lots": {"sampling": FRESH, "noise": {"kind": "sqrt"}},
+    "fresh lots, replaced": {
+        "sampling": {"scheme": "fixed_size", "lot_size": 20},
+        "noise": BLT,
+        "adjacency": "replace_one",
+    },
+    "fresh lots, tree": {"sampling": CUT, "noise": {"kind": "tree"}},
+    "groups": {"sampling": GROUPS, "noise": {"kind": "bidiagonal", "lambda": 0.9}},
+    "groups, alternating": {"sampling": GROUPS, "noise": {"kind": "bidiagonal", "lambda": -0.9}},
+    "groups, matrix": {"sampling": GROUPS, "noise": MATRIX},
+    "fresh lots, scheduled": {
+        "sampling": FRESH,
+        "noise": {"kind": "sqrt"},
+        "clip_schedule": [0.5] * 12 + [1.0] * 12,
+    },
+}
+"""Plans whose noise is white noise with other noise beside it."""
+KINDS: dict[str, dict[str, Any]] = WHITE | {
+    "groups, banded": {"sampling": GROUPS, "noise": {"kind": "banded", "bands": 3}},
     "independent": {},
     "flat": {"clipping": "flat", "releases": EQUAL},
     "replaced": {"adjacency": "replace_one"},
@@ -89,8 +112,9 @@ def test_the_noise_of_a_plan_is_proved_and_no_more_of_it(
 
         def understated(correlation: Correlation, steps: int) -> Any:
             at = real(correlation, steps)
-            less = Sensitivity(value=at.sensitivity.value * (1 - 1e-5), attained=0.0)
-            return replace(at, sensitivity=less)
+            # What is proved may be less than what was accounted.
+            proved = min(at.sensitivity.value, float(proof._sensitivity(at)))
+            return replace(at, sensitivity=Sensitivity(value=proved * (1 - 1e-5), attained=0.0))
 
         monkeypatch.setattr(Correlation, "at", understated)
     else:
@@ -98,6 +122,18 @@ def test_the_noise_of_a_plan_is_proved_and_no_more_of_it(
         monkeypatch.setattr(lowering, lambda joint, _: joint * 1.0001)
     with pytest.raises(Unproved, match="noise that was accounted"):
         lowered_and_required(document)
+
+
+@pytest.mark.parametrize("kind", WHITE)
+def test_white_noise_is_no_wider_than_the_largest_singular_value_allows(kind: str) -> None:
+    """‖C_S‖ by numpy; a multiplier is what was accounted of it."""
+    own = lower(plan_from(plan_document(**WHITE[kind]))).phases[0]
+    assert own.correlation is not None
+    at = own.correlation.at(24)
+    assert at.route == "white_noise"
+    strategy = at.strategy.strategy_matrix()
+    norms = [np.linalg.norm(strategy[:, first :: at.turn], 2) for first in range(at.turn)]
+    assert float(proof._sensitivity(at)) >= max(norms) * (1 - 1e-12)
 
 
 def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(

@@ -60,8 +60,7 @@ Patch = pytest.MonkeyPatch
 def honest(event: Event) -> tuple[Bracket, Witness]:
     """The engine's bracket, and a witness that proves its upper end."""
     bracket = FourierAccountant().curve(event).epsilon(DELTA)
-    above = Bracket(lower=bracket.upper, upper=bracket.upper * (1 + 1e-4))
-    return bracket, search_witness(event, above, DELTA)[0]
+    return bracket, search_witness(event, bracket, DELTA, 1e-4)[0]
 
 
 @cache
