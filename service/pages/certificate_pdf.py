@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from html import unescape
 from itertools import groupby
+from operator import attrgetter
 
 from fpdf import FPDF, XPos, YPos
 
 from affidavit.certificate.charts import Chart, draw
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.pages.certificate_view import CertificateView
-from affidavit.service.pages.text import moment, shortened, visible
+from affidavit.service.pages.text import capitalized, moment, shortened, visible
 from affidavit.service.pages.verification import VERIFY
 
 SYMBOLS = {
@@ -89,13 +90,15 @@ def documentation_pdf(view: CertificateView, text: str, now: datetime) -> bytes:
     """The technical documentation ``text``, in the Markdown that we write, as PDF."""
     pdf = Document(view, now, title=f"Technical documentation of {view.id}")
     pdf.add_page()
-    is_code = False
+    code: list[str] | None = None
     for line in text.splitlines():
         plain = _ESCAPE.sub(r"\1", _MARKUP.sub("", line))
         if line.startswith("```"):
-            is_code = not is_code
-        elif is_code:
-            pdf.code(line)
+            if code is not None:
+                pdf.code("\n".join(code))
+            code = [] if code is None else None
+        elif code is not None:
+            code.append(line)
         elif line.startswith("# "):
             pdf.paragraph(plain[2:], TITLE, "B")
         elif line.startswith("#"):
@@ -283,27 +286,39 @@ def _facts(pdf: Document, view: CertificateView) -> None:
 
 
 def _decision(pdf: Document, view: CertificateView) -> None:
-    """What is wrong or required, who decided, and how anybody verifies it."""
-    for reason in view.reasons:
-        pdf.paragraph("{code} {pointer}: {message} {remedy}".format_map(reason))
+    """What is wrong, the noise, who decided, the engines, and how anybody verifies it."""
+    for number, reason in enumerate(view.reasons):
+        if not number:
+            pdf.heading("Reasons")
+        remedy = f" What to do: {reason['remedy']}" if reason["remedy"] else ""
+        pdf.paragraph(f"{capitalized(reason['message'])} ({reason['code']}){remedy}")
     if view.noise:
-        pdf.heading("Noise multipliers (blocks)")
+        pdf.heading("Noise multipliers")
         for noise in view.noise[:MOST]:
-            pdf.paragraph(
-                f"{noise.release} ({noise.blocks}): given {noise.given or 'none'}, "
-                f"required {noise.required or 'not solved for'}"
+            blocks = "1 block" if noise.blocks == 1 else f"{noise.blocks} blocks"
+            own = f"σ = {noise.given}" if noise.given else "computed"
+            needed = noise.required or "not computed"
+            pdf.fact(
+                f"{shortened(noise.release, 14)}, {blocks}", f"{own}; the target needs {needed}"
             )
         if len(view.noise) > MOST:
             pdf.paragraph(f"and {len(view.noise) - MOST} more releases.")
     pdf.heading("Approvals")
     decisions = [entry for issue in view.issues for entry in issue.approvals.decisions]
     for decision in decisions[:MOST]:
-        pdf.paragraph(
-            f"{decision.decision} by {decision.approver} at {moment(decision.at)}: "
-            f"{decision.comment}"
-        )
+        what = "Approved" if decision.decision == "approve" else "Rejected"
+        comment = f": {decision.comment}" if decision.comment else "."
+        pdf.paragraph(f"{what} by {decision.approver} at {moment(decision.at)}{comment}")
     if not decisions:
-        pdf.paragraph("None.")
+        required = view.approvals_required
+        pdf.paragraph(f"None of {required} required." if required else "None required.")
+    pdf.heading("Engines")
+    pdf.paragraph(view.agreement, SMALL)
+    for engine in view.engines:
+        pdf.paragraph(
+            f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}",
+            SMALL,
+        )
     pdf.heading("Verification")
     pdf.paragraph("This document is no proof. Verify the signed bundle with keys that you trust:")
     pdf.code(
@@ -316,13 +331,6 @@ def _decision(pdf: Document, view: CertificateView) -> None:
 
 
 def _details(pdf: Document, view: CertificateView) -> None:
-    pdf.heading("Engines")
-    pdf.paragraph(view.agreement, SMALL)
-    for engine in view.engines:
-        pdf.paragraph(
-            f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}",
-            SMALL,
-        )
     pdf.heading("Runs")
     for run in view.runs[:3]:
         steps = "no steps charged yet" if run.steps is None else f"{run.steps} steps charged"
@@ -333,8 +341,9 @@ def _details(pdf: Document, view: CertificateView) -> None:
     elif len(view.runs) > 3:
         pdf.paragraph(f"and {len(view.runs) - 3} earlier runs.", SMALL)
     pdf.heading("Assumptions and scope (NIST SP 800-226)")
-    for item in view.checklist:
-        pdf.paragraph(f"[{item.mark}] {item.topic}: {item.answer} ({item.by})", SMALL)
+    for (mark, topic, by), items in groupby(view.checklist, attrgetter("mark", "topic", "by")):
+        answers = " ".join(f"{capitalized(item.answer).rstrip('.')}." for item in items)
+        pdf.paragraph(f"{topic}: {answers} ({capitalized(mark)}: {by})", SMALL)
 
 
 # ---- charts -------------------------------------------------------------------------

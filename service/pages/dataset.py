@@ -3,11 +3,13 @@
 Three numbers stand side by side and are never taken for one another: what the privacy filter
 reads, which decides and holds when plans are chosen in view of results; the composition as if
 all plans had been fixed in advance; and the plain sum of ε. The last two decide nothing, and
-the page says so. The second takes accounting, so it is computed on request.
+the page says so. The second takes accounting: the page has it at once where that takes a moment,
+else on request.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -40,7 +42,7 @@ from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.policies import PolicyLine, policy_line
-from affidavit.service.pages.renderers import DATA, Rows, view_of
+from affidavit.service.pages.renderers import DATA, Rows, is_data, view_of
 from affidavit.service.pages.response import action, export, page, respond, see_other
 from affidavit.service.pages.text import moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
@@ -59,6 +61,8 @@ DRAWN = 60
 FAILED_LOOKED_AT = 2000
 """Failed runs, the latest, that are searched for records that do not conform."""
 NAMED = 5
+MOMENT = 0.3
+"""Seconds for which a page waits for the non-adaptive composition."""
 ONE = "/datasets/{name}"
 AMOUNTS = {
     "spent": "runs that ended",
@@ -107,7 +111,7 @@ class Dataset:
     """One data set: its ledgers, and the one that is shown with its reservations and chart.
 
     ``not_conformant`` are the latest runs whose record does not conform, which no charge bounds.
-    ``forecast`` is of a run like the latest one. ``composed`` is None until it is requested.
+    ``forecast`` is of a run like the latest one. ``composed`` is None until it is computed.
     ``policy_names_it`` says whether a policy names this very data set.
     """
 
@@ -158,6 +162,8 @@ async def dataset(
     )
     if stored is not None and composed:
         view = _with_composition(view, await services.ledger.composed(stored))
+    elif stored is not None and not is_data(request):
+        view = await _with_quick_composition(view, services, stored)
     if stored is not None and certificate:
         forecast = await services.ledger.forecast(stored, certificate)
         view = replace(view, asked=forecast.message, asked_of=forecast.certificate)
@@ -319,6 +325,19 @@ def _chosen(ledgers: Sequence[StoredLedger], scope: tuple[str, str] | None) -> S
         ),
         None,
     )
+
+
+async def _with_quick_composition(
+    view: Dataset, services: Services, ledger: StoredLedger
+) -> Dataset:
+    """``view`` with the composition if it takes a moment; else that goes on, for a request."""
+    task = asyncio.create_task(services.ledger.composed(ledger))
+    # Whoever requests it is told why there is none.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await asyncio.wait({task}, timeout=MOMENT)
+    if task.done() and task.exception() is None:
+        return _with_composition(view, task.result())
+    return view
 
 
 def _with_composition(view: Dataset, composed: Composition) -> Dataset:

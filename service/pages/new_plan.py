@@ -1,8 +1,9 @@
 """``/plans/new``: a plan entered in a form, checked while typing, and submitted.
 
 One form posts to one path, and its button says what to do: ``validate`` reads the plan and
-nothing more, ``check`` accounts it, ``noise`` shows its ε with other noise, ``certify`` submits
-it by the use case of the API. ``read`` fills the form in from a pasted document.
+nothing more, ``check`` accounts it, also with other noise (which htmx loads later, by ``noise``),
+``certify`` submits it by the use case of the API. ``read`` fills the form in from a pasted
+document.
 
 A preview is no certificate: the plan is accounted as ``affidavit check`` does, judged by the
 policy of its data set, and forgotten. It shows what would be signed if it were submitted now.
@@ -14,6 +15,7 @@ import asyncio
 import math
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -207,8 +209,10 @@ async def submit_form(
     match button:
         case "certify":
             return await _certify(request, actor, services, view)
+        case "noise" if is_fragment(request):
+            return await _noise(request, services, view)
         case "check" | "noise":
-            return await _preview(request, actor, services, view, with_noise=button == "noise")
+            return await _preview(request, actor, services, view)
         case "validate":
             return _respond(request, view, fragment="findings")
         case _:
@@ -235,15 +239,11 @@ async def _read(request: Request, services: Services, form: PlanForm, text: str)
     return _respond(request, replace(view, read=read))
 
 
-async def _preview(
-    request: Request, actor: Actor, services: Services, view: NewPlan, *, with_noise: bool
-) -> Response:
-    """The page with what the plan would get; for htmx the preview or the noise alone."""
+async def _preview(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
+    """The page with what the plan would get; for htmx the preview alone, before the noise."""
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer", status=422)
-    if with_noise and is_fragment(request):
-        return await _noise(request, services, view, plan)
     try:
         draft, curves = await asyncio.gather(
             services.preview_plan.assess(plan, actor.name, actor.works_for), _curves(services, plan)
@@ -252,26 +252,28 @@ async def _preview(
         trouble, status = unavailable(error)
         return _respond(request, replace(view, trouble=trouble), fragment="answer", status=status)
     view = replace(view, answer=preview_of(draft))
-    if with_noise:
-        return await _noise(
-            request, services, view, plan, () if isinstance(curves, str) else curves
-        )
+    if not is_fragment(request):
+        with suppress(AccountingUnavailable):
+            view = replace(view, noise=await _noise_rows(services, plan))
     if isinstance(curves, str):
         return _respond(request, replace(view, no_curve=curves), fragment="answer")
     return _respond(request, view, curves, fragment="answer")
 
 
-async def _noise(
-    request: Request, services: Services, view: NewPlan, plan: Plan, pictures: Pictures = ()
-) -> Response:
-    """ε of the plan with less and with more noise."""
+async def _noise(request: Request, services: Services, view: NewPlan) -> Response:
+    """ε of the plan with less and with more noise, for htmx."""
+    plan = parse(view.yaml).plan
+    if plan is None:
+        return _respond(request, view, fragment="answer")
     try:
-        points = await services.preview_plan.noise_points(plan)
+        view = replace(view, noise=await _noise_rows(services, plan))
     except AccountingUnavailable as error:
-        trouble, status = unavailable(error)
-        return _respond(request, replace(view, trouble=trouble), fragment="noise", status=status)
-    rows = tuple(_noise_row(point) for point in points)
-    return _respond(request, replace(view, noise=rows), pictures, fragment="noise")
+        view = replace(view, trouble=unavailable(error)[0])
+    return _respond(request, view, fragment="noise")
+
+
+async def _noise_rows(services: Services, plan: Plan) -> tuple[NoiseRow, ...]:
+    return tuple(map(_noise_row, await services.preview_plan.noise_points(plan)))
 
 
 def _noise_row(point: NoisePoint) -> NoiseRow:

@@ -31,6 +31,7 @@ from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import page, respond
+from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.run_tables import run_events, run_leases, runs
 from affidavit.service.services import TheServices
@@ -249,7 +250,9 @@ def spending_chart(connection: Connection, now: datetime) -> str:
             for at, state in changes
         ]
         held = stairs([*points, (0.0, points[-1][1])])
-        lines.append(Line(name=str(ledger.scope), points=held))
+        scope = ledger.scope
+        name = f"{scope.dataset} ({words(scope.adjacency)}, per {scope.unit})"
+        lines.append(Line(name=name, points=held))
     chart = Chart(
         title="ε in use by data set",
         description="What runs spent, committed and reserved, by the privacy filter.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from affidavit.certificate import verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
-from affidavit.service.pages.text import ADJACENCIES, down, up
+from affidavit.service.pages.text import ADJACENCIES, down, plain, up
 
 UNITS = {"example": "record", "user": "user"}
 
@@ -162,4 +162,4 @@ def agreement(engines: tuple[Engine, ...]) -> str:
 
 
 def _rounded(text: str | None) -> str | None:
-    return None if text is None else f"{float(text):g}"
+    return None if text is None else plain(float(text))

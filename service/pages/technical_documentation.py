@@ -15,7 +15,7 @@ from datetime import datetime
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.checklist import Item
 from affidavit.service.pages.registry_entry import UNKNOWN
-from affidavit.service.pages.text import visible
+from affidavit.service.pages.text import visible, whole
 from affidavit.service.pages.verification import VERIFY
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+!|~-])")
@@ -39,14 +39,16 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     yield "\n## 2. Data\n"
     dataset = view.plan["dataset"]
     yield f"- Data set: {_plain(view.dataset or 'not named')}"
-    yield f"- Size: {dataset.get('size') or 'not in the plan'}"
+    size = dataset.get("size")
+    yield f"- Size: {whole(size) + ' records' if size else 'not in the plan'}"
     yield f"- Privacy unit: one {dataset['unit']}"
     yield f"- Origin, legal basis and preparation: {UNKNOWN}"
     yield "\n## 3. Method\n"
     yield f"- Mechanism: {_plain(view.mechanism)}"
     for noise in view.noise:
         sigma = noise.given or noise.required or "not solved for"
-        yield f"- Release {_plain(noise.release)}, {noise.blocks} blocks: noise multiplier {sigma}"
+        blocks = "1 block" if noise.blocks == 1 else f"{noise.blocks} blocks"
+        yield f"- Release {_plain(noise.release)}, {blocks}: noise multiplier {sigma}"
     yield f"- Plan: `{view.plan_digest}`"
     yield "\n```json"
     yield visible(view.plan_text).replace("<", "\\u003c")  # the same JSON, and never markup
@@ -60,7 +62,8 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
         yield "\n- " + _plain("{code}: {message} {remedy}".format_map(reason))
     yield from _items("Covered, by item of NIST SP 800-226", view, marks=("checked", "declared"))
     yield "\n### Approvals and runs\n"
-    yield f"- Approved by: {_plain(', '.join(view.approved_by) or 'nobody')}"
+    no_one = "no one yet" if view.approvals_required else "no approval required"
+    yield f"- Approved by: {_plain(', '.join(view.approved_by) or no_one)}"
     yield from (
         f"- Run `{run.id}`, {run.state}: {run.steps or 0} steps charged, record "
         f"`{run.record or 'none'}`, weights `{run.weights or 'none'}`"

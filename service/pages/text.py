@@ -127,8 +127,12 @@ def _readable(value: Any) -> str:
 
 
 def capitalized(text: str) -> str:
-    """``text`` with its first letter in upper case and the rest as it is."""
-    return text[:1].upper() + text[1:]
+    """``text`` with its first letter in upper case, unless that is a symbol such as ε.
+
+    >>> capitalized("no run"), capitalized("ε ≤ 8")
+    ('No run', 'ε ≤ 8')
+    """
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:

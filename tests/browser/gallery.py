@@ -78,6 +78,7 @@ def photograph(browser: Any, url: str, token: str, pages: dict[str, str]) -> dic
     heights: dict[str, float] = {}
     for window, settings in WINDOWS.items():
         context = browser.new_context(reduced_motion="reduce", **settings)
+        context.set_default_timeout(120_000)
         page = context.new_page()
         page.goto(f"{url}/sign-in")
         for name, path in pages.items():
@@ -87,7 +88,7 @@ def photograph(browser: Any, url: str, token: str, pages: dict[str, str]) -> dic
             answer = page.goto(url + path)
             if answer.status >= 400:
                 raise RuntimeError(f"{path} answered {answer.status}")
-            page.wait_for_load_state("networkidle", timeout=120_000)
+            page.wait_for_load_state("networkidle")
             page.screenshot(path=str(FOLDER / f"{name}-{window}.png"), full_page=True)
             pixels = page.evaluate("document.documentElement.scrollHeight")
             heights[f"{name}-{window}"] = pixels / settings["viewport"]["height"]

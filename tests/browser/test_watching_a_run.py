@@ -69,10 +69,7 @@ def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: W
     assert "Stop run" not in visitor.text()
     visitor.look("run-settled")
     visitor.goto("/datasets/toy")
-    if visitor.kind.scripts:
-        page.locator("#composed").get_by_text("≤").wait_for()
-    else:
-        page.click("text=Compute")
+    page.locator("#composed").get_by_text("≤").wait_for()
     assert "settled" in visitor.text()
     visitor.look("dataset")
 
