@@ -103,28 +103,20 @@ class Grid:
 
     def measure(self, points: Iterable[tuple[arb, arb]], infinite: arb) -> Measure:
         """The measure of ``points``, masses and places, moved to the nodes beside them."""
-        nodes: list[dict[int, int]] = [{} for _ in self.steps]
+        nodes = [[0] * (2 * self.reach + 1) for _ in self.steps]
         above = self.units(infinite)
         for mass, place in points:
             j, upper = self._upper_node(place)
             if j is None:
                 above += self.units(mass)
-                continue
-            # What lies below the last node is raised to it.
-            lower, share = upper - 1, arb(1)
-            if upper > -self.reach:
-                share = self.share(place / self.steps[j] - lower, self.steps[j], 1)
+            elif upper == -self.reach:
+                # What lies below the last node is raised to it.
+                nodes[j][0] += self.units(mass)
             else:
-                lower = upper
-            for node, part in ((lower, 1 - share), (upper, share)):
-                nodes[j][node] = nodes[j].get(node, 0) + self.units(mass * part)
-        parts = []
-        for masses in nodes:
-            first = min(masses, default=0)
-            last = max(masses, default=-1)
-            dense = [masses.get(i, 0) for i in range(first, last + 1)]
-            parts.append(Part(first, fmpz_poly(dense)))
-        return Measure(grid=self, parts=parts, infinite=above)
+                share = self.share(place / self.steps[j] - (upper - 1), self.steps[j], 1)
+                nodes[j][upper - 1 + self.reach] += self.units(mass * (1 - share))
+                nodes[j][upper + self.reach] += self.units(mass * share)
+        return Measure(grid=self, parts=[fmpz_poly(masses) for masses in nodes], infinite=above)
 
     def _upper_node(self, place: arb) -> tuple[int | None, int]:
         """The finest lattice that holds ``place``, and its first node not below it."""
@@ -135,105 +127,69 @@ class Grid:
         return (None, 0) if above > 0 else (self.scales - 1, -self.reach)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Masses on consecutive nodes of one lattice, from the node ``first`` on."""
-
-    first: int
-    masses: fmpz_poly
-
-    def __add__(self, other: Part) -> Part:
-        first = min(self.first, other.first) if self and other else (self or other).first
-        return Part(first, self._from(first) + other._from(first))
-
-    def __bool__(self) -> bool:
-        return len(self.masses) > 0
-
-    def _from(self, first: int) -> fmpz_poly:
-        gap = self.first - first if self else 0
-        return self.masses.left_shift(gap) if gap else self.masses
-
-
-_EMPTY = Part(0, fmpz_poly())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """Masses on a grid's lattices, and ``infinite`` above all of them."""
+    """Masses on a grid's lattices, each from its first node on, and ``infinite`` above them."""
 
     grid: Grid
-    parts: list[Part]
+    parts: list[fmpz_poly]
     infinite: int
 
     def __mul__(self, other: Measure) -> Measure:
         """The convolution, at least. Each pair meets on the coarser of its two lattices."""
-        grid, square = self.grid, self is other
-        result, carried, infinite = [], _EMPTY, self.infinite + other.infinite
-        low = lows = _EMPTY  # what lies on finer lattices, carried to this one
-        for j in range(grid.scales):
-            mine, theirs = self.parts[j], other.parts[j]
-            if square:
-                product = _times(mine, mine + low + low)
-            else:
-                product = _times(mine, theirs + lows) + _times(low, theirs)
-            own, beyond, lost = self._divide(product, last=j == grid.scales - 1)
+        reach, scales, square = self.grid.reach, self.grid.scales, self is other
+        result, infinite = [], self.infinite + other.infinite
+        low = lows = carried = fmpz_poly()  # of finer lattices, carried to this one
+        for j, (mine, theirs) in enumerate(zip(self.parts, other.parts, strict=True)):
+            product = mine * (mine + 2 * low) if square else mine * (theirs + lows) + low * theirs
+            masses, lost = self._without_dust(_in_units(product, self.grid.bits))
+            # The product begins ``reach`` nodes below the lattice.
+            own, infinite = masses.truncate(3 * reach + 1).right_shift(reach), infinite + lost
             result.append(own + carried)
-            infinite += lost
-            if j < grid.scales - 1:
-                carried = self._carry(j, beyond)
-                low = self._carry(j, low + mine)
-                lows = low if square else self._carry(j, lows + theirs)
-        return Measure(grid=grid, parts=result, infinite=infinite)
+            if j < scales - 1:
+                carried = self._carry(j, masses - own.left_shift(reach), -2 * reach)
+                low = self._carry(j, low + mine, -reach)
+                lows = low if square else self._carry(j, lows + theirs, -reach)
+        # Beyond the last lattice masses are raised, to its first node or above all of them.
+        result[-1] += int(masses.truncate(reach)(1))
+        infinite += int(masses.right_shift(3 * reach + 1)(1))
+        return Measure(grid=self.grid, parts=result, infinite=infinite)
 
-    def _divide(self, product: Part, *, last: bool) -> tuple[Part, Part, int]:
-        """``product`` in units: what its lattice holds, what lies beyond, and what is infinite."""
-        reach, first = self.grid.reach, product.first
-        masses, lost = _in_units(product.masses, self.grid.bits), 0
-        length = len(masses)
-        if not self.grid.linear:
-            while length and lost + masses[length - 1] <= _DUST:
-                length -= 1
-                lost += int(masses[length])
-        start = min(max(0, -reach - first), length)
-        stop = min(max(start, reach - first + 1), length)
-        below, above = masses.truncate(start), masses.truncate(length).right_shift(stop)
-        own = Part(first + start, masses.truncate(stop).right_shift(start))
-        if not last:
-            return own, Part(first, below) + Part(first + stop, above), lost
-        raised = Part(-reach, fmpz_poly([below(1)]))
-        return own + raised, _EMPTY, lost + int(above(1))
+    def _without_dust(self, masses: fmpz_poly) -> tuple[fmpz_poly, int]:
+        """``masses`` of losses without the last ones, and how much these are."""
+        length, lost = len(masses), 0
+        while not self.grid.linear and length and lost + masses[length - 1] <= _DUST:
+            length -= 1
+            lost += int(masses[length])
+        return masses.truncate(length), lost
 
-    def _carry(self, j: int, part: Part) -> Part:
-        """``part`` of lattice j on the next one."""
-        if not part:
-            return _EMPTY
-        pad = part.first % _FACTOR
-        moved = part.masses.left_shift(pad) * self.grid.filters[j]
+    def _carry(self, j: int, masses: fmpz_poly, first: int) -> fmpz_poly:
+        """``masses`` from node ``first`` of lattice j on, on the next lattice."""
+        moved = masses.left_shift(first % _FACTOR) * self.grid.filters[j]
         nodes = fmpz_poly([moved[k] for k in range(_FACTOR - 1, len(moved), _FACTOR)])
-        return Part((part.first - pad) // _FACTOR, _in_units(nodes, self.grid.bits))
+        shift = first // _FACTOR + self.grid.reach
+        return _in_units(nodes, self.grid.bits).left_shift(shift)
 
     def points(self) -> Iterable[tuple[arb, arb]]:
         """Masses and places of the nodes."""
-        for h, part in zip(self.grid.steps, self.parts, strict=True):
-            for k, mass in enumerate(part.masses.coeffs()):
+        for h, masses in zip(self.grid.steps, self.parts, strict=True):
+            for k, mass in enumerate(masses.coeffs()):
                 if mass:
-                    yield arb(mass) / fmpz(2) ** self.grid.bits, h * (part.first + k)
+                    yield arb(mass) / fmpz(2) ** self.grid.bits, h * (k - self.grid.reach)
 
     def delta(self, epsilon: arb) -> arb:
         """∫ (1 - e^{ε-l})_+ over the measure of losses l, a ball."""
-        total = arb(self.infinite)
+        total, reach = arb(self.infinite), self.grid.reach
         for h, part in zip(self.grid.steps, self.parts, strict=True):
-            masses = part.masses.coeffs()
-            place = epsilon / h
-            low, high = -rounded_up(-place), rounded_up(place)
-            start = max(0, high - part.first)
+            masses, place = part.coeffs(), epsilon / h
+            low, high = (bound + reach for bound in (-rounded_up(-place), rounded_up(place)))
             # At most one, unless the step is absurd, which may lie above ε or not.
-            for index in range(max(0, low - part.first), min(start, len(masses))):
-                gain = -(epsilon - h * (part.first + index)).expm1()
-                total += masses[index] * gain.max(arb(0))
-            if start < len(masses):
-                sums, first = arb_poly(masses[start:]), h * (part.first + start)
-                total += sums(arb(1)) - (epsilon - first).exp() * sums((-h).exp())
+            for k in range(max(0, low), min(high, len(masses))):
+                total += masses[k] * (-(epsilon - h * (k - reach)).expm1()).max(arb(0))
+            if (start := max(0, high)) < len(masses):
+                sums = arb_poly(masses[start:])
+                first = (epsilon - h * (start - reach)).exp()
+                total += sums(arb(1)) - first * sums((-h).exp())
         return total / fmpz(2) ** self.grid.bits
 
 
@@ -247,12 +203,6 @@ def rounded_up(ball: arb) -> int:
     if number is None:
         raise bad_witness("a number is not finite")
     return int(number)
-
-
-def _times(left: Part, right: Part) -> Part:
-    if not left or not right:
-        return _EMPTY
-    return Part(left.first + right.first, left.masses * right.masses)
 
 
 def power_product(factors: Sequence[tuple[Measure, int]]) -> Measure:
