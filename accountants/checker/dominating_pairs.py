@@ -114,14 +114,14 @@ def laws(event: Event) -> tuple[Direction, ...]:
     sides = any(DOMINATING_PAIRS[name].orders == "either order" for name in rows)
     directions = []
     for removed in (True, False) if sides else (True,):
-        direction, squares = [], arb(0)
+        direction, squares, gaussian = [], arb(0), None
         for name, (leaf, times) in zip(rows, parts, strict=True):
             law = _law(name, leaf, removed)
             if name == "gaussian":
                 squares, gaussian = squares + times * law.mu**2, law
             else:
                 direction.append((law, times))
-        if squares > 0:
+        if gaussian is not None:
             joint = Law(statement="gaussian", mu=squares.sqrt(), pieces=gaussian.pieces)
             direction.insert(0, (joint, 1))
         directions.append(tuple(direction))
@@ -182,7 +182,7 @@ def _weights(leaf: Any) -> dict[str, arb]:
             w = at_least(lot, others, q)
             u = at_least(lot - 1, others, q) - w
             r = at_least(others - lot + 2, others, 1 - q)
-            cut = others < size and w > 0
+            cut = others < size and lot <= others
             p = at_least(lot + 1, size, q) * lot / size / w if cut else q
             return {"q": q, "r": r, "u": u, "w": w, "p": p}
         case _:

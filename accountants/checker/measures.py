@@ -58,9 +58,10 @@ def ratio_points(law: Law, rule: Rule) -> tuple[Points, arb]:
     points: Points = []
     infinite = arb(0)
     for piece in law.pieces:
-        if any(weight != 0 for weight in (*piece.over.values(), *piece.under.values())):
-            own, beyond = _cut(piece, law.mu, rule)
-            points, infinite = points + own, infinite + beyond
+        if all(weight == 0 for weight in (*piece.over.values(), *piece.under.values())):
+            continue  # exactly zero: a comparison of balls is false where it is not certain
+        own, beyond = _cut(piece, law.mu, rule)
+        points, infinite = points + own, infinite + beyond
     return points, infinite
 
 
@@ -124,11 +125,11 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
     largest = arb(_LARGEST_LOSS).exp()
     for mass, place in total.points():
         ratio = 1 + chance * sign * place / law.bins
-        if law.removed and ratio > 0:
-            points.append((mass * ratio, ratio.log()))
-        elif not law.removed and ratio * largest > 1:
-            points.append((mass, -ratio.log()))
-        elif not law.removed:
+        if ratio > 0 if law.removed else ratio * largest > 1:
+            points.append((mass * ratio, ratio.log()) if law.removed else (mass, -ratio.log()))
+        elif law.removed:
+            infinite += mass * ratio.max(arb(0))
+        else:
             # The curve does not increase: beyond ``largest`` it is at most what it is there.
             infinite += mass * (1 + largest * (-ratio).max(arb(0)))
     return points, infinite
