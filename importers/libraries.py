@@ -79,8 +79,8 @@ OPACUS_BEFORE_1 = Library(
                 message="max_grad_norm is not known to be one number. With one for each layer "
                 "this version of Opacus adds to each layer the noise of its own norm, which is "
                 "that of one layer alone.",
-                remedy="Give one number, use Opacus 1.6, or write a plan with a release for each "
-                "layer.",
+                remedy='Give one number, or add "# affidavit: clip_norm=..." with it. Else use '
+                "Opacus 1.6, or write a plan with a release for each layer.",
             ),
         ),
     ),

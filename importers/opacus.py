@@ -20,11 +20,12 @@ from affidavit.importers.base import Broken, Calibrate, Partial, not_imported
 from affidavit.importers.libraries import PRIVATE_DIVISOR
 from affidavit.importers.library import Library
 from affidavit.importers.quantities import POINTERS
-from affidavit.importers.reading import Reading
+from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Binding, Script, imports_of, last_name
 from affidavit.importers.script_values import Unreadable
 from affidavit.importers.training_loop import passes_of
+from affidavit.plan import MalformedPlan
 
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
@@ -342,8 +343,8 @@ class OpacusReading(Reading):
             # Where nothing says whether the last lot is dropped, the higher rate and more steps.
             lots = size // lot if self.drop_last is True else -(-size // lot)
             fewest = lots if self.drop_last is False else size // lot
-        if self.calibrates and "noise_multiplier" not in plan["releases"][0]:
-            plan["releases"][0]["noise_multiplier"] = self._calibrated(plan, lots, calibrate)
+        if self.calibrates:
+            self._calibrate(plan, lots, calibrate)
         if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
             # make_private samples with 1/⌈N/B⌉; every pass has that many steps.
             plan["sampling"] = {
@@ -353,6 +354,24 @@ class OpacusReading(Reading):
             if plan.get("epochs"):
                 plan["steps"] = math.ceil(plan.pop("epochs") * lots)
         return plan
+
+    def _calibrate(
+        self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None
+    ) -> None:
+        """Set the noise of ``make_private_with_epsilon``, or refuse more of it than that."""
+        release = plan["releases"][0]
+        stated = release.get("noise_multiplier")
+        if stated is None:
+            release["noise_multiplier"] = self._calibrated(plan, lots, calibrate)
+            return
+        if self.values.exclusive:
+            return  # it may be what another of the calls adds
+        try:
+            own = self._calibrated(plan, lots, calibrate)
+        except MalformedPlan:
+            return  # what it calibrates is not settled
+        if stated > own:
+            raise conflict("noise_multiplier", stated, f"{own:.6g} calibrated", self.call.lineno)
 
     def _calibrated(
         self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None

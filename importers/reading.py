@@ -99,10 +99,7 @@ class Reading(Quantities):
             raise not_imported(
                 self.kind,
                 "noise_multiplier is not settled by the text: "
-                + self.unread.get(
-                    POINTERS["noise_multiplier"],
-                    " ".join(("it is not an argument.", *self.library.notes)),
-                ),
+                + self.unread.get(POINTERS["noise_multiplier"], self._no_argument()),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
                 "that runs.",
                 self.call.lineno,
@@ -112,6 +109,11 @@ class Reading(Quantities):
             raise not_imported(self.kind, message, "Add noise.", self.call.lineno)
         clip = clip if is_number(clip) and clip > 0 else 1.0
         return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
+
+    def _no_argument(self) -> str:
+        if self.quantity("target_epsilon") is not None:
+            return "the library computes it from a target while the script runs."
+        return " ".join(("it is not an argument.", *self.library.notes))
 
     def sampling(self) -> dict[str, Any]:
         """How lots are drawn, as far as it is known; raises ``MalformedPlan`` on a conflict."""

@@ -27,6 +27,7 @@ from affidavit.importers.reading import Reading
 from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, branch, is_left_out, text_of
+from affidavit.importers.training_loop import hidden_use
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 LEARNING_RATES = ("learning_rate", "lr")
@@ -63,7 +64,10 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
     try:
         tree = ast.parse(raw)
         source = raw.decode("utf-8", "replace")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except SyntaxError as error:
+        message = f"it is not Python ({error.msg})."
+        raise not_imported("script", message, "Correct it.", error.lineno) from None
+    except (ValueError, RecursionError, MemoryError) as error:
         raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
     script = Script(tree, folder)
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
@@ -134,9 +138,36 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
 
 
 def _running(script: Script, named: list[ast.expr]) -> list[ast.expr]:
-    """Those of several names of private calls that no settled condition leaves out."""
+    """Those of several names of private calls that run, as far as the text settles it.
+
+    A settled condition leaves one out, and so does a function or class that nothing of the script
+    mentions, if another one runs.
+    """
     values = Values(script, READERS)
-    return [node for node in named if not is_left_out(values, node)] or named
+    running = [node for node in named if not is_left_out(values, node)] or named
+    if script.dynamic is None and hidden_use(values, ()) is None:
+        running = [node for node in running if _is_reached(script, node, ())] or running
+    return running
+
+
+def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> bool:
+    """Whether a statement of the module runs ``node``, or mentions what it stands in."""
+    for outer in script.above(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if outer.decorator_list or outer in inside:
+                return bool(outer.decorator_list)
+            if isinstance(script.parents[outer], ast.ClassDef):
+                continue  # a method: others may call it by the object
+            names = (outer.name,)
+            mentions = (
+                use for use in script.nodes if last_name(use) in names or _text(use) in names
+            )
+            return any(_is_reached(script, use, (*inside, outer)) for use in mentions)
+    return True
+
+
+def _text(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _require_nothing_private(script: Script) -> None:

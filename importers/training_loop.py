@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from affidavit.importers.script import Script, last_name
 from affidavit.importers.script_values import (
@@ -378,12 +379,15 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
                 return _length(values, iterable, [first, *rest])
             if name in WRAPPERS:
                 return _times(values, first)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            if not any(isinstance(item, ast.Starred) for item in items):
+                return len(items)
         case ast.Name() | ast.Attribute():
             if _is_private_loader(values, iterable, 0):
                 return None
-            call = _bound_call(values, iterable)
-            if call is not None:
-                return _times(values, call)
+            made = _bound_value(values, iterable)
+            if isinstance(made, ast.Call) or _is_only_looped_over(made, values, iterable):
+                return _times(values, made)
     raise Unreadable(iterable, f"what {text_of(iterable)} goes over is not settled")
 
 
@@ -459,15 +463,36 @@ def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
     return isinstance(value, ast.Call) and last_name(value.func) == "DataLoader"
 
 
-def _bound_call(values: Values, name: ast.expr) -> ast.expr | None:
+def _bound_value(values: Values, name: ast.expr) -> ast.expr | None:
+    """What a name is bound to alone."""
     if not isinstance(name, ast.Name):
         return None
     _, bindings = values.script.resolve(name.id, values.script.scope_of(name))
-    value = bindings[0].value if len(bindings) == 1 else None
-    match values.script.parents.get(bindings[0].node) if len(bindings) == 1 else None:
+    if len(bindings) != 1:
+        return None
+    match values.script.parents[bindings[0].node]:
         case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
-            value = bar  # a progress bar is what it opens
-    return value if isinstance(value, ast.Call) else None
+            return bar  # a progress bar is what it opens
+    return bindings[0].value
+
+
+def _is_only_looped_over(
+    made: ast.expr | None, values: Values, name: ast.expr
+) -> TypeGuard[ast.expr]:
+    """Whether a name is bound to a list that is written out, and that nothing can lengthen."""
+    script = values.script
+    return (
+        isinstance(made, ast.List | ast.Tuple)
+        and isinstance(name, ast.Name)
+        and len(getattr(script.parents[made], "targets", ())) == 1
+        and script.dynamic is None
+        and all(
+            getattr(script.parents[node], "iter", None) is node
+            or (isinstance(made, ast.Tuple) and isinstance(script.parents[node], ast.Call))
+            for node in script.nodes
+            if isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
+        )
+    )
 
 
 def _length(values: Values, call: ast.expr, arguments: list[ast.expr]) -> float:

@@ -28,8 +28,8 @@ def test_it_is_the_number_that_opacus_returns(
         steps=steps,
         accountant=mechanism,
     )
-    for grid in (2e-4, 0.02):  # a wider bracket leaves more to Opacus
-        monkeypatch.setattr("affidavit.accountants.opacus.GRID", grid)
+    for share in (2e-5, 0.02):  # what lies further apart leaves more to Opacus
+        monkeypatch.setattr("affidavit.accountants.opacus.FLAT", share)
         opacus_noise.cache_clear()
         ours = opacus_noise(
             epsilon=epsilon,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import textwrap
 import types
 from dataclasses import dataclass, field
 from random import Random
@@ -168,6 +169,17 @@ LOOPS = (
     "        optimizer.step()",
     "loader = list(loader) * 9\nfor epoch in range({epochs}):\n    for batch in loader:\n"
     "        optimizer.step()",
+    "turns = [0, 1]\nfor epoch in turns:\n    for batch in loader:\n        optimizer.step()",
+    "turns = [0, 1]\nturns.append(2)\nfor epoch in turns:\n    for batch in loader:\n"
+    "        optimizer.step()",
+    "turns = more = [0, 1]\nmore += [2, 3]\nfor epoch in turns:\n    for batch in loader:\n"
+    "        optimizer.step()",
+    "turns = [0, 1]\nmore = [turns]\nmore[0] += [2, 3]\nfor epoch in turns:\n"
+    "    for batch in loader:\n        optimizer.step()",
+    "def turns(n):\n    return [0, 1, 2, 3, 4, 5, 6]\nfor epoch in turns(2):\n"
+    "    for batch in loader:\n        optimizer.step()",
+    "for epoch in (0, 1):\n    for batch in loader:\n        optimizer.step()",
+    "for epoch in [*range({epochs} * 3)]:\n    for batch in loader:\n        optimizer.step()",
     "enumerate = lambda data: [0] * 999\nfor epoch in range({epochs}):\n"
     "    for batch in enumerate(loader):\n        optimizer.step()",
 )  # fmt: skip
@@ -219,6 +231,22 @@ BASES = {
 """Each library's import, its private calls, and ways to train."""
 
 
+HIDDEN = (
+    "{p}", "def first():\n    global optimizer, model, loader, engine\n{i}\nfirst()",
+    "def first():\n    global optimizer, model, loader, engine\n{i}\n[first][0]()",
+    "def first():\n    global optimizer, model, loader, engine\n{i}\n"
+    "import __main__\n__main__.first()",
+    "def first():\n    global optimizer, model, loader, engine\n{i}\n"
+    "import __main__\ngetattr(__main__, 'first')()",
+    "def first():\n    global optimizer, model, loader, engine\n{i}\n"
+    "def second():\n    first()\nsecond()",
+    "class First:\n    def __call__(self):\n        global optimizer, model, loader, engine\n{ii}\n"
+    "First()()",
+    "def first():\n    global optimizer, model, loader, engine\n{i}",
+)  # fmt: skip
+"""Ways in which a second private call, of other noise, may run before or after the first."""
+
+
 def script(random: Random, library: str) -> str:
     """A random script of a library."""
     imported, private, ways = BASES[library]
@@ -238,5 +266,13 @@ def script(random: Random, library: str) -> str:
                 random.randrange(5, len(lines) + 1),
                 random.choice(LATE).format(name=name, other=other),
             )
-    lines += [private.format(**reads), random.choice(ways).format(**reads)]
+    lines.append(private.format(**reads))
+    if random.random() < 0.25:
+        other = private.format(**reads | {"noise": "0.25"})
+        shifted = textwrap.indent(other, "    ")
+        again = random.choice(HIDDEN).format(
+            p=other, i=shifted, ii=textwrap.indent(shifted, "    ")
+        )
+        lines.insert(-1 if random.random() < 0.3 else len(lines), again)
+    lines.append(random.choice(ways).format(**reads))
     return "\n".join(lines) + "\n"

@@ -146,13 +146,36 @@ def test_a_comment_says_which_change_moved_epsilon(
     assert run("check", "before.yaml", "--comment", "bitbucket").exit_code == 2
 
 
+SCRIPT = """\
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader
+SIGMA = 0.5
+loader = DataLoader(data, batch_size=600)
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader,
+    noise_multiplier=SIGMA, max_grad_norm=1.0)
+for epoch in range(10):
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+# affidavit: dataset_size=60000 adjacency=zero_out target_epsilon=1 target_delta=1e-5
+"""
+REQUESTED = {
+    "plan.yaml": (PLAN.replace("epsilon: 3", "epsilon: 1"), 7),
+    "train.py": (SCRIPT, 3),
+}
+"""Files with too little noise, and the line that says it."""
+
+
 @pytest.mark.usefixtures("pipeline")
 @pytest.mark.parametrize("host", ["github", "gitlab"])
+@pytest.mark.parametrize("name", REQUESTED)
 def test_a_fix_is_suggested_once_on_its_line(
-    host: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, host: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("plan.yaml").write_text(PLAN.replace("epsilon: 3", "epsilon: 1"))
+    text, number = REQUESTED[name]
+    Path(name).write_text(text)
     reviews: list[dict[str, Any]] = []
     answer_of_review = [201]
 
@@ -175,24 +198,24 @@ def test_a_fix_is_suggested_once_on_its_line(
     )
     for status in (201, 201, 422 if host == "github" else 400):
         answer_of_review[0] = status
-        assert run("check", "plan.yaml", "--comment", host).exit_code == 1
+        assert run("check", name, "--comment", host).exit_code == 1
         assert len(reviews) == 1
     (review,) = reviews
     place = review if host == "github" else review["position"]
     assert (place.get("path", place.get("new_path")), place.get("line", place.get("new_line"))) == (
-        "plan.yaml",
-        7,
+        name,
+        number,
     )
     assert {"github": place.get("commit_id"), "gitlab": place.get("head_sha")}[host] == "a1"
     block = {"github": "```suggestion\n", "gitlab": "```suggestion:-0+0\n"}[host]
     line = review["body"].partition(block)[2].partition("\n```")[0]
-    lines = Path("plan.yaml").read_text().splitlines()
-    Path("plan.yaml").write_text("\n".join([*lines[:6], line, *lines[7:]]))
-    assert run("check", "plan.yaml").exit_code == 0
+    lines = Path(name).read_text().splitlines()
+    Path(name).write_text("\n".join([*lines[: number - 1], line, *lines[number:]]))
+    assert run("check", name).exit_code == 0
     reviews.clear()
     answer_of_review[0] = 500
-    Path("plan.yaml").write_text("\n".join(lines))
-    result = run("check", "plan.yaml", "--comment", host)
+    Path(name).write_text("\n".join(lines))
+    result = run("check", name, "--comment", host)
     assert (result.exit_code, "500" in result.stderr) == (1, True)
 
 

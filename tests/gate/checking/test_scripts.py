@@ -11,6 +11,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from affidavit.importers import scripts
+
 LENET = """\
 import torch
 from torchvision import datasets
@@ -450,3 +452,104 @@ def test_a_folder_tells_which_scripts_it_looked_into(run: Any) -> None:
     told = run("check", ".").stderr
     assert "3 scripts" in told
     assert "train.py" in told.splitlines()[-1]
+
+
+AT_EPSILON_8 = """
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader
+loader = DataLoader(data, batch_size=500)
+model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
+    module=model, optimizer=optimizer, data_loader=loader, target_delta=1e-5,
+    target_epsilon=8.0, epochs=3, max_grad_norm=1.0)
+for epoch in range(3):
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+# affidavit: dataset_size=50000 adjacency=zero_out
+"""
+
+
+@pytest.mark.parametrize(
+    ("noise", "rule"), [("5.0", "given_conflict"), ("0.5", "under_noised")], ids=["more", "less"]
+)
+def test_a_statement_of_more_noise_than_opacus_calibrates_is_refused(
+    checked: Any, noise: str, rule: str
+) -> None:
+    Path("train.py").write_text(f"{AT_EPSILON_8}# affidavit: noise_multiplier={noise}\n")
+    _, document = checked("train.py")
+    (plan,) = document["plans"]
+    assert {item["rule"] for item in plan["findings"] if item["blocks"]} == {rule}
+
+
+SWEEP = """
+from tensorflow_privacy import DPKerasSGDOptimizer
+EPSILONS = [1, 2, 5, 10]
+for eps in EPSILONS:
+    optimizer = DPKerasSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=1.0 / eps, num_microbatches=64)
+    model.compile(optimizer=optimizer)
+    model.fit(x, y, epochs=30, batch_size=64)
+# affidavit: noise_multiplier=0.1 dataset_size=32000 adjacency=zero_out target_delta=1e-5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs"),
+    [
+        (SWEEP, 4 * 30),
+        (SWEEP.replace("in EPSILONS", "in (1, 2, 5)"), 3 * 30),
+        (SWEEP.replace("for eps", "EPSILONS.append(20)\nfor eps"), None),
+        (SWEEP.replace("EPSILONS = [", "more = EPSILONS = ["), None),
+    ],
+    ids=["named", "written", "appended", "aliased"],
+)
+def test_a_loop_over_a_written_list_repeats_the_training(text: str, epochs: int | None) -> None:
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    assert partial.data.get("epochs") == epochs
+
+
+TWICE = """
+import torch
+from fastDP import PrivacyEngine
+def train():
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    engine = PrivacyEngine(model, batch_size=64, sample_size=50000, noise_multiplier=6.0)
+    engine.attach(optimizer)
+    for epoch in range(1):
+        for batch in loader:
+            loss(batch).backward()
+            optimizer.step()
+def timed():
+    engine = PrivacyEngine(model, batch_size=64, sample_size=50000, noise_multiplier=0.1)
+if __name__ == "__main__":
+    train()
+# affidavit: adjacency=zero_out target_delta=1e-5
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "code"),
+    [
+        ("", 0),
+        ("timed()", 2),
+        ("[timed][0]()", 2),
+        ("import __main__\ngetattr(__main__, 'timed')()", 2),
+        ("def other():\n    timed()\nother()", 2),
+        ("def other():\n    timed()\n", 0),
+    ],
+    ids=["unused", "called", "listed", "by name", "through another", "by an unused one"],
+)
+def test_a_private_call_in_a_function_that_nothing_mentions_is_left_out(
+    checked: Any, added: str, code: int
+) -> None:
+    Path("train.py").write_text(TWICE + added)
+    assert checked("train.py")[0] == code
+
+
+def test_a_script_that_is_not_python_is_refused_on_its_line(checked: Any) -> None:
+    Path("train.py").write_text("from opacus import PrivacyEngine\nmake_private(a=1 b=2)\n")
+    code, document = checked("train.py")
+    (finding,) = document["plans"][0]["findings"]
+    assert (code, finding["rule"], finding["line"]) == (2, "not_imported", 2)
