@@ -1,8 +1,8 @@
 """64 clients of which one floods: how much longer an ordinary new plan takes the others.
 
-63 clients each send a new plan (Poisson, some hundredths of a second of accounting) every few
-seconds. In every second turn another one floods the service beside them: it keeps posting plans
-that take a second or more, and hangs up on half of them. The table shows the others' median and
+63 clients each send a new plan (Poisson, a quarter of a second of accounting) a few times a minute.
+In every second turn another one floods the service beside them: it keeps posting plans
+that take some seconds, and hangs up on half of them. The table shows the others' median and
 99th percentile with and without the flood, in one run, and the ratio of the latter.
 
     python -m bench.fair_share [SECONDS] [TURNS]
@@ -28,10 +28,18 @@ from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
-from bench.service import HEAVY, Service, databases, say
+from bench.service import HEAVY, PLAN, Service, databases, say
 
 OTHERS = 63
-PAUSE = 4.0
+ORDINARY: dict[str, Any] = {
+    **PLAN,
+    "dataset": {"name": "toy", "size": 60_000},
+    "sampling": {"scheme": "poisson", "lot_size": 256},
+    "target": {"epsilon": 8, "delta": 1e-6},
+    "steps": 1000,
+}
+LONG: dict[str, Any] = {**HEAVY, "steps": 1_000_000}
+PAUSE = 40.0
 """Seconds between two plans of one of the others, on average."""
 FLOODING = 40
 """Connections of the one that floods."""
@@ -51,14 +59,14 @@ def tokens(url: str) -> list[str]:
     return texts
 
 
-def post(service: Service, token: str, steps: int, *, hang_up: bool = False) -> int:
+def post(service: Service, token: str, plan: dict[str, Any], *, hang_up: bool = False) -> int:
     """Send a plan that nobody sent before; returns the status of the answer, 0 without one."""
-    noise = {"name": "all", "clip_norm": 1, "noise_multiplier": 0.8 + next(numbers) * 1e-5}
+    noise = {"name": "all", "clip_norm": 1, "noise_multiplier": 1.1 + next(numbers) * 1e-5}
     connection = HTTPConnection("127.0.0.1", service.port, timeout=300)
     head = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-    plan: dict[str, Any] = {**HEAVY, "steps": steps, "releases": [noise]}
+    body = canonical_json({**plan, "releases": [noise]})
     try:
-        connection.request("POST", "/v1/certificates", canonical_json(plan), head)
+        connection.request("POST", "/v1/certificates", body, head)
         return 0 if hang_up else connection.getresponse().status
     finally:
         connection.close()
@@ -72,7 +80,7 @@ def flood(service: Service, token: str) -> Iterator[None]:
     def run(number: int) -> None:
         while not stop.is_set():
             with suppress(OSError, HTTPException):
-                post(service, token, 1_000_000, hang_up=number % 2 == 0)
+                post(service, token, LONG, hang_up=number % 2 == 0)
             stop.wait(0.2)
 
     threads = [Thread(target=run, args=(number,), daemon=True) for number in range(FLOODING)]
@@ -90,14 +98,15 @@ def others(service: Service, texts: list[str], seconds: float) -> list[float]:
     end = time.perf_counter() + seconds
 
     def run(token: str) -> None:
-        time.sleep(random.uniform(0, PAUSE))
+        time.sleep(random.uniform(0, min(2 * PAUSE, seconds)))
         while time.perf_counter() < end:
             begun = time.perf_counter()
-            status = post(service, token, 1000)
+            status = post(service, token, ORDINARY)
             if status != 201:
                 raise SystemExit(f"answered {status}")
             took.append(time.perf_counter() - begun)
-            time.sleep(random.uniform(0, 2 * PAUSE))
+            left = end - time.perf_counter()
+            time.sleep(max(0.0, min(left, random.uniform(0, 2 * PAUSE))))
 
     threads = [Thread(target=run, args=(token,)) for token in texts]
     for thread in threads:
@@ -109,7 +118,7 @@ def others(service: Service, texts: list[str], seconds: float) -> list[float]:
 
 def main() -> None:
     """Measure and print a table."""
-    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     turns = int(sys.argv[2]) if len(sys.argv) > 2 else 2
     say("| database | others alone, p50 and p99 | beside a flood, p50 and p99 | ratio of p99 |")
     say("|---|---|---|---|")
@@ -120,7 +129,7 @@ def main() -> None:
             with ExitStack() as rest:
                 service = Service(url, home, rest)
                 texts = tokens(url)
-                others(service, texts[1:], PAUSE)  # warms up
+                others(service, texts[1:], PAUSE / 2)  # warms up
                 alone, beside = [], []
                 for _ in range(turns):
                     alone += others(service, texts[1:], seconds)

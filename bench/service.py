@@ -58,7 +58,9 @@ HEAVY = {
     **PLAN,
     "dataset": {"name": "toy", "size": 1_000_000},
     "sampling": {"scheme": "poisson", "lot_size": 100},
+    "target": {"epsilon": 8, "delta": 1e-7},
 }
+"""With a million steps some seconds of accounting."""
 WRITTEN = {
     "certificates": "1 = 1",
     "certificate_facets": "1 = 1",

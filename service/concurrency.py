@@ -21,6 +21,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.errors import TooBusy
 from affidavit.service.teams import TEAM
+from affidavit.service.turns import leave_turn
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -138,6 +139,7 @@ class SingleFlight(Generic[T]):
             flight = asyncio.create_task(self._fly(key, work))
             self._flights[key] = flight
         self._callers[flight] += 1
+        leave_turn()
         try:
             return await asyncio.shield(flight), started
         finally:

@@ -1,9 +1,10 @@
-"""Turns at the accounting processes: each caller gets a share, however many plans it sends.
+"""Turns at the processors: each caller gets a share, however much it sends.
 
 Start-time fair queueing: a caller's next plan is tagged with the time that its plans before took,
 or with the tag served last where that is later, and the lowest tag is next. So whoever sends
 one plan at a time waits for no other's queue, and a caller alone has all that there is, but for
-one slot. Where the queue is full, whoever has most waiting is turned away.
+one slot. Where the queue is full, whoever has most waiting is turned away. ``Use`` is how much a
+caller used of late.
 
 References: P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", SIGCOMM 1996.
 """
@@ -30,11 +31,46 @@ CALLER: ContextVar[str] = ContextVar("affidavit_caller", default=NOBODY)
 """For whom the current task works; requests set it once they are authenticated."""
 
 
-class FairQueue:
-    """Who may use one of ``slots`` processes next; belongs to one event loop."""
+class Use:
+    """Seconds that each caller used, up to ``most``; of them ``share`` is forgotten each second."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, share: float, most: float) -> None:
+        self._share, self._most = share, most
+        self._of: dict[str, tuple[float, float]] = {}
+
+    def add(self, caller: str, seconds: float) -> None:
+        """Add what a caller used just now."""
+        if caller == NOBODY:
+            return
+        now = time.monotonic()
+        self._of = {name: entry for name, entry in self._of.items() if self._left(entry, now) > 0}
+        self._of[caller] = min(self._most, self.of(caller) + seconds), now
+
+    def of(self, caller: str) -> float:
+        """What a caller used of late."""
+        now = time.monotonic()
+        return self._left(self._of.get(caller, (0.0, now)), now)
+
+    def _left(self, entry: tuple[float, float], now: float) -> float:
+        used, at = entry
+        return max(0.0, used - self._share * (now - at))
+
+
+class FairQueue:
+    """Who may use one of ``slots`` next; belongs to one event loop.
+
+    ``most_waiting`` and ``most_waiting_each`` bound what waits, of all and of one caller.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        most_waiting: int = MOST_WAITING,
+        most_waiting_each: int = MOST_WAITING_EACH,
+    ) -> None:
         self._free = slots
+        self._most_waiting, self._most_waiting_each = most_waiting, most_waiting_each
         self._most_each = max(1, slots - 1)
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -49,14 +85,15 @@ class FairQueue:
     async def turn(self) -> AsyncIterator[None]:
         """A slot, for the length of a block; raises ``TooBusy`` where too many wait."""
         caller = CALLER.get()
-        await self._enter(caller)
+        await self.enter(caller)
         started_at = time.monotonic()
         try:
             yield
         finally:
-            self._leave(caller, time.monotonic() - started_at)
+            self.leave(caller, time.monotonic() - started_at)
 
-    async def _enter(self, caller: str) -> None:
+    async def enter(self, caller: str) -> None:
+        """Wait for a slot; raises ``TooBusy`` where too many wait."""
         self._make_room(caller)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
@@ -67,17 +104,17 @@ class FairQueue:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 if turn.exception() is None:
-                    self._leave(caller, 0.0)
-            else:
+                    self.leave(caller, 0.0)
+            elif turn in self._waiting.get(caller, ()):  # unless it was passed over since
                 self._forget(caller, turn)
             raise
 
     def _make_room(self, caller: str) -> None:
         """Raise ``TooBusy`` in whoever has most waiting, if the queue is full."""
         own = len(self._waiting.get(caller, ()))
-        if own >= MOST_WAITING_EACH:
+        if own >= self._most_waiting_each:
             raise TooBusy
-        if len(self) < MOST_WAITING:
+        if len(self) < self._most_waiting:
             return
         greediest = max(self._waiting, key=lambda name: len(self._waiting[name]))
         if len(self._waiting[greediest]) <= own + 1:
@@ -105,7 +142,8 @@ class FairQueue:
     def _may_run(self, caller: str) -> bool:
         return caller == NOBODY or self._running[caller] < self._most_each
 
-    def _leave(self, caller: str, seconds: float) -> None:
+    def leave(self, caller: str, seconds: float) -> None:
+        """Give back a slot that the caller used for as many seconds."""
         self._free += 1
         self._running[caller] -= 1
         self._tags[caller] = self._tags.get(caller, self._now) + seconds

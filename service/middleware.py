@@ -33,6 +33,7 @@ from affidavit.plan import Reason
 from affidavit.service.operation.metrics import METHODS, Metrics
 from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.problems import Problem
+from affidavit.service.turns import leave_turn
 
 HEADER = b"x-request-id"
 RATE_LIMIT = "rate_limit"
@@ -197,6 +198,7 @@ class _ObservedRequest:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self.begun = True
+            leave_turn()  # the client may take its time to read
             identified = (HEADER, self.request_id.encode("ascii"))
             limits = self._state.get(RATE_LIMIT, ())
             headers = [*message.get("headers", ()), identified, *limits]

@@ -11,8 +11,7 @@ broke (a worker that was killed while idle, say by the kernel for want of memory
 discarded and replaced for the next plan.
 
 Long plans, and those of callers who account much, have processes of their own, to which the
-operating system gives what the others leave: no ordinary plan waits for them. ``Use`` is how much
-a caller accounts.
+operating system gives what the others leave: no ordinary plan waits for them.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import time
@@ -36,7 +36,8 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
-from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue
+from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue, Use
+from affidavit.service.turns import leave_turn
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MOST_QUICK = 16
@@ -47,7 +48,7 @@ SHARE = 1 / 6
 """Of a process that a caller may use all the time."""
 MOST_USE = ORDINARY_SECONDS + 60 * SHARE
 """Whoever used as much, or sent a long plan, is back among the ordinary after a minute."""
-NICENESS, LONG_NICENESS = 5, 10
+NICENESS, LONG_NICENESS = 5, 19
 """Of the processes that account, beside the service's own."""
 
 P = ParamSpec("P")
@@ -56,36 +57,18 @@ T = TypeVar("T")
 log = logging.getLogger("affidavit.service")
 
 
-class Use:
-    """Seconds of accounting of each caller; forgotten by ``SHARE`` of a second each second."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[float, float]] = {}
-
-    def add(self, caller: str, seconds: float) -> None:
-        """Add what a caller used just now."""
-        if caller == NOBODY:
-            return
-        now = time.monotonic()
-        self._of = {name: entry for name, entry in self._of.items() if _left(entry, now) > 0}
-        self._of[caller] = min(MOST_USE, self.of(caller) + seconds), now
-
-    def of(self, caller: str) -> float:
-        """What a caller used of late."""
-        now = time.monotonic()
-        return _left(self._of.get(caller, (0.0, now)), now)
-
-
-def _left(entry: tuple[float, float], now: float) -> float:
-    used, at = entry
-    return max(0.0, used - SHARE * (now - at))
+class _UsedMuch(Exception):
+    """The caller used more of late than whoever these processes are for."""
 
 
 class _Processes:
-    """``number`` processes, at which callers take turns."""
+    """``number`` processes, at which callers take turns who used less than ``most_use`` of late."""
 
-    def __init__(self, number: int, niceness: int, context: BaseContext) -> None:
+    def __init__(
+        self, number: int, niceness: int, context: BaseContext, most_use: float = math.inf
+    ) -> None:
         self.number = number
+        self._most_use = most_use
         self._niceness = niceness
         self._context = context
         self._turns = FairQueue(number)
@@ -95,8 +78,13 @@ class _Processes:
     async def run(
         self, seconds: float, use: Use, work: Callable[..., T], *args: Any, **kwargs: Any
     ) -> T:
-        """What ``work`` returns within ``seconds``, counted as the caller's ``use``."""
+        """What ``work`` returns within ``seconds``, counted as the caller's ``use``.
+
+        Raises ``_UsedMuch`` where the caller's plans before took too long meanwhile.
+        """
         async with self._turns.turn():
+            if use.of(CALLER.get()) >= self._most_use:
+                raise _UsedMuch
             # A pool that broke is replaced, for which a thread has to wait.
             pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
             began = time.monotonic()
@@ -147,9 +135,9 @@ class AccountingPool:
         self.unanswered = 0
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["affidavit.service.accounting_preload", certify.__module__])
-        self._ordinary = _Processes(workers, NICENESS, context)
+        self._ordinary = _Processes(workers, NICENESS, context, ORDINARY_SECONDS)
         self._long = _Processes(max(1, workers - 1), LONG_NICENESS, context)
-        self._use = Use()
+        self._use = Use(SHARE, MOST_USE)
         self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
 
     async def assess(self, plan: Plan) -> Assessment:
@@ -176,6 +164,8 @@ class AccountingPool:
             seconds = min(ORDINARY_SECONDS, self.time_limit)
             try:
                 return await self._run(False, seconds, work, *args, **kwargs)
+            except _UsedMuch:
+                pass
             except AccountingTimeout:
                 if seconds == self.time_limit:
                     raise
@@ -190,6 +180,7 @@ class AccountingPool:
         self, is_long: bool, seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self.unanswered += 1
+        leave_turn()
         processes = self._long if is_long else self._ordinary
         try:
             return await processes.run(seconds, self._use, work, *args, **kwargs)

@@ -30,6 +30,7 @@ from affidavit.plan import Syntax
 from affidavit.service.identity.access import authorize, guard_of
 from affidavit.service.models import RequestModel
 from affidavit.service.problems import Problem
+from affidavit.service.turns import outside_turn
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -132,7 +133,7 @@ def _body_model(endpoint: Callable[..., Awaitable[Any] | Any]) -> type[RequestMo
 async def read_body(request: Request) -> bytes:
     """The whole body; raises ``Problem`` when it does not come in time."""
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with outside_turn(), asyncio.timeout(READ_SECONDS):
             return await request.body()
     except (TimeoutError, ClientDisconnect):
         raise Problem(

@@ -50,6 +50,7 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
 from affidavit.service.store import CertificateStore
+from affidavit.service.turns import Turns
 from affidavit.service.use_cases.certifications import Certifications
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
@@ -128,6 +129,7 @@ class Services:
         self.rate_limiter = RateLimiter(
             per_minute=settings.rate_limit, at_once=settings.concurrency_limit
         )
+        self.turns = Turns(settings.concurrency_limit)
         self.publisher = CheckpointPublisher(places, self.sequencer.newest)
         self.metrics = Metrics()
         self.log_watch = LogWatch()

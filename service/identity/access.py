@@ -36,6 +36,7 @@ from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
 from affidavit.service.teams import TEAM
+from affidavit.service.turns import TURN, Turn, leave_turn
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTHORIZED = "authorized"
@@ -72,8 +73,6 @@ class Guard:
         if not any(caller.actor.may(scope) for scope in self.scopes):
             raise missing_scope(caller.actor, *self.scopes)
         await self.admitted(request)
-        if not (self.always or request.method in SAFE):
-            await run_in_threadpool(services.safety.require)
         if not services.rate_limiter.begin(caller.counted_as):
             raise Problem(
                 429,
@@ -85,6 +84,11 @@ class Guard:
         CALLER.set(caller.counted_as)
         TEAM.set(caller.actor.sees)
         add_after_response(request, partial(_ended, services, caller))
+        turn = Turn(services.turns)
+        TURN.set(turn)
+        await turn.take()
+        if not (self.always or request.method in SAFE):
+            await run_in_threadpool(services.safety.require)
         return caller.actor
 
     async def identify(self, services: Services, request: Request) -> Caller:
@@ -193,6 +197,7 @@ def require_serves(actor: Actor, *, queue: str | None = None, dataset: str | Non
 
 
 async def _ended(services: Services, caller: Caller) -> None:
+    leave_turn()
     services.rate_limiter.end(caller.counted_as)
     if services.authenticator.use_is_due(caller):
         await run_in_threadpool(services.authenticator.write_use, caller)

@@ -50,6 +50,7 @@ from affidavit.service.store import (
     find_and_record,
 )
 from affidavit.service.teams import acting_for
+from affidavit.service.turns import another_turn
 from affidavit.service.use_cases.plan_cache import CachedPlan, PlanCache
 
 MAX_WAITING = 1024
@@ -180,7 +181,9 @@ class SubmitPlan:
         if asked.policy.proof == "required":
             assessment = await self._pool.run(with_proof, assessment)
         ledger = await self._position(asked.plan, assessment)
-        return await self._persist(CertificationJob(asked, assessment, request, is_stale, ledger))
+        async with another_turn():
+            job = CertificationJob(asked, assessment, request, is_stale, ledger)
+            return await self._persist(job)
 
     def _repeat(self, certificate_id: str, request: PlanRequest) -> StoredCertificate | None:
         untrusted = self._keyring.current().public.development

@@ -31,3 +31,9 @@ def die(plan: Plan) -> Assessment:
 def fault(plan: Plan) -> Assessment:
     """A fault of ours."""
     raise ZeroDivisionError(f"secret {plan}")
+
+
+def nap(seconds: float) -> int:
+    """The niceness of the process, after a while."""
+    time.sleep(seconds)
+    return os.nice(0)

@@ -16,9 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from affidavit.service import pool
+from affidavit.service import fair_queue, pool
 from affidavit.service.errors import AccountingTimeout
-from affidavit.service.fair_queue import CALLER, NOBODY
+from affidavit.service.fair_queue import CALLER, NOBODY, Use
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.metrics import Metrics
 from affidavit.service.pool import AccountingPool
@@ -211,7 +211,7 @@ def test_whoever_floods_with_long_plans_holds_the_last_process_once(
         for caller in ("flood", "flood", "other", "flood"):
             CALLER.set(caller)
             await accounting.run(abs, -1)
-        accounting._use = pool.Use()
+        accounting._use = Use(pool.SHARE, pool.MOST_USE)
         CALLER.set("flood")
         await accounting.run(abs, -1)
 
@@ -224,8 +224,8 @@ def test_whoever_accounts_much_gives_way_until_a_minute_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    use = pool.Use()
+    monkeypatch.setattr(fair_queue, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    use = Use(pool.SHARE, pool.MOST_USE)
     for seconds in range(1000):
         clock[0] = float(seconds)
         use.add("flood", 1.0)
@@ -264,3 +264,21 @@ def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(
         asyncio.run(run())
     finally:
         accounting.close()
+
+
+def test_plans_that_waited_while_their_caller_accounted_much_give_way_too(
+    slow: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounting = AccountingPool(1, 600)
+    monkeypatch.setattr(accounting._ordinary, "_most_use", 0.5)
+
+    async def run() -> list[int]:
+        CALLER.set("flood")
+        return await asyncio.gather(*(accounting.run(slow.nap, 0.3) for _ in range(6)))
+
+    try:
+        niceness = asyncio.run(run())
+    finally:
+        accounting.close()
+    assert niceness[0] == pool.NICENESS
+    assert set(niceness[2:]) == {pool.LONG_NICENESS}

@@ -157,3 +157,18 @@ def test_a_computation_ends_with_its_last_caller() -> None:
         assert (len(flights), ended) == (0, [True])
 
     asyncio.run(run())
+
+
+def test_a_caller_who_goes_away_while_a_slot_gets_free_is_passed_over() -> None:
+    async def run() -> None:
+        queue = FairQueue(1)
+        await queue.enter("first")
+        gone, next_one = (asyncio.create_task(queue.enter(caller)) for caller in ("gone", "next"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        queue.leave("first", 1.0)  # before whoever goes away has run again
+        await next_one
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+
+    asyncio.run(run())

@@ -1,0 +1,150 @@
+"""Requests of one caller leave others the service's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from affidavit.service import fair_queue, turns
+from affidavit.service.app import create_app
+from affidavit.service.fair_queue import CALLER
+from affidavit.service.settings import Settings
+from affidavit.service.turns import BURST, SHARE, TURN, TURNS, Turn, Turns, another_turn, leave_turn
+
+
+async def request(queue: Turns, caller: str, held: asyncio.Event, started: list[str]) -> None:
+    """A request that works until ``held``."""
+    CALLER.set(caller)
+    async with queue.turn():
+        started.append(caller)
+        await held.wait()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_caller_alone_has_nearly_all_turns_and_beside_others_a_part() -> None:
+    async def run(others: int) -> tuple[int, int]:
+        queue, held, started = Turns(128), asyncio.Event(), list[str]()
+        tasks = []
+        for number in range(others):
+            CALLER.set(f"other {number}")
+            async with queue.turn():  # answered at once, and seen of late
+                pass
+        for _ in range(100):
+            tasks.append(asyncio.create_task(request(queue, "flood", held, started)))
+        await settled()
+        flooding = len(started)
+        tasks.append(asyncio.create_task(request(queue, "other 0", held, started)))
+        await settled()
+        held.set()
+        await asyncio.gather(*tasks)
+        return flooding, started.index("other 0")
+
+    assert asyncio.run(run(others=0)) == (TURNS - 1, TURNS - 1)
+    assert asyncio.run(run(others=3)) == (TURNS // 4, TURNS // 4)
+    assert asyncio.run(run(others=63)) == (1, 1)
+
+
+def test_beside_others_a_caller_has_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten seconds a flood of tenths of a second gets its burst and its share, no more."""
+    clock, took = [0.0], 0.1
+    time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr(fair_queue, "time", time)
+    monkeypatch.setattr(turns, "time", time)
+
+    async def run() -> float:
+        queue, used = Turns(128), 0.0
+        flooding: asyncio.Task[None] | None = None
+        held, started = asyncio.Event(), list[str]()
+        while clock[0] < 10:
+            CALLER.set("other")
+            async with queue.turn():
+                pass
+            if flooding is None:
+                flooding = asyncio.create_task(request(queue, "flood", held, started))
+            await settled()
+            clock[0] += took
+            if started:
+                used += took
+                held.set()
+                await flooding
+                flooding, held, started = None, asyncio.Event(), []
+            queue._rested()  # the clock of the event loop stands still
+        if flooding is not None:
+            flooding.cancel()
+        return used
+
+    used = asyncio.run(run())
+    assert BURST + 10 * SHARE - 2 * took <= used <= BURST + 10 * SHARE + 2 * took
+
+
+def test_a_turn_is_left_once_and_taken_again_by_work_that_goes_on() -> None:
+    async def run() -> None:
+        queue, held, started = Turns(128), asyncio.Event(), list[str]()
+        others = [
+            asyncio.create_task(request(queue, f"other {number}", held, started))
+            for number in range(TURNS - 1)
+        ]
+        await settled()
+        CALLER.set("request")
+        turn = Turn(queue)
+        TURN.set(turn)
+        await turn.take()
+        late = asyncio.create_task(request(queue, "late", held, started))
+        await settled()
+        assert "late" not in started, "all turns are taken"
+        leave_turn()
+        leave_turn()
+        await settled()
+        assert "late" in started
+        async with asyncio.timeout(5):
+            asyncio.get_running_loop().call_soon(held.set)
+            async with another_turn():
+                assert not turn.leave(), "the request's own turn stays left"
+        await asyncio.gather(*others, late)
+        assert queue._free == TURNS
+
+    asyncio.run(run())
+
+
+def test_whoever_never_sends_their_bodies_holds_no_turn(
+    settings: Settings, token_for: Callable[..., dict[str, str]]
+) -> None:
+    """Two callers announce a body on each turn that there is; a third is answered meanwhile."""
+    app = create_app(settings)
+    waiting = [token_for(settings, "submit", name=name) for name in ("one", "two")]
+    reading = token_for(settings, "audit", name="three")
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def run() -> int:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+        ):
+            head = {"content-type": "application/json"}
+            slow = [
+                asyncio.create_task(
+                    client.post("/v1/certificates", content=never(), headers={**head, **token})
+                )
+                for token in waiting
+                for _ in range(TURNS)
+            ]
+            await asyncio.sleep(0.5)
+            answer = await asyncio.wait_for(client.get("/v1/certificates", headers=reading), 5)
+            for task in slow:
+                task.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+            return answer.status_code
+
+    assert asyncio.run(run()) == 200
