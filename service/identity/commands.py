@@ -11,9 +11,10 @@ import json
 import os
 import pwd
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import (
@@ -60,16 +61,14 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
-        store = TokenRepository(engine)
+        store, now = TokenRepository(engine), DatabaseClock(engine).now
         match options.verb:
             case "new":
-                _new(store, options)
+                _new(store, options, now())
             case "list":
-                _list(store, as_json=options.json)
+                _list(store, now(), as_json=options.json)
             case _:
-                revoked = store.revoke(
-                    options.id, options.reason, by=operator(), at=datetime.now(UTC)
-                )
+                revoked = store.revoke(options.id, options.reason, by=operator(), at=now())
                 _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
     finally:
         engine.dispose()
@@ -83,13 +82,13 @@ def operator() -> str:
         return f"operator:uid-{os.getuid()}"
 
 
-def _new(store: TokenRepository, options: argparse.Namespace) -> None:
+def _new(store: TokenRepository, options: argparse.Namespace, now: datetime) -> None:
     token, text = store.new(
         options.name,
         _scopes(options.scope),
         options.days,
         by=operator(),
-        at=datetime.now(UTC),
+        at=now,
         person=options.person,
         team=options.team,
         queues=options.queue or (),
@@ -116,7 +115,7 @@ def _scopes(names: list[str]) -> list[Scope]:
     return [Scope(name) for name in names]
 
 
-def _list(store: TokenRepository, *, as_json: bool) -> None:
+def _list(store: TokenRepository, now: datetime, *, as_json: bool) -> None:
     tokens = store.all()
     if as_json:
         _say(json.dumps({"tokens": [_record(token) for token in tokens]}))
@@ -124,15 +123,15 @@ def _list(store: TokenRepository, *, as_json: bool) -> None:
     for token in tokens:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
-        _say(f"{token.id}  {token.name}  {scopes}  {_state(token)}  {used}{_whose(token)}")
+        _say(f"{token.id}  {token.name}  {scopes}  {_state(token, now)}  {used}{_whose(token)}")
     if not tokens:
         print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
 
 
-def _state(token: Token) -> str:
+def _state(token: Token, now: datetime) -> str:
     if token.revoked_at is not None:
         return f"revoked {token.revoked_at:%Y-%m-%d}"
-    verb = "expired" if token.expires_at <= datetime.now(UTC) else "until"
+    verb = "expired" if token.expires_at <= now else "until"
     return f"{verb} {token.expires_at:%Y-%m-%d}"
 
 

@@ -135,15 +135,22 @@ def grant(
 
     Raises ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
 
-    The same request by the same granter in the same second is the same waiver.
+    The same request by the same granter in the same second is the same waiver, of one team.
     """
+    team = request.team or team
     now = at.replace(microsecond=0)
     with store.writer.begin() as connection:
         lock_policies(connection)
         waiver = _checked(store, connection, request, actor, now)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
+            if granted.team != team:
+                raise PolicyConflict(
+                    f"You granted this waiver to the team {granted.team} in this second.",
+                    "Send the request again.",
+                    code="granted_to_another_team",
+                )
             return granted
-        stored = insert_waiver(connection, waiver, request.team or team, key, now)
+        stored = insert_waiver(connection, waiver, team, key, now)
         body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
         append(connection, "waiver", waiver.id, body, actor=actor, at=now)
         return stored

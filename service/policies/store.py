@@ -60,10 +60,11 @@ class StoredPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredWaiver:
-    """A waiver with its signed envelope, and its revocation, if any."""
+    """A waiver of ``team`` with its signed envelope, and its revocation, if any."""
 
     waiver: Waiver
     envelope: bytes
+    team: str
     revoked_by: str | None = None
     revoked_at: datetime | None = None
     revocation_reason: str | None = None
@@ -199,7 +200,7 @@ def insert_waiver(
             team=team,
         )
     )
-    return StoredWaiver(waiver=waiver, envelope=envelope)
+    return StoredWaiver(waiver=waiver, envelope=envelope, team=team)
 
 
 def record_waivers(
@@ -285,6 +286,7 @@ def _waiver(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredWai
     return StoredWaiver(
         waiver=waiver,
         envelope=bytes(row["envelope"]),
+        team=row["team"],
         revoked_by=row["revoked_by"],
         revoked_at=row["revoked_at"],
         revocation_reason=row["reason"],

@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
+from affidavit.service.clock import DatabaseClock
 from affidavit.service.identity.loopback_auth import NoIdentities
 from affidavit.service.identity.tokens import parse
 from affidavit.service.serve import serve
@@ -195,3 +197,18 @@ def test_a_running_service_asks_for_tokens_from_the_first_one_on(
     refused = httpx.get(path, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (401, "revoked_token")
     assert httpx.get(path).status_code == 401
+
+
+def test_a_tokens_life_is_counted_by_the_clock_of_the_database(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of the operator may be years off."""
+    database = datetime(2031, 5, 6, tzinfo=UTC)
+    monkeypatch.setattr(DatabaseClock, "now", lambda _: database)
+    code, shown, _ = run("tokens", "new", "--name=ci", "--scope=submit", "--days=2", "--json")
+    assert (code, json.loads(shown)["created_at"]) == (0, "2031-05-06T00:00:00Z")
+    assert json.loads(shown)["expires_at"] == "2031-05-08T00:00:00Z"
+    monkeypatch.setattr(DatabaseClock, "now", lambda _: database + timedelta(days=3))
+    assert "expired 2031-05-08" in run("tokens", "list")[1]
+    assert run("tokens", "revoke", json.loads(shown)["id"])[0] == 0
+    assert "revoked 2031-05-09" in run("tokens", "list")[1]

@@ -35,6 +35,13 @@ def status(house: Any, answer: Any) -> str:
     return result
 
 
+def stop_clock(house: Any, monkeypatch: pytest.MonkeyPatch, at: datetime) -> None:
+    """Let the database's time, and this machine's, be ``at``."""
+    clock = house.client.app.state.services.clock
+    monkeypatch.setattr(clock, "now", lambda: at)
+    monkeypatch.setattr(clock, "_wall", lambda: at)
+
+
 def test_a_waiver_lets_one_reason_pass_and_is_seen(
     house: Any, plan: Document, in_days: Callable[[float], str]
 ) -> None:
@@ -233,12 +240,25 @@ def test_a_waiver_granted_twice_in_a_second_is_one(
     house: Any, monkeypatch: pytest.MonkeyPatch, in_days: Callable[[float], str]
 ) -> None:
     house.activate(epsilon_cap=0.5)
-    moment = datetime.now(UTC)
-    monkeypatch.setattr(house.client.app.state.services.clock, "now", lambda: moment)
+    stop_clock(house, monkeypatch, datetime.now(UTC))
     until = in_days(30)
     first, second = house.waive(expires_at=until), house.waive(expires_at=until)
     assert (second.status_code, second.json()) == (201, first.json())
     assert len(house.entries("waiver")) == 1
+
+
+def test_a_waiver_granted_to_two_teams_in_a_second_is_of_the_first(
+    house: Any, monkeypatch: pytest.MonkeyPatch, in_days: Callable[[float], str]
+) -> None:
+    house.activate(epsilon_cap=0.5)
+    moment, until = datetime.now(UTC), in_days(30)
+    stop_clock(house, monkeypatch, moment)
+    assert house.waive(expires_at=until, team="vision").status_code == 201
+    again = house.waive(expires_at=until, team="text")
+    assert code(again) == (409, "granted_to_another_team")
+    stop_clock(house, monkeypatch, moment + timedelta(seconds=1))
+    assert house.waive(expires_at=until, team="text").status_code == 201
+    assert len(house.entries("waiver")) == 2
 
 
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:
