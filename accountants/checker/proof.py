@@ -109,12 +109,8 @@ def composed(direction: Direction | None, witness: RunWitness | None) -> Measure
         raise bad_witness("it is for other releases")
     if witness.grid.linear:
         raise bad_witness("losses are composed on a grid of ratios")
-    return power_product(
-        [
-            (measure(law, rule, witness.grid), times)
-            for (law, times), rule in zip(direction, witness.rules, strict=True)
-        ]
-    )
+    parts = zip(direction, witness.rules, strict=True)
+    return power_product([(measure(law, rule, witness.grid), n) for (law, n), rule in parts])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
