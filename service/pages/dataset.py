@@ -112,11 +112,9 @@ class Dataset:
 
     ``not_conformant`` are the latest runs whose record does not conform, which no charge bounds.
     ``forecast`` is of a run like the latest one. ``composed`` is None until it is computed.
-    ``policy_names_it`` says whether a policy names this very data set.
     """
 
     name: str
-    policy_names_it: bool
     lines: tuple[LedgerLine, ...] = ()
     shown: LedgerLine | None = None
     amounts: tuple[AmountLine, ...] = ()
@@ -229,7 +227,6 @@ def dataset_view(
     line = policy_line(policy, None, rules)
     view = Dataset(
         name=name,
-        policy_names_it=policy.datasets != "default",
         policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
     )
     if chosen is None:

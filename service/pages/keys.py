@@ -18,7 +18,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key; ``state`` is one of signs, valid, over, revoked, later.
+    """A key; ``state`` is one of signing, valid, expired, revoked, not_yet_valid.
 
     ``signs`` names its roles; empty, it is for all of them.
     """
@@ -103,7 +103,7 @@ def _state(public: PublicKey, signing: set[str], since: str | None, now: datetim
     if since is not None:
         return "revoked"
     if now > public.not_after:
-        return "over"
+        return "expired"
     if now < public.not_before:
-        return "later"
-    return "signs" if public.key_id in signing else "valid"
+        return "not_yet_valid"
+    return "signing" if public.key_id in signing else "valid"

@@ -34,6 +34,7 @@ from affidavit.service.pages.forms import Form, SubmittedForm, number
 from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import elapsed, messages_of, up, whole, words
+from affidavit.service.pages.verdicts import TONES
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository
@@ -61,7 +62,6 @@ EVENTS = {
     "cancelled": "",
 }
 """What an event means beyond its name."""
-TONES = {"settled": "good", "failed": "bad", "cancelled": "bad", "running": "warn"}
 ENGINES = {
     "NoneType": "affidavit worker",
     "RayJobs": "Ray",

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.pages import text
 from affidavit.service.pages.navigation import is_current
-from affidavit.service.pages.verdicts import STATUS_TONES, VERDICT_TONES
+from affidavit.service.pages.verdicts import TONES
 from affidavit.service.problems import Problem
 
 PREFIX = "/static/"
@@ -51,8 +51,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    env.globals.update(static=static, is_current=is_current, query=text.query)
-    env.globals.update(verdict_tones=VERDICT_TONES, status_tones=STATUS_TONES)
+    env.globals.update(static=static, is_current=is_current, query=text.query, tones=TONES)
     env.filters.update({function.__name__: function for function in FILTERS})
     return env
 

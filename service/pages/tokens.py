@@ -34,7 +34,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLine:
-    """A token in one line; ``state`` is one of counts, expired, revoked."""
+    """A token in one line; ``state`` is one of active, expired, revoked."""
 
     id: str
     name: str
@@ -152,7 +152,7 @@ def _days(draft: Draft) -> int:
 
 
 def _line(token: Token, now: datetime) -> TokenLine:
-    state = "expired" if token.expires_at <= now else "counts"
+    state = "expired" if token.expires_at <= now else "active"
     return view_of(
         TokenLine,
         token,
@@ -175,7 +175,7 @@ def _respond(
     now = services.clock.now()
     lines = [_line(token, now) for token in services.tokens.all()]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
-    lines.sort(key=lambda line: line.state != "counts")
+    lines.sort(key=lambda line: line.state != "active")
     view = Tokens(
         tokens=tuple(lines),
         meanings=MEANINGS,

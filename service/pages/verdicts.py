@@ -1,4 +1,4 @@
-"""How every page shows verdicts and statuses: their colours, and the sentence of a draft."""
+"""How every page shows verdicts and states: their colours, and the sentence of a draft."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from affidavit.certificate import Assessment, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.pages.text import up, words
 
-VERDICT_TONES = {
-    "certified": "good",
-    "under_noised": "bad",
-    "unproved": "warn",
-    "refused": "bad",
-    "undecided": "warn",
+TONES = {
+    **dict.fromkeys(("certified", "active", "settled", "signing"), "good"),
+    **dict.fromkeys(("unproved", "undecided", "awaiting_approval", "expired"), "warn"),
+    **dict.fromkeys(("in_force", "running", "reserved", "committed", "not_yet_valid"), "warn"),
+    **dict.fromkeys(("under_noised", "refused", "rejected", "revoked", "key_revoked"), "bad"),
+    **dict.fromkeys(("failed", "cancelled"), "bad"),
 }
-STATUS_TONES = {
-    "active": "good",
-    "awaiting_approval": "warn",
-    "expired": "warn",
-    "superseded": "plain",
-    "rejected": "bad",
-    "revoked": "bad",
-    "key_revoked": "bad",
-}
+"""The colours of verdicts and states that are not plain."""
 
 
 def draft_sentence(assessment: Assessment) -> str:

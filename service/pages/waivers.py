@@ -119,7 +119,7 @@ def _line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> W
     return view_of(
         WaiverLine,
         waiver,
-        status=stored.status_at(now).replace("_", " "),
+        status=stored.status_at(now),
         policy=policies.get(waiver.policy, waiver.policy),
         granted_by=waiver.created_by,
         granted_at=waiver.created_at,

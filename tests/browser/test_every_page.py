@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from affidavit.service.pages.text import words
 from tests.browser.company import PEOPLE, Company, settle
 from tests.browser.conftest import Kind
 from tests.browser.serving import Site, served, settings_in
+from tests.service.pages.test_words import api, glossary
 
 SIZES = {"desk": (Kind(True, "light", 1360), 900), "phone": (Kind(True, "light", 390), 844)}
 SCREENS = {"desk": 1, "phone": 2}
@@ -31,13 +31,6 @@ ANSWERS = {
     "today": ("main .verdict", ".card >> nth=0", ".card >> nth=1"),
 }
 """What answers each question, on the page that it is asked on."""
-NOT_STATES = {
-    *("decides", "information only", "brackets meet", "within its accuracy"),
-    *("checked", "declared", "open", "passed", "not checked", "not reached", "verified"),
-    *("valid plan", "training", "record checked", "conforms", "does not conform", "healthy"),
-    *("Done", "Note", "Error", "note", "none waiting", "no charge", "no record", "unbounded runs"),
-}
-"""Badges that are about a table's row or a message and not about the state of an object."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,25 @@ def test_every_page_renders_in_every_browser(
     for name, path in pages_of(company).items():
         visitor.goto(path)
         assert visitor.page.locator("h1").count() == 1, name
+        assert not unknown_marks(visitor, path), name
         visitor.look(name)
+
+
+def unknown_marks(visitor: Any, path: str) -> set[str]:
+    """Marks of the page that are no word of the API, of the glossary or a code in its data."""
+    page, _, query = path.partition("?")
+    data = visitor.page.request.get(
+        f"{visitor.url}{'/overview' if page == '/' else page}.json?{query}"
+    )
+    codes = re.findall(r'"code": "(\w+)"', data.text())
+    known = glossary() | {words(code) for code in (*api(), *EVENTS, *codes)}
+    shown = visitor.page.locator(".badge").all_inner_texts()
+    # The sign before a mark, a number in it, and the plan that a comparison names.
+    marks = {
+        re.sub(r"^\d+\+? (% )?|^\S+ (?=is stronger)", "", text.split("\n")[-1].strip(" ✓✕!·"))
+        for text in shown
+    }
+    return {mark for mark in marks if mark.lower() not in known}
 
 
 def test_long_names_do_not_overflow(visitor: Any, company: Company, everything: str) -> None:
@@ -131,8 +142,7 @@ def test_pages_work_with_the_keyboard_alone(
     press("Enter")
     page.wait_for_url("**/runs?*queue=nightly*")
     assert page.locator("tbody tr").count() == 1
-    page.locator("tbody th a").focus()
-    press("Enter")
+    page.locator("tbody th a").press("Enter")
     page.wait_for_url(f"**/runs/{company.runs['other-queue']}")
 
 
@@ -149,14 +159,16 @@ def test_printed_pages_have_whole_tables_and_no_navigation(
     assert visitor.page.evaluate(scrolls) == "visible"
 
 
+@pytest.mark.parametrize("size", SIZES)
 def test_charts_answer_the_pointer_and_are_downloaded(
-    visitor_of: Callable[..., Any], company: Company, everything: str
+    visitor_of: Callable[..., Any], company: Company, everything: str, size: str
 ) -> None:
     """Values under the pointer, an axis made logarithmic, two curves overlaid, and two files."""
-    visitor = visitor_of(company.site)
+    visitor = visitor_of(company.site, SIZES[size][0])
     clicks, zeroed = company.certificates["clicks"], company.certificates["zeroed"]
     visitor.sign_in(everything)
     visitor.goto(f"/compare?id={clicks}&id={zeroed}")
+    visitor.page.locator(".chart").scroll_into_view_if_needed()
     chart = visitor.page.locator(".chart.live")
     chart.locator(".u-over").hover(position={"x": 60, "y": 40})
     shown = chart.locator(".u-series .u-value").all_inner_texts()
@@ -213,7 +225,6 @@ def test_answers_are_above_the_fold(
     visitor = visitor_of(company.site, kind)
     visitor.page.set_viewport_size({"width": kind.width, "height": height})
     visitor.sign_in(everything)
-    known, unknown = _states(), set()
     for name, path in questions_of(company).items():
         visitor.goto(path)
         visitor.page.locator(ANSWERS[name][0]).first.wait_for()
@@ -221,27 +232,4 @@ def test_answers_are_above_the_fold(
             box = visitor.page.locator(answer).first.bounding_box()
             assert box is not None, (name, answer)
             assert box["y"] + box["height"] <= height * SCREENS[size], (name, answer, box)
-        data = visitor.page.request.get(f"{visitor.url}{'/overview' if path == '/' else path}.json")
-        codes = {words(code) for code in re.findall(r'"code": "(\w+)"', data.text())}
-        for badge in visitor.page.locator(".badge").all_inner_texts():
-            text = badge.split("\n")[-1].strip(" ✓✕!·")
-            if text not in known | codes and not re.fullmatch(r"\d+ % left", text):
-                unknown.add((name, text))
-    assert not unknown
-
-
-def _states() -> set[str]:
-    """What the API's enumerations and the glossary have, and events and codes of runs."""
-    found = {*NOT_STATES, *map(words, EVENTS)}
-
-    def walk(node: Any) -> None:
-        if isinstance(node, dict):
-            found.update(words(item) for item in node.get("enum", ()) if isinstance(item, str))
-            if isinstance(node.get("const"), str):
-                found.add(words(node["const"]))
-        for child in node.values() if isinstance(node, dict) else node:
-            if isinstance(child, dict | list):
-                walk(child)
-
-    walk(json.loads(Path("docs/openapi.json").read_text()))
-    return found
+        assert not unknown_marks(visitor, path), name

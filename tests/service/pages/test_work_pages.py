@@ -229,7 +229,7 @@ def test_waivers_need_four_eyes(yard: Yard) -> None:
     assert own.status_code == 403
     assert _post(yard, "/waivers", "approve", **fields).status_code == 303
     (line,) = _csv(yard, "/waivers.csv")
-    assert (line["status"], line["expires_at"]) == ("in force", "2027-01-31T23:59:59Z")
+    assert (line["status"], line["expires_at"]) == ("in_force", "2027-01-31T23:59:59Z")
     assert line["owner"] == "'=HYPERLINK(1)"
     assert MARKUP not in _get(yard, "/waivers")
     path = f"/waivers/{line['id']}/revoke"
