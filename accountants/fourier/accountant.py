@@ -35,8 +35,9 @@ from affidavit.accountants.fourier.discretization import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.dominating_pairs import Direction, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
+from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
 from affidavit.accountants.fourier.refinement import (
     SMALLEST_WIDTH,
     DeltaSearch,
@@ -57,8 +58,8 @@ _LONG, _WIDE = 10_000_000, 0.05
 _SCHEDULE = 5e-3
 """Relative width where releases are brought together (``schedules.py``)."""
 
-_FAR_DELTA, _NEGLIGIBLE_DELTA = 1e-26, 1e-22
-"""Beyond the ε of the first, δ is only bounded, by less than the second."""
+_FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
+"""Beyond the ε of one of the first, δ is only bounded, by less than the second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,15 +100,16 @@ class FourierAccountant:
         return Enclosed(above=above, below=(above, self._curve(least)))
 
     def _curve(self, event: Event) -> FourierCurve:
-        laws = tuple(Laws.of(direction, self.shared) for direction in directions(event))
-        steps = max((item.steps for item in laws), default=0)
+        both = directions(event)
+        steps = max((direction.steps for direction in both), default=0)
         widest = max(
             _SCHEDULE if len(leaves(event)) > MOST_KINDS else 0.0, _WIDE if steps > _LONG else 0.0
         )
         return FourierCurve(
-            directions=laws,
+            directions=both,
             relative_width=max(self.relative_width, widest),
             answers=self.answers,
+            shared=self.shared,
         )
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
@@ -119,10 +121,13 @@ class FourierAccountant:
 class FourierCurve:
     """ε against δ of one event, over all its ``directions``; ``relative_width`` as above."""
 
-    directions: tuple[Laws, ...]
+    directions: tuple[Direction, ...]
     relative_width: float
     answers: SharedCache = field(
         default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
+    )
+    shared: SharedCache = field(
+        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
     )
 
     def with_width(self, relative_width: float) -> FourierCurve:
@@ -138,22 +143,34 @@ class FourierCurve:
         require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
+        return self._kept("epsilon", self.directions, delta, lambda: self._epsilon(delta))
+
+    def _epsilon(self, delta: float) -> Bracket:
+        inverted = inverted_epsilon(self.directions, delta)
+        if inverted is None:
+            return self._epsilon_by_lattice(delta)
+        if inverted.width <= max(self.relative_width * inverted.upper, SMALLEST_WIDTH):
+            return inverted
+        try:
+            return inverted.intersect(self._epsilon_by_lattice(delta))
+        except OutOfReach:
+            return inverted
+
+    def _epsilon_by_lattice(self, delta: float) -> Bracket:
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
             raise OutOfReach(
                 f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}]",
                 "ask within that range",
             )
-        return self._kept("epsilon", self.directions, delta, lambda: self._epsilon(delta))
-
-    def _epsilon(self, delta: float) -> Bracket:
-        guesses = [saddle_at_delta(laws, delta).epsilon for laws in self.directions]
+        both = self._laws
+        guesses = [saddle_at_delta(laws, delta).epsilon for laws in both]
         if max(guesses) > LARGEST_EPSILON:
             raise OutOfReach(
                 f"epsilon is about {max(guesses):.4g}, above {LARGEST_EPSILON:g}",
                 "add noise or run fewer steps",
             )
         order = sorted(range(len(guesses)), key=lambda i: -guesses[i])
-        laws = [self.directions[index] for index in order]
+        laws = [both[index] for index in order]
         return nested(
             lambda widths: _epsilon(laws, delta, widths),
             self.relative_width,
@@ -170,8 +187,19 @@ class FourierCurve:
         return self._kept("delta", self.directions, epsilon, lambda: self._delta(epsilon))
 
     def _delta(self, epsilon: float) -> Bracket:
+        inverted = inverted_delta(self.directions, epsilon)
+        if inverted is None:
+            return self._delta_by_lattice(epsilon)
+        if inverted.width <= self.relative_width * inverted.upper:
+            return inverted
+        try:
+            return inverted.intersect(self._delta_by_lattice(epsilon))
+        except OutOfReach:
+            return inverted
+
+    def _delta_by_lattice(self, epsilon: float) -> Bracket:
         near, bound = [], 0.0
-        for laws in self.directions:
+        for laws in self._laws:
             if epsilon >= _ceiling(laws) * (1 + 1e-12):
                 continue
             beyond = self._beyond(laws, epsilon)
@@ -185,13 +213,14 @@ class FourierCurve:
     def _beyond(self, laws: Laws, epsilon: float) -> float | None:
         """A bound of a direction's δ at ``epsilon`` where it is below what anybody asks for.
 
-        δ falls with ε, so that a nearer ε bounds it. Rounding lets no transform follow it there.
+        δ falls with ε, so that a nearer ε bounds it. Rounding lets no lattice follow it there.
         """
-        near = saddle_at_delta(laws, _FAR_DELTA).epsilon
-        if not 0 < near < epsilon:
-            return None
-        bound = self._kept("delta", (laws,), near, lambda: self._nested([laws], near)).upper
-        return bound if bound < _NEGLIGIBLE_DELTA else None
+        for far in _FAR_DELTAS:
+            near = saddle_at_delta(laws, far).epsilon
+            if 0 < near < epsilon:
+                bound = replace(self, directions=(laws.direction,)).delta(near).upper
+                return bound if bound < _NEGLIGIBLE_DELTA else None
+        return None
 
     def _nested(self, directions: Sequence[Laws], epsilon: float) -> Bracket:
         result = nested(
@@ -203,16 +232,19 @@ class FourierCurve:
         return result.intersect(Bracket(lower=0.0, upper=1.0))
 
     def _kept(
-        self, what: str, directions: Sequence[Laws], at: float, compute: Callable[[], Bracket]
+        self, what: str, directions: Sequence[Direction], at: float, compute: Callable[[], Bracket]
     ) -> Bracket:
-        requested = tuple(laws.direction for laws in directions)
-        size = sum(len(laws.atoms) for laws in directions)
-        question = (what, requested, at, self.relative_width)
+        size = sum(len(direction.laws) for direction in directions)
+        question = (what, tuple(directions), at, self.relative_width)
         return self.answers.get(question, compute, lambda _: size)
 
     @property
+    def _laws(self) -> tuple[Laws, ...]:
+        return tuple(Laws.of(direction, self.shared) for direction in self.directions)
+
+    @property
     def _gapped(self) -> bool:
-        return any(laws.gapped for laws in self.directions)
+        return any(direction.gapped for direction in self.directions)
 
 
 def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:

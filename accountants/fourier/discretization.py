@@ -95,24 +95,13 @@ class Laws:
             shared=stored,
         )
 
-    @property
-    def steps(self) -> int:
-        """How many releases are composed."""
-        return sum(count for _, count in self.atoms)
-
-    @property
-    def gapped(self) -> bool:
-        """Whether no pair of data sets attains some dominating law, so that brackets stay wide."""
-        releases = zip(self.direction.laws, self.direction.attained, strict=True)
-        return any(law != attained for (law, _), attained in releases)
-
     def common(self, delta: float) -> tuple[tuple[Atoms, int], ...]:
         """The atoms without the losses too rare to matter at ``delta``."""
         return self.cut(_RARE * delta)[0]
 
     def cut(self, mass: float) -> tuple[tuple[tuple[Atoms, int], ...], tuple[float, ...]]:
         """Atoms below the losses exceeded with probability ``mass`` in all, and these (nats)."""
-        rare = down(mass / self.steps, _RARES)
+        rare = down(mass / self.direction.steps, _RARES)
         cuts = [
             self.shared.get(
                 ("cut", law, rare),
@@ -141,13 +130,13 @@ class Laws:
         (1/nat) and ``tolerance`` the width wanted of log δ. Laws that leave a gap of their own
         would not get a narrower bracket from joined cells, only a looser upper end.
         """
-        share = down(tolerance / self.steps, _SHARES)
+        share = down(tolerance / self.direction.steps, _SHARES)
         order = down(order, _ROUGH_TILTS) if order else 0.0
         result = []
         for (law, _), attained, (stored, _), top in zip(
             self.direction.laws, self.direction.attained, atoms, tops, strict=True
         ):
-            requested = attained, top, order, share, step, not self.gapped
+            requested = attained, top, order, share, step, not self.direction.gapped
             created = partial(grids_of, stored, *requested)
             result.append(self.shared.get(("grids", law, *requested), created, lambda _: SMALL))
         return tuple(upper for upper, _ in result), tuple(lower for _, lower in result)
@@ -227,7 +216,8 @@ def choose_grids_in_strata(
     step = down(step, rungs(tolerance))
     both = strata(atoms, epsilon, cut, step)
     windows = tuple(
-        window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
+        window_of(stratum, epsilon, delta, tolerance, step, laws.direction.steps)
+        for stratum in both
     )
     nodes, ranges = laws.grids(atoms, tops, 0.0, tolerance, step)
     return GridParameters(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)

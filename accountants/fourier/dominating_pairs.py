@@ -68,6 +68,16 @@ class Direction:
     laws: tuple[tuple[LossLaw, int], ...]
     attained: tuple[LossLaw, ...]
 
+    @property
+    def steps(self) -> int:
+        """How many releases are composed."""
+        return sum(count for _, count in self.laws)
+
+    @property
+    def gapped(self) -> bool:
+        """Whether no pair of data sets attains some dominating law, so that brackets stay wide."""
+        return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
+
 
 def directions(event: Event) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition.

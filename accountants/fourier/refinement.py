@@ -195,7 +195,7 @@ def worthwhile(laws: Laws, bracket: Bracket, finer: float) -> float:
     bound yet there may be nothing to see of it, unless the laws leave a gap of their own,
     which no step will close.
     """
-    if bracket.lower > 0 or laws.gapped:
+    if bracket.lower > 0 or laws.direction.gapped:
         return bracket.width * (1 - (1 - finer * finer) / 5)
     return math.inf
 
@@ -232,13 +232,13 @@ class EpsilonSearch:
                 finer = refinement(requested / self.bracket.width)
                 previous = worthwhile(self._laws, self.bracket, finer)
                 self._step *= finer
-            elif self._laws.gapped:
+            elif self._laws.direction.gapped:
                 tolerance = max(requested, _COARSE * self._guess)
             if not self._once(tolerance):
                 break
             requested = max(relative_width * self.bracket.upper, SMALLEST_WIDTH)
             if self.bracket.width > previous and not self._cheap:
-                self._settled = self._laws.gapped
+                self._settled = self._laws.direction.gapped
                 break
         return self.bracket
 
@@ -259,7 +259,7 @@ class EpsilonSearch:
         if self._step is not None and parameters.points > MOST_POINTS:
             return False
         self._step = parameters.step
-        self._cheap = self._laws.gapped and parameters.points < _CHEAP
+        self._cheap = self._laws.direction.gapped and parameters.points < _CHEAP
         above, below = transforms(self._laws, parameters)
         accuracy, stride = 0.01 * wanted, 0.05 / self._slope
         _, upper = crossing(above.upper, self._delta, self._guess, stride, accuracy)
@@ -319,7 +319,7 @@ class DeltaSearch:
                 finer = refinement(ratio)
                 previous = worthwhile(self._laws, self.bracket, finer)
                 self._step *= finer
-            elif self._laws.gapped:
+            elif self._laws.direction.gapped:
                 tolerance = max(relative_width, _COARSE)
             if not self._once(tolerance):
                 break
@@ -327,7 +327,7 @@ class DeltaSearch:
                 self._slope, self._step = self._saddle.order, None
                 continue
             if self.bracket.width > previous and not self._cheap:
-                self._settled = self._laws.gapped
+                self._settled = self._laws.direction.gapped
                 break
         return self.bracket
 
@@ -338,7 +338,7 @@ class DeltaSearch:
         if self._step is not None and parameters.points > MOST_POINTS:
             return False
         self._step = parameters.step
-        self._cheap = self._laws.gapped and parameters.points < _CHEAP
+        self._cheap = self._laws.direction.gapped and parameters.points < _CHEAP
         above, below = transforms(self._laws, parameters)
         result = Bracket(lower=below.lower(self._epsilon), upper=above.upper(self._epsilon))
         self.bracket = self.bracket.intersect(result)

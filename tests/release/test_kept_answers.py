@@ -64,7 +64,10 @@ def test_certified_again_it_is_the_same_within_the_width_that_is_promised(
         member["code"] for member in now["obligations"]
     }
     same = _named(now) == _named(before)
-    _guarantees(now["guarantee"], before["guarantee"], exactly=same)
+    given = all(item["given"] is not None for item in before["noise_multiplier"]["releases"])
+    solved = not given or now["sampling"] != before["sampling"]
+    slack = SLACK if solved and not same else 0.0
+    _guarantees(now["guarantee"], before["guarantee"], exactly=same, slack=slack)
     _agree(now["sampling"], before["sampling"], ROUNDED if same else SLACK)
     tolerance = SEARCHED if same else SLACK
     for new, old in zip(
@@ -88,16 +91,17 @@ def _named(predicate: dict[str, Any]) -> list[tuple[str, str]]:
     return [(first["name"], first["version"]) for first in predicate["accountants"][:1]]
 
 
-def _guarantees(new: Any, old: Any, *, exactly: bool) -> None:
+def _guarantees(new: Any, old: Any, *, exactly: bool, slack: float) -> None:
+    """As wide and meeting, but for ``slack``: less noise may be enough by a narrower bracket."""
     assert (new is None) == (old is None)
     if new is None:
         return
     assert [new[field] for field in SAME] == [old[field] for field in SAME]
     for field in ("epsilon", "delta"):
-        _meets(new[field], old[field], exactly=exactly)
+        _meets(new[field], old[field], exactly=exactly, slack=slack)
 
 
-def _meets(new: Any, old: Any, *, exactly: bool) -> None:
+def _meets(new: Any, old: Any, *, exactly: bool, slack: float) -> None:
     assert (new is None) == (old is None)
     if new is None:
         return
@@ -107,7 +111,7 @@ def _meets(new: Any, old: Any, *, exactly: bool) -> None:
     moves = ROUNDED * max(1.0, abs(old_upper))
     if not exactly:
         moves = max(moves, PROMISED * old_upper, 0.01 * (old_upper - old_lower))
-        assert max(lower, old_lower) <= min(upper, old_upper)
+        assert max(lower, old_lower) <= min(upper, old_upper) + slack * old_upper
     # A bracket may have been narrowed since, a lower end that was not known by any engine.
     assert old_lower - moves <= lower
     assert upper <= old_upper + moves

@@ -11,6 +11,7 @@ many kinds of release begin at more kinds than the checker takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,7 @@ from scipy import fft
 
 from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_witness
 from affidavit.accountants.checker import Witness, prove
-from affidavit.accountants.fourier import displacement, evaluation, spectrum
+from affidavit.accountants.fourier import displacement, evaluation, inversion, spectrum
 from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
@@ -31,7 +32,9 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.privacy_loss import NormalPair
+from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw, NormalPair
+from affidavit.accountants.fourier.quadrature import AnalyticLaw
 from affidavit.accountants.fourier.refinement import located, located_in_strata
 from affidavit.accountants.fourier.transform import ComposedTransform, Window
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
@@ -307,3 +310,57 @@ def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None
     claimed = upper_end(CUT)
     assert not is_true(CUT, claimed)
     assert is_caught(CUT, claimed)
+
+
+def fewer_places(patch: Patch, *, counted: bool) -> None:
+    """Places that hold all but some 1e-8 of a release."""
+    true = AnalyticLaw.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls: Any, law: NormalMixtureLaw, _: float) -> AnalyticLaw:
+        one: AnalyticLaw = true(cls, law, 1e-8)
+        return one if counted else replace(one, outside=(0.0, 0.0))
+
+    patch.setattr(AnalyticLaw, "of", classmethod(of))
+
+
+def coarse_rule(patch: Patch, *, counted: bool) -> None:
+    """A rule of 32 intervals, too few for a bound of its error to be of use."""
+    log_error = 3.0 if counted else -60.0
+
+    def log_errors(_: AnalyticLaw, orders: Array, *__: object) -> tuple[Array, int]:
+        return np.full(orders.size, log_error), 32
+
+    patch.setattr(AnalyticLaw, "log_errors", log_errors)
+
+
+def early_end(patch: Patch, *, counted: bool) -> None:
+    """A fifth of the frequencies, and what the rest may add."""
+    true = inversion._end
+
+    def end(
+        releases: inversion.Releases, log_moments: list[float], order: float, *rest: float
+    ) -> tuple[float, float]:
+        theta = 0.2 * true(releases, log_moments, order, *rest)[0]
+        added = -math.log(math.pi * theta)
+        for (law, count), log_moment in zip(releases, log_moments, strict=True):
+            halves, weights = law.layers(order, log_moment)
+            added += count * math.log1p(-(1 - inversion._envelope(theta * halves)) @ weights)
+        return theta, added if counted else -math.inf
+
+    patch.setattr(inversion, "_end", end)
+
+
+@pytest.mark.parametrize("worse", [fewer_places, coarse_rule, early_end])
+def test_a_term_of_the_inversion_switched_off_is_caught(
+    worse: Callable[..., None], monkeypatch: Patch
+) -> None:
+    both = directions(COMMON)
+    with monkeypatch.context() as patch:
+        worse(patch, counted=True)
+        held = inversion.inverted_epsilon(both, DELTA)
+    assert held is None or is_true(COMMON, held.upper)
+    worse(monkeypatch, counted=False)
+    claimed = inversion.inverted_epsilon(both, DELTA)
+    assert claimed is not None
+    assert not is_true(COMMON, claimed.upper)
+    assert is_caught(COMMON, claimed.upper)

@@ -15,6 +15,8 @@ from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 
+pytestmark = pytest.mark.usefixtures("lattice_alone")
+
 QUESTIONS = [(steps, delta) for steps in (50, 200) for delta in (1e-6, 1e-9)]
 
 

@@ -40,6 +40,9 @@ LEAVES: list[tuple[Event, int, float]] = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("lattice_alone")
+
+
 @pytest.mark.parametrize(("leaf", "steps", "delta"), LEAVES)
 def test_a_narrower_bracket_lies_inside_every_wider_one(
     leaf: Event, steps: int, delta: float

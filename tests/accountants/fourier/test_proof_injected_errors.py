@@ -127,6 +127,7 @@ def test_places_off_by_their_bound_are_covered() -> None:
     assert not upper_holds(moved(1e13))
 
 
+@pytest.mark.usefixtures("lattice_alone")
 def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,9 @@ Side = Literal["remove", "add", "replace"]
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
+pytestmark = pytest.mark.usefixtures("each_method")
+
+
 def loss_at(side: Side, q: float, mu: float) -> Callable[[Array], Array]:
     """log dP/dQ as a function of z, increasing."""
 
@@ -184,11 +187,15 @@ def test_the_width_s_effect_falls_by_four() -> None:
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"), [(1e-4, 10.0, 10**8), (1e-4, 10.0, 10**9), (1e-3, 50.0, 10**9)]
 )
-def test_beyond_ten_million_steps_the_bracket_holds_the_gaussian_limit(
+def test_beyond_ten_million_steps_the_bracket_is_near_the_gaussian_limit(
     q: float, sigma: float, steps: int
 ) -> None:
-    """Losses this small and this many add up to a Gaussian one, of variance T q² (e^{1/σ²} - 1)."""
+    """Losses this small and this many add up to a nearly Gaussian one.
+
+    Its variance is T q² (e^{1/σ²} - 1). Their skewness is some 3e-5 here, and ε differs by less.
+    """
     event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     result = FourierAccountant().curve(Repeated(event=event, count=steps)).epsilon(1e-6)
     limit = GaussianCurve(mu=q * math.sqrt(steps * math.expm1(sigma**-2))).epsilon(1e-6).upper
-    assert result.lower <= limit <= result.upper <= 1.06 * result.lower
+    assert result.lower <= limit * (1 + 3e-5)
+    assert limit * (1 - 3e-5) <= result.upper <= 1.06 * result.lower

@@ -32,6 +32,8 @@ TOLERANCE = 4e-4
 REACH = 10.5
 """Normal deviations covered; what is beyond has mass 5e-26."""
 
+pytestmark = pytest.mark.usefixtures("each_method")
+
 
 def upper_tail(x: Array) -> Array:
     """P(Z > x): Marsaglia's series near zero, Laplace's continued fraction beyond 2.5."""

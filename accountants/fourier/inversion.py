@@ -34,6 +34,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, Unanswered
 from affidavit.accountants.fourier.tail_bounds import (
     Composition,
     Saddle,
@@ -42,11 +43,6 @@ from affidavit.accountants.fourier.tail_bounds import (
     at_order,
 )
 from affidavit.accountants.fourier.transform import log_peak
-from tests.accountants.inversion.quadrature import (
-    POINTS,
-    AnalyticLaw,
-    Unanswered,
-)
 
 Releases = Sequence[tuple[AnalyticLaw, int]]
 
@@ -122,7 +118,7 @@ class Inversion:
         self._terms = self._slopes / s
         total = float(np.abs(kernel / s).sum())
         roundings = UNIT_ROUNDOFF * (128.0 + s.size + 8.0 * float(self._thetas[-1]) * apart)
-        self._error = total * (1.1 * float(wrong[0]) + roundings) + 1.1 * math.exp(left_out)
+        self._error = total * (1.1 * float(wrong[0]) + roundings) + 1.1 * _exp(left_out)
         self._turned = total * 8.0 * UNIT_ROUNDOFF * float(self._thetas[-1])
         # exp(log - order · ε) is Chernoff's bound of all images on one side.
         logs = moments[1:] + wrong[1:] + 1e-9 * (1 + 1e-5 * np.abs(moments[1:]))
@@ -273,23 +269,27 @@ def _delta(direction: Direction, epsilon: float) -> Bracket:
         releases = _analytic(direction, delta)
         atoms = [(law.atoms(POINTS[0]), count) for law, count in releases]
         saddle = at_epsilon(atoms, epsilon)
-        about = math.exp(max(-600.0, min(-1e-3, saddle.log_delta)))
-        curve = Inversion(releases, atoms, saddle, about)
+        about = math.exp(max(-460.0, min(-1e-3, saddle.log_delta)))
+        try:
+            curve = Inversion(releases, atoms, saddle, about)
+        except Unanswered:
+            if result.upper < 1.0:
+                break
+            raise
         result = result.intersect(Bracket(lower=curve.lower(epsilon), upper=curve.upper(epsilon)))
         if result.width <= _NARROW * result.upper:
             break
-        delta = max(result.upper, 1e-200)
+        delta = min(about, result.upper)  # With the places that matter there.
     return result
 
 
 def _analytic(direction: Direction, delta: float) -> list[tuple[AnalyticLaw, int]]:
     """The laws on places that matter at ``delta``; raises ``Unanswered`` for other laws."""
-    steps = sum(count for _, count in direction.laws)
     result = []
     for (law, count), attained in zip(direction.laws, direction.attained, strict=True):
         if law != attained or not isinstance(law, NormalMixtureLaw):
             raise Unanswered
-        result.append((AnalyticLaw.of(law, _SHARE * delta / steps), count))
+        result.append((AnalyticLaw.of(law, _SHARE * delta / direction.steps), count))
     return result
 
 

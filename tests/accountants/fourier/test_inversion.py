@@ -12,15 +12,14 @@ from dp_accounting.pld import PLDAccountant
 
 from affidavit.accountants import accountant
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier import FourierAccountant, inversion, quadrature
 from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.inversion import inverted_epsilon
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw
+from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, rule
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
-from tests.accountants.inversion import inversion, quadrature
-from tests.accountants.inversion.inversion import inverted_epsilon
-from tests.accountants.inversion.quadrature import POINTS, AnalyticLaw, rule
 
 LAWS = [
     NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
@@ -159,7 +158,7 @@ def test_lattices_overlap(event: Event, delta: float) -> None:
     result = answer(event, delta)
     inverse = accountant("fourier").curve(event).delta(result.upper)
     assert inverse.lower <= delta <= inverse.upper * (1 + 1e-4)
-    lattice = FourierAccountant().curve(event).epsilon(delta)
+    lattice = FourierAccountant().curve(event)._epsilon_by_lattice(delta)
     assert max(lattice.lower, result.lower) <= min(lattice.upper, result.upper)
     assert result.width < lattice.width
 
