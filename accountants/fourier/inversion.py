@@ -89,7 +89,7 @@ class Inversion:
         frequencies = math.ceil(theta * self._width / (2 * math.pi))
         if frequencies > _MOST_FREQUENCIES:
             raise Unanswered
-        self._thetas = 2 * math.pi / self._width * np.arange(frequencies + 1)
+        self._thetas = 2 * math.pi / self._width * np.arange(frequencies + 1, dtype=np.float64)
         steps = sum(count for _, count in releases)
         bar = min(-36.0, room + math.log(order / steps))
         orders = np.array([order, above, below])
