@@ -22,7 +22,7 @@ from affidavit.importers.library import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
-from affidavit.importers.script import Binding, Script, imports_of, last_name
+from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_values import Unreadable
 from affidavit.importers.training_loop import passes_of
 from affidavit.plan import MalformedPlan
@@ -165,8 +165,8 @@ class OpacusReading(Reading):
             return own.value if isinstance(own, ast.Assign) else None
         if not isinstance(node, ast.Name):
             return node
-        _, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        own_bindings = [item for item in bindings if not self._is_rebinding(item)]
+        bindings = self.script.bindings_of(node)
+        own_bindings = [item for item in bindings if not self._is_rebound(item.node)]
         if len(own_bindings) != 1:
             return None
         binding = own_bindings[0]
@@ -192,9 +192,6 @@ class OpacusReading(Reading):
         if isinstance(made, ast.Tuple) and len(made.elts) == len(outer.elts):
             return made.elts[outer.elts.index(name)]  # type: ignore[arg-type]
         return None
-
-    def _is_rebinding(self, binding: Binding) -> bool:
-        return self._is_rebound(binding.node)
 
     def _is_rebound(self, node: ast.AST) -> bool:
         """Whether the private call's own statement sets it, or that of another branch."""
@@ -267,8 +264,7 @@ class OpacusReading(Reading):
         for loss in losses:
             made: ast.expr | None = loss
             if isinstance(loss, ast.Name):
-                _, bindings = self.script.resolve(loss.id, self.script.scope_of(loss))
-                made = bindings[0].value if len(bindings) == 1 else None
+                made = self.script.value_of(loss)
             if not (isinstance(made, ast.Call) and last_name(made.func) == returned[0]):
                 return False
             if isinstance(made.func, ast.Name) and not self._is_returned(made.func):
@@ -277,7 +273,7 @@ class OpacusReading(Reading):
 
     def _is_returned(self, name: ast.Name, depth: int = 0) -> bool:
         """Whether a name is bound last by the private call, here or by what calls this function."""
-        _, bindings = self.script.resolve(name.id, self.script.scope_of(name))
+        bindings = self.script.bindings_of(name)
         if len(bindings) == 1 and isinstance(bindings[0].node, ast.arg) and depth < 20:
             try:
                 passed = self.values.arguments_of(name, bindings[0].node)
@@ -286,7 +282,7 @@ class OpacusReading(Reading):
             return bool(passed) and all(
                 isinstance(item, ast.Name) and self._is_returned(item, depth + 1) for item in passed
             )
-        inside = [item for item in bindings if self._is_rebinding(item)]
+        inside = [item for item in bindings if self._is_rebound(item.node)]
         line = self.call.lineno
         return bool(inside) and all(
             item in inside or getattr(item.node, "lineno", line) < line for item in bindings

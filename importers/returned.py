@@ -74,7 +74,7 @@ def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
 
 def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
     """Whether a name is bound to Keras' own optimisers alone."""
-    _, bindings = script.resolve(name.id, script.scope_of(name))
+    bindings = script.bindings_of(name)
     return bool(bindings) and all(
         isinstance(item.value, ast.Call)
         and item.value is not call

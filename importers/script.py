@@ -189,7 +189,7 @@ class Script:
             ast.Load,
         ):
             return False
-        _, bindings = self.resolve(base.id, self.scope_of(base))
+        bindings = self.bindings_of(base)
         imported = bool(bindings) and all(isinstance(b.node, ast.alias) for b in bindings)
         return imported and isinstance(outer, ast.Subscript | ast.comprehension)
 
@@ -228,6 +228,21 @@ class Script:
                 return place, self.bindings[(place, name)]
         return self.tree, []
 
+    def bindings_of(self, name: ast.Name) -> list[Binding]:
+        """The bindings of a name where it is looked up."""
+        return self.resolve(name.id, self.scope_of(name))[1]
+
+    def value_of(self, name: ast.Name) -> ast.expr | None:
+        """What a name is bound to, if the text shows it and it is bound once."""
+        bindings = self.bindings_of(name)
+        return bindings[0].value if len(bindings) == 1 else None
+
+    def function_of(self, name: ast.expr) -> ast.FunctionDef | None:
+        """The function of this file that a name is bound to alone."""
+        bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
+        node = bindings[0].node if len(bindings) == 1 else None
+        return node if isinstance(node, ast.FunctionDef) else None
+
     def _scopes(self, scope: Scope) -> Iterator[Scope]:
         yield scope
         while scope is not self.tree:
@@ -236,7 +251,7 @@ class Script:
 
     def imports(self, node: ast.Name, module: str, name: str | None = None) -> bool:
         """Whether a name is bound only by importing ``module``, or ``name`` from it."""
-        _, bindings = self.resolve(node.id, self.scope_of(node))
+        bindings = self.bindings_of(node)
         return bool(bindings) and all(
             self.origin(binding) == (module, name) for binding in bindings
         )
@@ -260,7 +275,7 @@ class Script:
             node = node.value
         if not isinstance(node, ast.Name):
             return False
-        _, bindings = self.resolve(node.id, self.scope_of(node))
+        bindings = self.bindings_of(node)
         return any(package_of(self.origin(item)[0] or "") in modules for item in bindings)
 
     def defines(self, name: str) -> bool:
@@ -284,7 +299,7 @@ class Script:
 
     def _may_be(self, node: ast.Name, function: ast.AST) -> bool:
         """Whether a name is looked up where ``function`` is bound, or bound nowhere."""
-        _, bindings = self.resolve(node.id, self.scope_of(node))
+        bindings = self.bindings_of(node)
         return isinstance(node.ctx, ast.Load) and (
             not bindings or any(binding.node is function for binding in bindings)
         )
@@ -324,15 +339,15 @@ def last_name(node: ast.AST) -> str | None:
     return getattr(node, "attr", None) or getattr(node, "id", None)
 
 
-def imports_of(script: Script, modules: tuple[str, ...]) -> bool:
-    """Whether the script imports one of these packages."""
+def imports_of(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
+    """The first statement that imports one of these packages, if any."""
     for node in script.nodes:
         match node:
             case ast.Import(names=names) if any(package_of(item.name) in modules for item in names):
-                return True
+                return node
             case ast.ImportFrom(module=str(source), level=0) if package_of(source) in modules:
-                return True
-    return False
+                return node
+    return None
 
 
 def package_of(module: str) -> str:

@@ -221,7 +221,7 @@ def local_import(values: Values, call: ast.Call) -> Any:
     """
     if not isinstance(call.func, ast.Name) or call.args:
         return None
-    _, bindings = values.script.resolve(call.func.id, values.script.scope_of(call.func))
+    bindings = values.script.bindings_of(call.func)
     if len(bindings) != 1 or not isinstance(bindings[0].node, ast.alias):
         return None
     module = _module(values, values.script, bindings[0].node)

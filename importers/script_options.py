@@ -119,7 +119,7 @@ def _require_plain_parser(values: Values, call: ast.Call) -> None:
                 raise Unreadable(node, "sys.argv may be changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     if isinstance(receiver, ast.Name):
-        _, bindings = script.resolve(receiver.id, script.scope_of(receiver))
+        bindings = script.bindings_of(receiver)
         if len(bindings) != 1 or bindings[0].value is not parsers[0]:
             raise Unreadable(call, f"{receiver.id} is not only the parser")
     elif receiver is not parsers[0]:
@@ -318,8 +318,7 @@ def known_size(values: Values, call: ast.Call) -> Any:
             "len", values.script.tree
         )[1]:
             if isinstance(node, ast.Name):
-                _, bindings = values.script.resolve(node.id, values.script.scope_of(node))
-                made = bindings[0].value if len(bindings) == 1 else None
+                made = values.script.value_of(node)
                 if made is None:
                     raise Unreadable(node, f"the length of {node.id} is not settled")
                 node = made

@@ -448,7 +448,7 @@ class Values:
 
         Anything else is returned as it is.
         """
-        function = self._function(node.func) if isinstance(node, ast.Call) else None
+        function = self.script.function_of(node.func) if isinstance(node, ast.Call) else None
         if function is not None and not function.decorator_list:
             inside = list(ast.walk(function))
             returns = [
@@ -460,13 +460,6 @@ class Values:
             if plain and len(returns) == 1 and returns[0] in function.body:
                 return returns[0].value or ast.Constant(None)
         return node
-
-    def _function(self, node: ast.expr) -> ast.FunctionDef | None:
-        if not isinstance(node, ast.Name):
-            return None
-        _, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        target = bindings[0].node if len(bindings) == 1 else None
-        return target if isinstance(target, ast.FunctionDef) else None
 
 
 def text_of(node: ast.AST) -> str:

@@ -73,22 +73,16 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
-    if not entries and any(
-        isinstance(script.parents[node], ast.Call) for node in _named(script, OPACUS)
-    ):
-        name = OPACUS.private.names[0]
-        message = f"{name} is called, and no library that is read is imported."
-        raise not_imported("script", message, "Write a plan.")
+    named = [node for node in _named(script, OPACUS) if isinstance(script.parents[node], ast.Call)]
+    if named and not entries:
+        message = f"{text_of(named[0])} is called, and no library that is read is imported."
+        raise not_imported("script", message, "Write a plan.", named[0].lineno)
+    if OPACUS_BEFORE_1 in entries and not _is_attached(script):
+        entries.remove(OPACUS_BEFORE_1)  # the class alone, whose method make_private is private
     if not entries:
         if explicit:
             _require_nothing_private(script)
         return None
-    if OPACUS_BEFORE_1 in entries and not _is_attached(script):
-        entries.remove(OPACUS_BEFORE_1)  # the class alone, whose method make_private is private
-        if not entries:
-            if explicit:
-                _require_nothing_private(script)
-            return None
     for entry, others in BESIDE:
         if entry in entries and any(other in entries for other in others):
             entries.remove(entry)
@@ -154,8 +148,10 @@ def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> b
     """Whether a statement of the module runs ``node``, or mentions what it stands in."""
     for outer in script.above(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if outer.decorator_list or outer in inside:
-                return bool(outer.decorator_list)
+            if outer.decorator_list or (isinstance(outer, ast.ClassDef) and outer.bases):
+                return True  # what decorates or registers it may call it
+            if outer in inside:
+                return False
             if isinstance(script.parents[outer], ast.ClassDef):
                 continue  # a method: others may call it by the object
             names = (outer.name,)
@@ -173,7 +169,7 @@ def _text(node: ast.AST) -> object:
 def _require_nothing_private(script: Script) -> None:
     """Refuse a script that imports a training library, and calls nothing of it that is read."""
     for entry in TRAINING:
-        if imports_of(script, entry.modules):
+        if (statement := imports_of(script, entry.modules)) is not None:
             names = " or ".join(
                 name for other in TRAINING if other.modules == entry.modules
                 for name in other.private.names[:2]
@@ -182,6 +178,7 @@ def _require_nothing_private(script: Script) -> None:
                 "script",
                 f"it imports {entry.modules[0]}, and makes no call of it that is read, as {names}.",
                 "Check the file that makes it, or write a plan.",
+                statement.lineno,
             )
 
 
@@ -205,7 +202,7 @@ def _is_attached(script: Script) -> bool:
 
 
 def _is_called(script: Script, library: Library) -> bool:
-    return imports_of(script, library.modules) and any(True for _ in _named(script, library))
+    return bool(imports_of(script, library.modules) and any(_named(script, library)))
 
 
 def _named(script: Script, library: Library) -> Iterator[ast.expr]:
@@ -243,7 +240,7 @@ def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
     for node in script.nodes:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
             continue
-        _, bindings = script.resolve(node.id, script.scope_of(node))
+        bindings = script.bindings_of(node)
         values = [binding.value for binding in bindings]
         if any(isinstance(item, ast.Call) and last_name(item.func) in makers for item in values):
             yield node
@@ -295,7 +292,7 @@ def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
     engine = method.value if isinstance(method, ast.Attribute) else None
     made: list[ast.AST | None] = [engine]
     if isinstance(engine, ast.Name):
-        _, bindings = script.resolve(engine.id, script.scope_of(engine))
+        bindings = script.bindings_of(engine)
         made = [binding.value for binding in bindings]
     elif isinstance(engine, ast.Attribute):
         stores = script.stored_attributes.get(engine.attr, [])
@@ -308,11 +305,8 @@ def _makes_engine(script: Script, call: ast.Call) -> bool:
     """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
     if script.is_of(call.func, OPACUS.modules):
         return True
-    if not isinstance(call.func, ast.Name):
-        return False
-    _, bindings = script.resolve(call.func.id, script.scope_of(call.func))
-    function = bindings[0].node if len(bindings) == 1 else None
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+    function = script.function_of(call.func)
+    if function is None or function.decorator_list:
         return False
     returned = [
         node.value

@@ -398,7 +398,7 @@ def _require_own_name(values: Values, function: ast.expr) -> None:
         root = root.value
     if not isinstance(root, ast.Name):
         raise Unreadable(function, "it is not a function by name")
-    _, bindings = values.script.resolve(root.id, values.script.scope_of(root))
+    bindings = values.script.bindings_of(root)
     if any(not isinstance(item.node, ast.alias) for item in bindings):
         raise Unreadable(function, f"{root.id} is defined in this file")
     if bindings and last_name(function) in ("range", "enumerate"):
@@ -420,7 +420,7 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
         )
     if not isinstance(node, ast.Name):
         return False
-    _, bindings = script.resolve(node.id, script.scope_of(node))
+    bindings = script.bindings_of(node)
     private = {statement, *values.exclusive}
     inside_names = [item for item in bindings if not private.isdisjoint(script.above(item.node))]
     if inside_names:
@@ -450,7 +450,7 @@ def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
     """Whether a name is bound to a ``DataLoader`` alone, here or by what calls this function."""
     if not isinstance(node, ast.Name):
         return False
-    _, bindings = values.script.resolve(node.id, values.script.scope_of(node))
+    bindings = values.script.bindings_of(node)
     if len(bindings) != 1:
         return False
     value = bindings[0].value
@@ -467,7 +467,7 @@ def _bound_value(values: Values, name: ast.expr) -> ast.expr | None:
     """What a name is bound to alone."""
     if not isinstance(name, ast.Name):
         return None
-    _, bindings = values.script.resolve(name.id, values.script.scope_of(name))
+    bindings = values.script.bindings_of(name)
     if len(bindings) != 1:
         return None
     match values.script.parents[bindings[0].node]:
