@@ -40,7 +40,9 @@ class Unanswered(Exception):
 
 @lru_cache(maxsize=len(POINTS))
 def rule(intervals: int) -> tuple[Array, Array]:
-    """Nodes and weights of the Clenshaw-Curtis rule on [-1, 1], increasing; ``intervals`` even.
+    """Nodes and weights of the Clenshaw-Curtis rule on [-1, 1], increasing.
+
+    ``intervals`` is even; both arrays have one number more, (intervals + 1,).
 
     >>> nodes, weights = rule(8)
     >>> abs(float(weights @ nodes**8) - 2 / 9) < 1e-15
@@ -83,7 +85,10 @@ class AnalyticLaw:
 
     @classmethod
     def of(cls, law: NormalMixtureLaw, rare: float) -> AnalyticLaw:
-        """With the places beyond which P has about the probability ``rare``, on either side."""
+        """With the places beyond which P has about the probability ``rare``, on either side.
+
+        Raises ``Unanswered`` for sampling probabilities near 1.
+        """
         if law.kind != "gaussian" and law.sampling_probability > LARGEST_PROBABILITY:
             raise Unanswered
         ends = [(mean, -float(ndtri(min(0.3, rare / weight)))) for weight, mean in law.p_mixture]
@@ -107,7 +112,7 @@ class AnalyticLaw:
         return (self.high + self.low) / 2
 
     def places(self, points: int) -> Array:
-        """The nodes of a rule in z, ``points`` + 1 of them."""
+        """The nodes of a rule in z, (points + 1,)."""
         return self.middle + self.half * rule(points)[0]
 
     def atoms(self, points: int) -> Atoms:
@@ -120,7 +125,8 @@ class AnalyticLaw:
     def transform(self, orders: Array, thetas: Array, bar: float) -> Transform:
         """The transform at the first of ``orders`` and ``thetas``, multiples of the second.
 
-        ``bar`` is log of the error of the rule that is allowed, relative to a moment of about 1.
+        ``orders`` are (K,) and ``thetas`` (F,), both in 1/nat. ``bar`` is log of the error of the
+        rule that is allowed, relative to a moment of about 1.
         """
         turned = np.zeros(orders.size)
         turned[0] = thetas[-1]
@@ -151,7 +157,7 @@ class AnalyticLaw:
             return Transform(np.log(values), log_moments, errors, centre)
 
     def log_errors(self, orders: Array, thetas: Array, bar: float) -> tuple[Array, int]:
-        """log of what the rule's error in E[e^{sL}] is at most, for s = o ± iθ of each pair.
+        """log of what the rule's error in E[e^{sL}] is at most, for s = o ± iθ of each pair, (K,).
 
         With the least number of intervals, which comes with it, at which all are at most ``bar``;
         raises ``Unanswered`` where that is too many. On an ellipse whose foci are the ends of the
@@ -211,7 +217,7 @@ class AnalyticLaw:
         return largest[:, best] - points * rates[best], points
 
     def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
-        """Half lengths (nats) and weights of uniform laws that the tilted law has as parts.
+        """Half lengths (nats) and weights of uniform laws, parts of the tilted law; (L,) each.
 
         The density of the loss is that of z over the slope of the loss. On a cell it is at least
         the least of the first, at either end, over the largest of the second; and where these

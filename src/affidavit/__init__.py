@@ -4,7 +4,7 @@
 >>> plan = affidavit.Plan.dp_sgd(adjacency="add_remove", sampling="poisson", size=60000,
 ...     lot_size=600, epochs=10, noise_multiplier=1.1, delta=1e-5)
 >>> f"{affidavit.epsilon(plan):.4f}"
-'1.5155'
+'1.5154'
 
 Questions (``certify``, ``epsilon``, ``noise_multiplier`` and the others) take a plan in any form
 that ``load`` reads. The rooms of the product are the sub-packages: ``plan`` (what is run),
