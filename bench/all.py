@@ -100,7 +100,7 @@ BENCHES = (
     Bench(name="exact-noise", command=("bench/exact_noise.py",), minutes=5, lacks=_torch),
     Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
     Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),
-    Bench(name="fair-share", command=("-m", "bench.fair_share"), minutes=8),
+    Bench(name="fair-share", command=("-m", "bench.fair_share"), minutes=12),
     Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),
 )
 

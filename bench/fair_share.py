@@ -2,7 +2,7 @@
 
 63 clients each send a new plan (Poisson, a quarter of a second of accounting) a few times a minute.
 In every second turn another one floods the service beside them: it keeps posting plans
-that take some seconds, and hangs up on half of them. The table shows the others' median and
+that take about two seconds, and hangs up on half of them. The table shows the others' median and
 99th percentile with and without the flood, in one run, and the ratio of the latter.
 
     python -m bench.fair_share [SECONDS] [TURNS]

@@ -60,7 +60,7 @@ HEAVY = {
     "sampling": {"scheme": "poisson", "lot_size": 100},
     "target": {"epsilon": 8, "delta": 1e-7},
 }
-"""With a million steps some seconds of accounting."""
+"""With a million steps about two seconds of accounting."""
 WRITTEN = {
     "certificates": "1 = 1",
     "certificate_facets": "1 = 1",
