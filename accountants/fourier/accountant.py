@@ -147,14 +147,7 @@ class FourierCurve:
 
     def _epsilon(self, delta: float) -> Bracket:
         inverted = inverted_epsilon(self.directions, delta)
-        if inverted is None:
-            return self._epsilon_by_lattice(delta)
-        if inverted.width <= max(self.relative_width * inverted.upper, SMALLEST_WIDTH):
-            return inverted
-        try:
-            return inverted.intersect(self._epsilon_by_lattice(delta))
-        except OutOfReach:
-            return inverted
+        return self._narrowed(inverted, SMALLEST_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
@@ -188,14 +181,7 @@ class FourierCurve:
 
     def _delta(self, epsilon: float) -> Bracket:
         inverted = inverted_delta(self.directions, epsilon)
-        if inverted is None:
-            return self._delta_by_lattice(epsilon)
-        if inverted.width <= self.relative_width * inverted.upper:
-            return inverted
-        try:
-            return inverted.intersect(self._delta_by_lattice(epsilon))
-        except OutOfReach:
-            return inverted
+        return self._narrowed(inverted, 0.0, lambda: self._delta_by_lattice(epsilon))
 
     def _delta_by_lattice(self, epsilon: float) -> Bracket:
         near, bound = [], 0.0
@@ -230,6 +216,19 @@ class FourierCurve:
             gapped=self._gapped,
         )
         return result.intersect(Bracket(lower=0.0, upper=1.0))
+
+    def _narrowed(
+        self, inverted: Bracket | None, least: float, by_lattice: Callable[[], Bracket]
+    ) -> Bracket:
+        """The bracket without a lattice, and with one where that is wider than requested."""
+        if inverted is None:
+            return by_lattice()
+        if inverted.width <= max(self.relative_width * inverted.upper, least):
+            return inverted
+        try:
+            return inverted.intersect(by_lattice())
+        except OutOfReach:
+            return inverted
 
     def _kept(
         self, what: str, directions: Sequence[Direction], at: float, compute: Callable[[], Bracket]
