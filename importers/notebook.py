@@ -11,6 +11,8 @@ from affidavit.importers.base import not_imported
 
 KIND = "notebook"
 MAGICS = ("%", "!", "?")
+RUNNING = ("%%time", "%%timeit", "%%capture", "%%prun")
+"""Magic commands of a cell that run its Python."""
 
 
 def source_of(raw: bytes) -> bytes:
@@ -28,8 +30,9 @@ def source_of(raw: bytes) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """A cell with its magic commands as comments; a cell magic runs no Python here."""
-    if text.lstrip().startswith("%%"):
+    """A cell with its magic commands as comments, and cells of other languages whole."""
+    first = (text.split(maxsplit=1) or [""])[0]
+    if first.startswith("%%") and first not in RUNNING:
         return "\n".join("# " + line for line in text.splitlines())
     return "\n".join(
         f"{line[: len(line) - len(line.lstrip())]}pass  # {line.strip()}"

@@ -1,8 +1,8 @@
 """What Opacus makes of a script's arguments: its loader, its rounded rates, its calibrated noise.
 
 ``make_private`` replaces the data loader by one that samples with q = 1/⌈N/B⌉, and
-``make_private_with_epsilon`` calibrates its own noise. What Opacus 1.6 is known not to do, so that
-no claim may rest on it:
+``make_private_with_epsilon`` calibrates its own noise, as ``get_noise_multiplier`` does for others.
+What Opacus 1.6 is known not to do, so that no claim may rest on it:
 
 * It divides by ⌊qN⌋, which differs between data sets that differ by a record; under add_remove
   the divisor must be public (``guard.opacus`` fixes it).
@@ -16,14 +16,14 @@ import ast
 import math
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Partial, not_imported
+from affidavit.importers.base import Broken, Calibrate, Partial, is_number, not_imported
 from affidavit.importers.libraries import PRIVATE_DIVISOR
 from affidavit.importers.library import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Script, imports_of, last_name
-from affidavit.importers.script_values import Unreadable
+from affidavit.importers.script_values import Record, Unreadable, Values, text_of
 from affidavit.importers.training_loop import passes_of
 from affidavit.plan import MalformedPlan
 
@@ -45,6 +45,7 @@ SKIPPED = Broken(
     "script trains without privacy.",
     remedy="Let its error stop the script.",
 )
+STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
 
 class OpacusReading(Reading):
@@ -56,7 +57,12 @@ class OpacusReading(Reading):
         super().__init__(library, script, call, stated)
         statement = script.parents[call]
         self.values.ignored = statement if isinstance(statement, ast.Assign) else None
-        self.calibrates = last_name(call.func) == "make_private_with_epsilon"
+        self.values.readers += (noise_calibration,)
+        self.values.length_of = self._length_of
+        self.sizes: tuple[int, int] | None = None
+        """Records and lots an epoch, once all is stated."""
+        own = last_name(call.func) == "make_private_with_epsilon"
+        self.calibrates = own or self._calibration() is not None
         self.drop_last: bool | None = self.stated.get("drop_last")
 
     def partial(self) -> Partial:
@@ -71,6 +77,14 @@ class OpacusReading(Reading):
             self.broken.append(SKIPPED)
         self.broken += Returned(self.values, self.arguments).faults()
         return super().partial()
+
+    def quantity(self, name: str) -> Any:
+        """A quantity of the private call, else of its calibration, else of the calls beside it."""
+        told = (self._calibration() or {}).get(name) if name.startswith("target_") else None
+        if not is_number(told):
+            return super().quantity(name)
+        self.lines.append((POINTERS[name], self.call.lineno))
+        return told
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -134,9 +148,7 @@ class OpacusReading(Reading):
     def note(self) -> None:
         """Add the notes that depend on what was read."""
         if self.calibrates and "noise_multiplier" not in self.stated:
-            self.notes.append(
-                "Opacus: the noise is what make_private_with_epsilon's own calibration gives."
-            )
+            self.notes.append("Opacus: the noise is what its own calibration gives.")
         layers = self.arguments.get("clipping")
         if layers is not None and self.values.known(layers) == "per_layer":
             self.notes.append(
@@ -144,6 +156,40 @@ class OpacusReading(Reading):
                 "all layers' clip norms together, which is what its optimiser does."
             )
         super().note()
+
+    # ---- the calibration ---------------------------------------------------------------
+
+    def _calibration(self) -> dict[str, Any] | None:
+        """The arguments of the ``get_noise_multiplier`` whose value is the noise, if it is one."""
+        node = self.arguments.get("noise_multiplier")
+        value = None if node is None else self.values.attempt(node)
+        if isinstance(value, Record) and value.kind == "calibration":
+            return value.fields
+        return None
+
+    def _length_of(self, node: ast.expr) -> int | None:
+        """The length of the private call's loader or of its records, once both are stated."""
+        if self.sizes is None:
+            return None
+        records, lots = self.sizes
+        if isinstance(node, ast.Attribute) and node.attr == "dataset":
+            return records if self._is_loader(node.value) else None
+        if self._is_loader(node):
+            return lots
+        loader = self._loader()
+        data = self._made(loader.args[0]) if loader is not None and loader.args else None
+        return records if data is not None and self._made(node) is data else None
+
+    def _is_loader(self, node: ast.expr) -> bool:
+        """Whether a name is that of the loader that the private call gets."""
+        given = self.arguments.get("data_loader")
+        if not (isinstance(node, ast.Name) and isinstance(given, ast.Name)):
+            return False
+        named, own = (
+            [item for item in self.script.bindings_of(name) if not self._is_rebound(item.node)]
+            for name in (node, given)
+        )
+        return node.id == given.id and len(own) == 1 and named == own
 
     # ---- the loader ----------------------------------------------------------------------
 
@@ -339,6 +385,7 @@ class OpacusReading(Reading):
             # Where nothing says whether the last lot is dropped, the higher rate and more steps.
             lots = size // lot if self.drop_last is True else -(-size // lot)
             fewest = lots if self.drop_last is False else size // lot
+            self.sizes = size, lots
         if self.calibrates:
             self._calibrate(plan, lots, calibrate)
         if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
@@ -372,7 +419,26 @@ class OpacusReading(Reading):
     def _calibrated(
         self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None
     ) -> float:
-        """The noise of ``make_private_with_epsilon``, by Opacus' own function."""
+        """The noise that the script calibrates, by Opacus' own function."""
+        told = self._calibration()
+        arguments = self._of_epsilon(plan, lots) if told is None else self._of_function(told)
+        try:
+            if calibrate is None:
+                raise ImportError
+            return calibrate(**arguments)
+        except ImportError:
+            raise not_imported(
+                self.kind,
+                "its noise is calibrated with Opacus, which is not installed here.",
+                f"Install opacus, or {STATE_NOISE}",
+                self.call.lineno,
+            ) from None
+        except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+            message = f"Opacus' calibration fails: {error}."
+            raise not_imported(self.kind, message, "Change the target.", self.call.lineno) from None
+
+    def _of_epsilon(self, plan: dict[str, Any], lots: int | None) -> dict[str, Any]:
+        """What ``make_private_with_epsilon`` calibrates for."""
         target = plan.get("target", {})
         epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
         stated = {
@@ -388,38 +454,52 @@ class OpacusReading(Reading):
             why = [self.unread[POINTERS[key]] for key in keys if POINTERS[key] in self.unread]
             because = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
-            raise not_imported(
-                self.kind,
-                "the noise that make_private_with_epsilon calibrates is not settled by the text"
-                + (f": {', '.join(unknown)} cannot be read" if unknown else "")
-                + (f" ({because})." if because else "."),
-                f"Add {remedy if lacking and epochs is not None else ''}"
-                '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.',
-                self.call.lineno,
+            raise self._unsettled(
+                "make_private_with_epsilon",
+                (f"{', '.join(unknown)} cannot be read" if unknown else "")
+                + (f" ({because})" if because else ""),
+                (remedy if lacking and epochs is not None else "") + STATE_NOISE,
             )
-        rate, mechanism = 1 / lots, self._accountant()
-        try:
-            if calibrate is None:
-                raise ImportError
-            return calibrate(
-                epsilon=target["epsilon"],
-                delta=target["delta"],
-                sampling_probability=rate,
-                steps=int(epochs / rate),
-                mechanism=mechanism,
-            )
-        except ImportError:
-            raise not_imported(
-                self.kind,
-                "make_private_with_epsilon calibrates its noise with Opacus, which is not "
-                "installed here.",
-                'Install opacus, or add "# affidavit: noise_multiplier=..." with the value of '
-                "optimizer.noise_multiplier.",
-                self.call.lineno,
-            ) from None
-        except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-            message = f"Opacus' calibration fails: {error}."
-            raise not_imported(self.kind, message, "Change the target.", self.call.lineno) from None
+        rate = 1 / lots
+        return {
+            "epsilon": target["epsilon"],
+            "delta": target["delta"],
+            "sampling_probability": rate,
+            "steps": int(epochs / rate),
+            "mechanism": self._accountant(),
+        }
+
+    def _unsettled(self, function: str, why: str, remedy: str) -> MalformedPlan:
+        message = f"the noise that {function} calibrates is not settled by the text"
+        message += f": {why}." if why else "."
+        return not_imported(self.kind, message, f"Add {remedy}", self.call.lineno)
+
+    def _of_function(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What ``get_noise_multiplier`` calibrates for, by its own arguments."""
+        length = "steps" if "steps" in told else "epochs"
+        needed = ("target_epsilon", "target_delta", "sample_rate", length)
+        why = [
+            f"{name}: {text_of(value.node)}: {value.why}"
+            for name, value in told.items()
+            if isinstance(value, Unreadable)
+        ]
+        why += [
+            f"{name} is no number"
+            for name in needed
+            if not isinstance(told.get(name), Unreadable) and not is_number(told.get(name))
+        ]
+        why += [f"{name} is not read" for name in told if name not in (*needed, "accountant")]
+        if why:
+            sizes = "" if self.sizes else '"# affidavit: dataset_size=... lot_size=...", or '
+            raise self._unsettled("get_noise_multiplier", "; ".join(why), sizes + STATE_NOISE)
+        rate, count = told["sample_rate"], told[length]
+        return {
+            "epsilon": told["target_epsilon"],
+            "delta": told["target_delta"],
+            "sampling_probability": rate,
+            "steps": int(count if length == "steps" else count / rate),
+            "mechanism": told.get("accountant", "rdp"),
+        }
 
     def _accountant(self) -> str:
         for call in self.script.calls:
@@ -434,9 +514,23 @@ class OpacusReading(Reading):
         raise not_imported(
             self.kind,
             "the accountant of its PrivacyEngine is not settled by the text.",
-            'Add "# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.',
+            f"Add {STATE_NOISE}",
             self.call.lineno,
         )
+
+
+def noise_calibration(values: Values, call: ast.Call) -> Record | None:
+    """``get_noise_multiplier(...)`` of Opacus, with its arguments as fields."""
+    function = call.func
+    bound = values.script.bindings_of(function) if isinstance(function, ast.Name) else []
+    names = {last_name(function), *(getattr(item.node, "name", None) for item in bound)}
+    if "get_noise_multiplier" not in names or not values.script.is_of(function, ("opacus",)):
+        return None
+    if call.args or any(item.arg is None for item in call.keywords):
+        raise Unreadable(call, "its arguments are not all named")
+    return Record(
+        "calibration", {item.arg or "": values.attempt(item.value) for item in call.keywords}
+    )
 
 
 def _empties_history(function: ast.expr) -> bool:

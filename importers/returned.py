@@ -28,7 +28,7 @@ OTHER_LOADER = Broken(
     code="other_loader",
     message="the training goes over another loader than the one that make_private returns, which "
     "alone draws Poisson lots.",
-    remedy="Go over the loader that make_private returns, or state scheme=shuffled.",
+    remedy="Go over the loader that make_private returns, or give poisson_sampling=False.",
     schemes=NOT_SHUFFLED,
 )
 
@@ -97,6 +97,10 @@ def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
+DRAWING = ("DPLightningDataModule", "DPDataLoader")
+"""Classes that draw Poisson lots beside the loader that ``make_private`` returns."""
+
+
 class Returned:
     """What becomes of the objects that one private call takes and returns."""
 
@@ -111,7 +115,7 @@ class Returned:
     def faults(self) -> Iterator[Broken]:
         """What of the claim does not hold, as far as the text shows."""
         steps = steps_of(self.values)
-        if not self.names or not steps:
+        if not self.names or not (steps or self._is_for_a_trainer()):
             return
         if (
             self._is_unused(self.names[1])
@@ -120,14 +124,24 @@ class Returned:
                 and self._is_given(step.func.value, self.optimizer)
                 for step in steps
             )
-            or any(_moves_by_gradient(node) for node in self.script.nodes)
+            or (steps and any(_moves_by_gradient(node) for node in self.script.nodes))
         ):
             yield OTHER_OPTIMIZER
-        looped = [loop for step in steps for loop in self._loops(step)]
-        if (looped and self._is_unused(self.names[-1])) or any(
-            self._is_given(_inner(loop.iter), self.loader) for loop in looped
+        drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
+        if (self._is_unused(self.names[-1]) and not drawn) or any(
+            self._is_given(_inner(loop.iter), self.loader)
+            for step in steps
+            for loop in self._loops(step)
         ):
             yield OTHER_LOADER
+
+    def _is_for_a_trainer(self) -> bool:
+        """Whether a trainer, as Lightning's, steps what the script gives it."""
+        around = self.script.above(self.values.ignored) if self.values.ignored else ()
+        named = (getattr(outer, "name", None) for outer in around)
+        return "configure_optimizers" in named or any(
+            last_name(call.func) == "fit" for call in self.script.calls
+        )
 
     def _loops(self, step: ast.AST) -> Iterator[ast.For]:
         return (outer for outer in self.script.above(step) if isinstance(outer, ast.For))

@@ -18,7 +18,7 @@ from affidavit.importers.script_files import (
     run_config,
     settings_file,
 )
-from affidavit.importers.script_values import Record, Unreadable, Values
+from affidavit.importers.script_values import DEPTH, Record, Unreadable, Values
 
 SAFE_PARSER_ARGUMENTS = frozenset(
     {"prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev"}
@@ -309,7 +309,7 @@ def _sets_environment(node: ast.AST) -> bool:
 
 
 def known_size(values: Values, call: ast.Call) -> Any:
-    """``len(x)`` of a whole training set of torchvision.
+    """``len(x)`` of a whole training set of torchvision, or of what ``values`` knows the length of.
 
     Raises ``Unreadable``.
     """
@@ -317,20 +317,41 @@ def known_size(values: Values, call: ast.Call) -> Any:
         case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
             "len", values.script.tree
         )[1]:
-            if isinstance(node, ast.Name):
-                made = values.script.value_of(node)
-                if made is None:
-                    raise Unreadable(node, f"the length of {node.id} is not settled")
-                node = made
-            if not isinstance(node, ast.Call) or not values.script.is_of(node.func, VISION):
-                raise Unreadable(call, "this length is not settled")
-            train = next((item.value for item in node.keywords if item.arg == "train"), None)
-            size = SIZES.get(last_name(node.func) or "")
-            cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}
-            if size is None or train is None or values.known(train) is not True or cut:
-                raise Unreadable(node, "it is not a whole training set of a known size")
-            return size
+            own = values.length_of(node) if values.length_of is not None else None
+            return _records_of(values, call, node) if own is None else own
     return None
+
+
+def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
+    if isinstance(node, ast.Attribute) and node.attr == "dataset":
+        loader = _made(values, node.value)
+        if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
+            named = (item.value for item in loader.keywords if item.arg == "dataset")
+            node = next(iter(loader.args), None) or next(named, node)
+    made = _made(values, node)
+    if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
+        raise Unreadable(call, "this length is not settled")
+    train = next((item.value for item in made.keywords if item.arg == "train"), None)
+    size = SIZES.get(last_name(made.func) or "")
+    cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}
+    if size is None or train is None or values.known(train) is not True or cut:
+        raise Unreadable(made, "it is not a whole training set of a known size")
+    return size
+
+
+def _made(values: Values, node: ast.expr) -> ast.expr:
+    """What a name is bound to alone, through plain functions of this file."""
+    for _ in range(DEPTH):
+        if isinstance(node, ast.Name):
+            made = values.script.value_of(node)
+            if made is None:
+                raise Unreadable(node, f"the length of {node.id} is not settled")
+        else:
+            made = values.returned(node)
+            if made is node:
+                break
+        node = made
+    return node
 
 
 READERS = (

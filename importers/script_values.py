@@ -86,6 +86,8 @@ class Values:
     """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
     literals: set[ast.Constant] = field(default_factory=set)
     """The literals that were read."""
+    length_of: Callable[[ast.expr], Any] | None = None
+    """The length of an expression, or None, where something beside the text says it."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:

@@ -88,8 +88,13 @@ def accumulation(values: Values) -> ast.AST | None:
     """What makes one step release several lots, if anything may: a step that some lots skip."""
     script = values.script
     for node in script.nodes:
-        if isinstance(node, ast.Attribute) and node.attr in ("signal_skip_step", "virtual_step"):
-            return node
+        match node:
+            case ast.Attribute(attr="signal_skip_step" | "virtual_step"):
+                return node
+            case ast.keyword(arg="accumulate_grad_batches", value=value) if (
+                values.known(value) != 1
+            ):
+                return node
     for step in steps_of(values):
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
@@ -460,7 +465,8 @@ def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
         except Unreadable:
             return False
         return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
-    return isinstance(value, ast.Call) and last_name(value.func) == "DataLoader"
+    made = None if value is None else values.returned(value)
+    return isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"
 
 
 def _bound_value(values: Values, name: ast.expr) -> ast.expr | None:

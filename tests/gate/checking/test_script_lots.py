@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import notebook, scripts
 from affidavit.plan import MalformedPlan
 
 HEAD = """\
@@ -292,3 +294,39 @@ def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
         partial = scripts.read(text.encode())
         assert partial is not None
         assert partial.data.get("epochs") == epochs
+
+
+LIGHTNING = """\
+from opacus import PrivacyEngine
+class Module(LightningModule):
+    def configure_optimizers(self):
+        _, private, _ = PrivacyEngine().make_private(module=self, optimizer=o,
+            data_loader=self.trainer.train_dataloader, noise_multiplier=1.0, max_grad_norm=1.0)
+        return private
+trainer = Trainer(max_epochs=3)
+trainer.fit(Module(), DPLightningDataModule(data))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "codes"),
+    [
+        ("", "", set()),
+        ("DPLightningDataModule(data)", "loader", {"other_loader"}),
+        ("return private", "return o", {"other_optimizer"}),
+        ("max_epochs=3", "max_epochs=3, accumulate_grad_batches=4", {"accumulated_lots"}),
+        ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
+    ],
+)
+def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
+    partial = scripts.read(LIGHTNING.replace(old, new).encode())
+    assert partial is not None
+    assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+
+
+def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
+    cells = [HEAD + PRIVATE, "%%time\n" + EACH + LOSS, "%%bash\npip install opacus"]
+    document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
+    partial = scripts.read(notebook.source_of(json.dumps(document).encode()))
+    assert partial is not None
+    assert partial.data["epochs"] == 3
