@@ -18,6 +18,7 @@ from .checker import matrix_sensitivity as matrix_sensitivity
 from .checker import no_statement as no_statement
 from .checker import prove as prove
 from .checker import toeplitz_sensitivity as toeplitz_sensitivity
+from .checker import tree_sensitivity as tree_sensitivity
 from .composition import leaves as leaves
 from .composition import parts as parts
 from .enclosure import Enclosed as Enclosed

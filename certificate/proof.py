@@ -33,6 +33,7 @@ from affidavit.accountants import (
     prove,
     search_witness,
     toeplitz_sensitivity,
+    tree_sensitivity,
     witness_document,
     witness_from,
 )
@@ -165,7 +166,7 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
 
 def _sensitivity(at: Streamed) -> arb:
     """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
-    from affidavit.mechanisms.strategies import Scheduled  # slow to import, and seldom needed
+    from affidavit.mechanisms.strategies import Scheduled, Tree  # slow to import, and seldom needed
 
     strategy, turns = at.strategy.injected, at.participation
     steps, factors = strategy.steps, [1.0] * strategy.steps
@@ -185,12 +186,19 @@ def _sensitivity(at: Streamed) -> arb:
         case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
             inverse = "noise" in strategy.coefficients
             return toeplitz_sensitivity(numbers.tolist(), factors, patterns, inverse=inverse)
-    if steps > MOST_ROWS or getattr(strategy, "above", None) is not None:
-        raise no_statement(f"this matrix of {steps} steps")
-    if "strategy" in strategy.coefficients or strategy.kind == "tree":
+    if isinstance(strategy, Tree) and not patterns.white and set(factors) == {1.0}:
+        return tree_sensitivity(steps, strategy.period, patterns)
+    if steps > MOST_ROWS:
+        raise no_statement(f"a matrix of {steps} steps")
+    if "strategy" in strategy.coefficients or isinstance(strategy, Tree):
         rows = strategy.strategy_matrix()
         return matrix_sensitivity(rows.tolist(), factors, patterns, inverse=False)
-    return matrix_sensitivity(strategy.noise_matrix().tolist(), factors, patterns, inverse=True)
+    noise, above = strategy.noise_matrix(), getattr(strategy, "above", None)
+    bound = matrix_sensitivity(noise.tolist(), factors, patterns, inverse=True)
+    if above is not None:
+        rounded = (noise + above).tolist()
+        bound = bound.max(matrix_sensitivity(rounded, factors, patterns, inverse=True))
+    return bound
 
 
 def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:

@@ -80,6 +80,7 @@ from .serialization import digest_of as digest_of
 from .serialization import plan_schema as plan_schema
 from .serialization import plan_schemas as plan_schemas
 from .serialization import with_keywords as with_keywords
+from .strategies import INVERSE_ROUNDING as INVERSE_ROUNDING
 from .strategies import NOISE_KINDS as NOISE_KINDS
 from .strategies import Bidiagonal as Bidiagonal
 from .strategies import BufferedLinearToeplitz as BufferedLinearToeplitz

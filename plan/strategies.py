@@ -37,6 +37,8 @@ Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$"
 
 LARGEST, LEAST = 1e100, 1e-100
 """Coefficients beyond these have squares that are not doubles."""
+INVERSE_ROUNDING = 1e-12
+"""Share of the diagonal up to which an entry above it is rounding, as a computed inverse has."""
 
 Pointer = Callable[..., str]
 """From the names of a field of the noise to its JSON pointer in the plan."""
@@ -303,7 +305,7 @@ def _check_rows(pointer: str, rows: tuple[tuple[float, ...], ...]) -> Iterator[R
             )
             return
         later = next((at for at in range(place + 1, len(row)) if row[at] != 0), None)
-        if later is not None:
+        if later is not None and not _is_rounding(rows, place):
             yield invalid_value(
                 f"{at_row}/{later}",
                 "the noise of a step uses noise that is drawn later.",
@@ -313,6 +315,16 @@ def _check_rows(pointer: str, rows: tuple[tuple[float, ...], ...]) -> Iterator[R
         if max(map(abs, row)) > LARGEST:
             yield invalid_value(at_row, "an entry is above 1e100.", "Correct it.")
             return
+
+
+def _is_rounding(rows: tuple[tuple[float, ...], ...], place: int) -> bool:
+    """Whether what stands above the diagonal in row ``place`` is as small as in an inverse."""
+    diagonal = [abs(row[at]) if at < len(row) else 0.0 for at, row in enumerate(rows)]
+    later = range(place + 1, len(rows))
+    return all(
+        abs(rows[place][at]) <= INVERSE_ROUNDING * min(diagonal[place], diagonal[at])
+        for at in later
+    )
 
 
 FORMS: tuple[type[NoiseForm], ...] = (

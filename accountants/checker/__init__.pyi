@@ -22,3 +22,4 @@ from .sensitivity import buffered as buffered
 from .sensitivity import has_noise as has_noise
 from .sensitivity import matrix_sensitivity as matrix_sensitivity
 from .sensitivity import toeplitz_sensitivity as toeplitz_sensitivity
+from .trees import tree_sensitivity as tree_sensitivity

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from flint import arb, arb_mat, fmpq, fmpz
+from flint import arb, arb_mat, arb_poly, fmpq, fmpz
 
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 
-MOST_PRODUCTS = 10_000_000
+MOST_PRODUCTS = 20_000_000
 """Products of one sensitivity, a few seconds."""
-MOST_ROWS = 500
-"""Steps up to which a matrix is multiplied and inverted, in a few seconds."""
+MOST_ROWS = 2048
+"""Steps up to which a matrix is multiplied, in half a minute, or inverted, in twice as long."""
 _UNIT = fmpz(2) ** 128
 
 
@@ -48,7 +48,7 @@ def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared
 
 def buffered(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
     """The first column of a BLT: 1, then Σ ω_i θ_i^(t-1). Raises ``Unproved``."""
-    _require_affordable(steps * len(decays))
+    require_affordable(steps * len(decays))
     powers, column = [arb(scale) for scale in scales], [arb(1)]
     while len(column) < steps:
         column.append(sum(powers, arb(0)))
@@ -70,7 +70,7 @@ def toeplitz_sensitivity(
     do not overlap; a larger c bounds any other. Raises ``Unproved``.
     """
     steps, apart = len(factors), patterns.apart
-    _require_affordable(steps * (len(coefficients) if inverse else 1))
+    require_affordable(steps)
     column = [arb(c) for c in coefficients[:steps]]
     column = _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
     sizes = [_units(c) for c in column]
@@ -107,10 +107,16 @@ def matrix_sensitivity(
     """
     steps, apart = len(factors), patterns.apart
     most = min(patterns.most, -(-steps // apart))
-    _require_affordable(steps**2 * most)
+    require_affordable(steps**2 * (1 if patterns.white or patterns.exactly else most))
     matrix = arb_mat([[arb(entry) for entry in row] for row in rows])
     if inverse:
-        matrix = matrix.inv()
+        identity = [[int(i == j) for j in range(steps)] for i in range(steps)]
+        matrix = matrix.solve(arb_mat(identity), algorithm="lu")
+    if most == 1 and not patterns.white:
+        columns = zip(*matrix.tolist(), strict=True)
+        norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
+        scaled = (_units(norm * arb(own)) for norm, own in zip(norms, factors, strict=True))
+        return arb(fmpz(max(scaled))) / _UNIT
     gram = matrix.transpose() * matrix
     sizes = [
         [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
@@ -118,8 +124,6 @@ def matrix_sensitivity(
     ]
     if patterns.white:
         best = max(sum(row[i % apart :: apart]) for i, row in enumerate(sizes))
-    elif most == 1:
-        best = max(row[i] for i, row in enumerate(sizes))
     elif patterns.exactly:
         turns = [range(first, steps, apart)[:most] for first in range(steps)]
         best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
@@ -159,18 +163,18 @@ def _falling(sizes: Sequence[Sequence[int]], most: int, apart: int) -> int:
 
 
 def _reciprocal(series: Sequence[arb], steps: int) -> list[arb]:
-    """The power series 1 / ``series``."""
-    result = [1 / series[0]]
-    for t in range(1, steps):
-        terms = zip(series[1:], result[t - 1 :: -1], strict=False)
-        result.append(-sum((a * b for a, b in terms), arb(0)) / series[0])
-    return result
+    """The power series 1 / ``series`` up to so many steps: the quotient of reversed polynomials."""
+    if not abs(series[0]) > 0:
+        raise no_statement("a matrix that may have no inverse")
+    dividend = arb_poly([0] * (steps + len(series) - 2) + [1])
+    return list((dividend // arb_poly(series[::-1])).coeffs()[::-1])
 
 
 def _units(size: arb) -> int:
     return rounded_up(abs(size) * _UNIT)
 
 
-def _require_affordable(products: int) -> None:
+def require_affordable(products: int) -> None:
+    """Raise ``Unproved`` for more than ``MOST_PRODUCTS``."""
     if products > MOST_PRODUCTS:
         raise no_statement("a sensitivity that takes more than a few seconds")

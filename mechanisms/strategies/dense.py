@@ -36,11 +36,9 @@ from affidavit.mechanisms.strategies.strategy import (
     checked_inverse,
     checked_residual,
 )
+from affidavit.plan import INVERSE_ROUNDING
 
 Array = NDArray[np.float64]
-
-ROUNDING = 1e-12
-"""Share of the diagonal up to which an entry above it is rounding, as a computed inverse has."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +70,7 @@ class Dense(Strategy):
         if not np.any(above) or full.shape[0] != full.shape[1]:
             return cls(kind=kind, steps=len(matrix), noise=_lower(full))
         size = np.abs(np.diagonal(full))
-        if np.all(np.abs(above) <= ROUNDING * np.minimum.outer(size, size)):
+        if np.all(np.abs(above) <= INVERSE_ROUNDING * np.minimum.outer(size, size)):
             return cls(kind=kind, steps=len(matrix), noise=_lower(np.tril(full)), above=above)
         return cls(kind=kind, steps=len(matrix), noise=_lower(full))
 

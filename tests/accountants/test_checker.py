@@ -31,7 +31,10 @@ from affidavit.accountants.checker import (
     laws,
     matrix_sensitivity,
     prove,
+    toeplitz_sensitivity,
+    tree_sensitivity,
 )
+from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
     Composed,
     Event,
@@ -211,6 +214,45 @@ def test_no_pattern_of_a_least_distance_exceeds_the_sensitivity_proved() -> None
         assert proved > worst**0.5 * (1 - 1e-12)
         if not case % 2 and decay >= 0:
             assert proved < worst**0.5 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_trees_have_the_sensitivity_of_their_worst_pattern(exactly: bool) -> None:
+    """Every pattern of short runs, in the matrix of the nodes."""
+    draw = random.Random(7)
+    for _ in range(60):
+        steps, most, apart = draw.randrange(2, 12), draw.randrange(1, 5), draw.randrange(1, 5)
+        tree = Tree.of(steps, period=draw.randrange(1, steps + 1))
+        nodes = tree.strategy_matrix()
+        worst = max(
+            float((nodes[:, pattern].sum(axis=1) ** 2).sum())
+            for size in range(1, most + 1)
+            for pattern in combinations(range(steps), size)
+            if all(b - a == apart or (b - a > apart and not exactly) for a, b in pairwise(pattern))
+        )
+        patterns = Patterns(most=most, apart=apart, exactly=exactly)
+        proved = tree_sensitivity(steps, tree.period, patterns)
+        assert (proved**2).contains(round(worst))
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_a_tree_of_thousands_of_steps_has_the_sensitivity_of_the_certificate(exactly: bool) -> None:
+    at = Participation.fixed_epoch if exactly else Participation.min_separation
+    stated = Tree.of(3000).sensitivity(at(participations=6, separation=400)).value
+    proved = tree_sensitivity(3000, 3000, Patterns(most=6, apart=400, exactly=exactly))
+    assert float(proved) == pytest.approx(stated, rel=1e-12)
+
+
+def test_a_power_series_is_inverted_as_far_as_a_run_is_long() -> None:
+    """By ``C N = I``, a step at a time, for signs and sizes that rounding could spoil."""
+    noise, steps = [1.0, -0.5, 0.25, -0.125], 3000
+    once = Patterns(most=1, apart=1)
+    inverse: list[float] = []
+    for t in range(steps):
+        terms = (noise[i] * inverse[t - i] for i in range(1, min(t, 3) + 1))
+        inverse.append(float(t == 0) - sum(terms))
+    proved = toeplitz_sensitivity(noise, [1.0] * steps, once, inverse=True)
+    assert float(proved) == pytest.approx(sum(c * c for c in inverse) ** 0.5, rel=1e-12)
 
 
 DEEP: list[Any] = []

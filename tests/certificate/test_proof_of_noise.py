@@ -44,6 +44,9 @@ def lowered_and_required(document: dict[str, Any]) -> None:
 BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
 ROWS = [[0.01 * i * (i > j) + (i == j) for j in range(24)] for i in range(24)]
 MATRIX = {"kind": "matrix", "rows": ROWS}
+ROUNDED = [
+    [1e-15 if j == i + 1 else entry for j, entry in enumerate(row)] for i, row in enumerate(ROWS)
+]
 FRESH = {"scheme": "poisson", "lot_size": 20}
 CUT = {"scheme": "truncated_poisson", "lot_size": 100, "max_lot_size": 150}
 GROUPS = {"scheme": "cyclic_poisson", "lot_size": 1, "groups": 2}
@@ -88,7 +91,10 @@ KINDS: dict[str, dict[str, Any]] = WHITE | {
     "matrix": {"noise": MATRIX},
     "matrix apart": {"noise": MATRIX, "participation": APART},
     "tree": {"noise": {"kind": "tree"}},
+    "tree apart": {"noise": {"kind": "tree"}, "participation": APART},
     "restarted": {"noise": {"kind": "tree", "restart": True}},
+    "tree, scheduled": {"noise": {"kind": "tree"}, "clip_schedule": [0.5] * 12 + [1.0] * 12},
+    "rounded": {"noise": {"kind": "matrix", "rows": ROUNDED}},
     "scheduled": {"noise": {"kind": "sqrt"}, "clip_schedule": [0.5] * 12 + [1.0] * 12},
     "poisson": {"sampling": {"scheme": "poisson", "lot_size": 100}},
     "bins": {"sampling": {"scheme": "balls_in_bins", "lot_size": 100}, "steps": 20},
