@@ -126,6 +126,24 @@ class Script:
         return {node for root in roots if root is not None for node in ast.walk(root)}
 
     @cached_property
+    def functions(self) -> dict[str, list[ast.FunctionDef]]:
+        """Functions by their name; constructors also by that of their class."""
+        table: dict[str, list[ast.FunctionDef]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.FunctionDef):
+                table[node.name].append(node)
+                owner = self.parents[node]
+                if node.name == "__init__" and isinstance(owner, ast.ClassDef):
+                    table[owner.name].append(node)
+        return table
+
+    @cached_property
+    def imported(self) -> set[str]:
+        """The names that imports bind, and those that they rename."""
+        aliases = [node for node in self.nodes if isinstance(node, ast.alias)]
+        return {name for item in aliases for name in (item.name, item.asname) if name}
+
+    @cached_property
     def stored_keys(self) -> set[object]:
         """Constant keys that are set or deleted of whatever object; None for any other key."""
         keys: set[object] = set()

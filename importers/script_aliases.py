@@ -132,21 +132,9 @@ def _argument(
 
 def _function(script: Script, node: ast.expr) -> ast.FunctionDef | None:
     """The function of this file that a call names; None if there is none or several."""
-    name = last_name(node)
-    functions = [
-        item
-        for item in script.nodes
-        if (isinstance(item, ast.FunctionDef) and item.name == name)
-        or (
-            isinstance(item, ast.FunctionDef)
-            and item.name == "__init__"
-            and getattr(script.parents[item], "name", None) == name
-        )
-    ]
-    imported = any(
-        isinstance(item, ast.alias) and name in (item.name, item.asname) for item in script.nodes
-    )
-    return functions[0] if len(functions) == 1 and not imported else None
+    name = last_name(node) or ""
+    functions = script.functions.get(name, ())
+    return functions[0] if len(functions) == 1 and name not in script.imported else None
 
 
 def _returned(script: Script, node: ast.Return, names: set[str]) -> None:
