@@ -33,7 +33,7 @@ def imported(
     if name.endswith(".ipynb"):
         raw = notebook.source_of(raw)
     if name.endswith((".py", ".ipynb")):
-        return scripts.read(raw, folder, explicit=explicit)
+        return scripts.read(raw, folder, name=Path(name).name, explicit=explicit)
     if not name.endswith(".json"):
         return None
     try:

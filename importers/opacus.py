@@ -182,14 +182,14 @@ class OpacusReading(Reading):
 
     def _is_loader(self, node: ast.expr) -> bool:
         """Whether a name is that of the loader that the private call gets."""
-        given = self.arguments.get("data_loader")
-        if not (isinstance(node, ast.Name) and isinstance(given, ast.Name)):
+        loader = self.arguments.get("data_loader")
+        if not (isinstance(node, ast.Name) and isinstance(loader, ast.Name)):
             return False
         named, own = (
             [item for item in self.script.bindings_of(name) if not self._is_rebound(item.node)]
-            for name in (node, given)
+            for name in (node, loader)
         )
-        return node.id == given.id and len(own) == 1 and named == own
+        return node.id == loader.id and len(own) == 1 and named == own
 
     # ---- the loader ----------------------------------------------------------------------
 
@@ -520,7 +520,10 @@ class OpacusReading(Reading):
 
 
 def noise_calibration(values: Values, call: ast.Call) -> Record | None:
-    """``get_noise_multiplier(...)`` of Opacus, with its arguments as fields."""
+    """``get_noise_multiplier(...)`` of Opacus, with its arguments as fields.
+
+    Raises ``Unreadable``.
+    """
     function = call.func
     bound = values.script.bindings_of(function) if isinstance(function, ast.Name) else []
     names = {last_name(function), *(getattr(item.node, "name", None) for item in bound)}

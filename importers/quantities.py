@@ -202,8 +202,9 @@ class Quantities:
 
     def note_literal(self, pointer: str, value: Any) -> None:
         """Note where the text has the value that was just read, if that is one place."""
-        same = [item for item in self.values.literals if item.value == value]
-        if len(same) == 1 and hasattr(same[0], "lineno"):
+        literals = (item for item in self.values.literals if hasattr(item, "lineno"))
+        same = [item for item in literals if item.value == value]
+        if len(same) == 1:
             self.literals[pointer] = same[0]
 
 

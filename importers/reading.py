@@ -129,6 +129,8 @@ class Reading(Quantities):
         rate = self.pick("probability", rate)
         if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
             return sampling | {"probability": rate}
+        if (why := self.unread.get(POINTERS["probability"])) is not None:
+            self.unread.setdefault(POINTERS["lot_size"], why)
         lot = self.pick("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from affidavit.importers.launches import launches
+
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -40,16 +42,25 @@ class Binding:
 
 @dataclass(eq=False)
 class Script:
-    """A script with its syntax tree; ``folder`` is where its imports and files are looked for."""
+    """A script with its syntax tree; ``folder`` is where its imports and files are looked for.
+
+    ``name`` is that of its file, in lower case.
+    """
 
     tree: ast.Module
     folder: Path | None = None
+    name: str | None = None
     parents: dict[ast.AST, ast.AST] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parents = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }
+
+    @cached_property
+    def launches(self) -> dict[str, tuple[str, str]]:
+        """The options and variables that shell scripts set where they run it."""
+        return launches(self.folder, self.name)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

@@ -102,6 +102,8 @@ def _method_of(script: Script, node: Held) -> ast.AST | None:
     """The call of a method of ``node`` that does not only read."""
     match script.parents[node]:
         case ast.Attribute(attr=name) as method if name not in READING:
+            if name_of(node) == "self" and name in script.functions:
+                return None  # what it changes stands in this file
             call = script.parents[method]
             return call if isinstance(call, ast.Call) and call.func is method else None
     return None

@@ -12,6 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from affidavit.importers.script import Script, last_name
-from affidavit.importers.script_values import Record, Unreadable, Values
+from affidavit.importers.script_aliases import escape_of, holders_of
+from affidavit.importers.script_values import ITEMS, Record, Unreadable, Values, default_of
 
 LARGEST_FILE = 1 << 20
 PLACES = (".", "..", "../..")
 """Folders in which a repository's files are looked for, beside the script first."""
 MOST_MODULES = 100
+GIN_PARSERS = ("parse_config_file", "parse_config_files_and_bindings", "parse_config",
+               "bind_parameter")  # fmt: skip
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
 INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(?:#.*)?$""")
@@ -50,7 +54,7 @@ def settings_file(values: Values, call: ast.Call) -> Any:
     return None
 
 
-def configured(values: Values, function: ast.FunctionDef, name: str) -> Any:
+def configured(values: Values, function: ast.FunctionDef | ast.ClassDef, name: str) -> Any:
     """A parameter that Hydra or gin gives to a decorated function."""
     decorators = {ast.unparse(getattr(item, "func", item)) for item in function.decorator_list}
     if decorators & {"gin.configurable", "gin.register"}:
@@ -58,44 +62,56 @@ def configured(values: Values, function: ast.FunctionDef, name: str) -> Any:
     return hydra(values, function)
 
 
-def gin_binding(values: Values, function: ast.FunctionDef, name: str) -> Any:
-    """``function.name = value`` of the only gin file that the script parses.
+def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: str) -> Any:
+    """``function.name = value`` of the gin files that the script parses, else its own default.
 
     Raises ``Unreadable``.
     """
-    parsers = [
-        call
-        for call in values.script.calls
-        if last_name(call.func) in ("parse_config_file", "parse_config", "bind_parameter",
-                                    "parse_config_files_and_bindings")
-    ]  # fmt: skip
+    parsers = [call for call in values.script.calls if last_name(call.func) in GIN_PARSERS]
     passes_it = any(
         call.args or any(item.arg in (None, name) for item in call.keywords)
         for call in values.calls_of(function)
     )
     if passes_it:
         raise Unreadable(function, f"a call of {function.name} gives it arguments of its own")
-    if len(parsers) != 1 or last_name(parsers[0].func) != "parse_config_file":
+    if len(parsers) != 1 or last_name(parsers[0].func) not in GIN_PARSERS[:2]:
         raise Unreadable(function, "not one gin file is parsed by its name")
-    file = values.of(parsers[0].args[0]) if parsers[0].args else None
     bindings: dict[str, str] = {}
     macros: dict[str, str] = {}
-    for line in _gin_lines(values, parsers[0], str(file)):
+    for line in _gin_parsed(values, parsers[0]):
         if (match := GIN.match(line)) and match[2] == function.name:
             if match[1] and "/" in match[1]:
-                raise Unreadable(parsers[0], f"{file} binds {name} in a scope alone")
+                raise Unreadable(parsers[0], f"a file binds {name} in a scope alone")
             bindings[match[3]] = match[4]
         elif match := MACRO.match(line):
             macros[match[1]] = match[2]
     text = bindings.get(name)
     if text is not None and text.startswith("%"):
-        text = macros.get(text[1:])
+        text = macros.get(text[1:], text)
     if text is None:
-        return None
+        inits = (item for item in function.body if getattr(item, "name", "") == "__init__")
+        own = next(inits, None) if isinstance(function, ast.ClassDef) else function
+        default = None if own is None else default_of(own, name)
+        return None if default is None else values.of(default)
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        raise Unreadable(function, f"{file} binds {name} to {text}, which is no value") from None
+        raise Unreadable(function, f"a file binds {name} to {text}, which is no value") from None
+
+
+def _gin_parsed(values: Values, call: ast.Call) -> Iterator[str]:
+    """The lines that a call parses: those of its files, and the bindings that it is passed."""
+    arguments = dict(zip(("config_files", "bindings"), call.args, strict=False)) | {
+        item.arg: item.value for item in call.keywords if item.arg
+    }
+    files, bindings = (
+        values.of(arguments[key]) if key in arguments else None
+        for key in ("config_files", "bindings")
+    )
+    for file in files if isinstance(files, list) else [files]:
+        if file is not None:
+            yield from _gin_lines(values, call, str(file))
+    yield from (str(line) for line in bindings or ())
 
 
 def _gin_lines(values: Values, node: ast.AST, file: str, depth: int = 0) -> Iterator[str]:
@@ -105,10 +121,24 @@ def _gin_lines(values: Values, node: ast.AST, file: str, depth: int = 0) -> Iter
             if depth > 10:
                 raise Unreadable(node, f"{file} includes too many files")
             yield from _gin_lines(values, node, match[2], depth + 1)
-        elif line.startswith(("include", "import")):
-            raise Unreadable(node, f"{file} imports modules, which may bind more")
+        elif line.startswith("include"):
+            raise Unreadable(node, f"{file} includes what is not read")
+        elif line.startswith("import"):
+            _require_no_bindings(values, node, line.split()[-1])
         else:
             yield line
+
+
+def _require_no_bindings(values: Values, node: ast.AST, module: str) -> None:
+    """Refuse a module that a gin file imports, unless its text is here and binds nothing."""
+    texts = []
+    for place in PLACES:
+        try:
+            texts.append(_text_of(values, node, f"{place}/{module.replace('.', '/')}.py"))
+        except Unreadable:
+            continue
+    if not texts or any(name in text for text in texts for name in (*GIN_PARSERS, "gin.constant")):
+        raise Unreadable(node, f"the module {module}, which gin imports, may bind more")
 
 
 def run_config(values: Values, call: ast.Call) -> Any:
@@ -134,7 +164,7 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-def hydra(values: Values, function: ast.FunctionDef) -> Any:
+def hydra(values: Values, function: ast.FunctionDef | ast.ClassDef) -> Any:
     """The configuration that ``@hydra.main`` passes to a function.
 
     Raises ``Unreadable``.
@@ -143,22 +173,78 @@ def hydra(values: Values, function: ast.FunctionDef) -> Any:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "hydra.main":
             arguments = {k.arg: values.of(k.value) for k in decorator.keywords if k.arg}
             folder = arguments.get("config_path") or "."
-            name = f"{folder}/{arguments.get('config_name')}"
-            name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
-            document = read_settings(values, decorator, name)
-            for group in document.pop("defaults", []):
-                if isinstance(group, dict):
-                    for key, choice in group.items():
-                        file = f"{folder}/{key}/{choice}.yaml"
-                        inner = read_settings(values, decorator, file)
-                        moved = "@package" in _text_of(values, decorator, file)
-                        if moved or "defaults" in inner or key in document:
-                            raise Unreadable(decorator, f"{file} and {name} may set the same")
-                        document[key] = inner
-                elif group != "_self_":
-                    raise Unreadable(decorator, f"the configuration {group} is not read")
-            return record_of(document)
+            return _hydra_config(values, decorator, folder, str(arguments.get("config_name")))
     return None
+
+
+def composed(values: Values, call: ast.Call) -> Any:
+    """Hydra's ``compose(config_name=..., overrides=[...])`` below one ``initialize``.
+
+    Raises ``Unreadable``.
+    """
+    if last_name(call.func) != "compose" or not values.script.is_of(call.func, ("hydra",)):
+        return None
+    starts = [item for item in values.script.calls if last_name(item.func) == "initialize"]
+    if len(starts) != 1 or len(call.args) > 1:
+        raise Unreadable(call, "not one initialize() says where its configurations are")
+    start, arguments = (
+        {item.arg: values.of(item.value) for item in node.keywords if item.arg}
+        for node in (starts[0], call)
+    )
+    name = values.of(call.args[0]) if call.args else arguments.get("config_name")
+    config = _hydra_config(values, call, start.get("config_path") or ".", str(name))
+    for override in arguments.get("overrides") or ():
+        key, equals, text = str(override).partition("=")
+        *path, last = key.lstrip("+").split(".")
+        part = config
+        for step in path:
+            part = part.fields.get(step) if isinstance(part, Record) else None
+        if not equals or not isinstance(part, Record) or isinstance(part.fields.get(last), Record):
+            raise Unreadable(call, f"the override {override} is not read")
+        part.fields[last] = YAML(typ="safe").load(text)
+    return config
+
+
+def _hydra_config(values: Values, node: ast.Call, folder: str, name: str) -> Any:
+    if (stored := _stored(values, name)) is not None:
+        return as_launched(values, stored, "hydra")
+    file = f"{folder}/{name}" if name.endswith((".yaml", ".yml")) else f"{folder}/{name}.yaml"
+    document = read_settings(values, node, file)
+    for group in document.pop("defaults", []):
+        if isinstance(group, dict):
+            for key, choice in group.items():
+                other = f"{folder}/{key}/{choice}.yaml"
+                inner = read_settings(values, node, other)
+                moved = "@package" in _text_of(values, node, other)
+                if moved or "defaults" in inner or key in document:
+                    raise Unreadable(node, f"{other} and {file} may set the same")
+                document[key] = inner
+        elif group != "_self_":
+            raise Unreadable(node, f"the configuration {group} is not read")
+    return as_launched(values, record_of(document), "hydra")
+
+
+def as_launched(values: Values, record: Record, kind: str, path: str = "") -> Record:
+    """A configuration as a record of this kind, without what shell scripts give other values."""
+    fields = {}
+    for key, value in record.fields.items():
+        own: Record | Unreadable | None = values.overridden(value, f"{path}{key}")
+        if own is None and isinstance(value, Record):
+            own = as_launched(values, value, kind, f"{path}{key}.")
+        fields[key] = value if own is None else own
+    return Record(kind, fields, record.stores)
+
+
+def _stored(values: Values, name: str) -> Any:
+    """The structured config of this name in Hydra's ``ConfigStore``, if it is the only one."""
+    stores = [call for call in values.script.calls if last_name(call.func) == "store"]
+    named = [{item.arg: item.value for item in call.keywords} for call in stores]
+    if not any(values.known(item.get("name")) == name for item in named):
+        return None
+    if len(named) != 1 or named[0].keys() != {"name", "node"}:
+        raise Unreadable(stores[0], "several structured configs may make up one")
+    node = named[0]["node"]
+    return values.of(node if isinstance(node, ast.Call) else ast.Call(node, [], []))
 
 
 def read_settings(values: Values, node: ast.AST, name: str) -> Any:
@@ -174,7 +260,7 @@ def read_settings(values: Values, node: ast.AST, name: str) -> Any:
 
 
 def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = None) -> str:
-    folder = folder or values.script.folder
+    folder = folder or (values.main or values.script).folder
     if folder is None:
         raise Unreadable(node, f"{name} is not read from here")
     file = folder / name
@@ -199,9 +285,12 @@ def interpolated(part: Any, whole: Any, values: Values) -> Any:
     kind, _, rest = match[1].partition(":")
     if kind == "oc.env":
         name, comma, default = rest.partition(",")
+        value = YAML(typ="safe").load(default) if comma else part
+        if values.overridden(value, f"${name}") is not None:
+            return part
         values.defaults.add(f"${name}")
-        return YAML(typ="safe").load(default) if comma else part
-    value: Any = whole
+        return value
+    value = whole
     for key in match[1].split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return part if value is None or isinstance(value, str) else value
@@ -214,73 +303,150 @@ def record_of(document: Any) -> Any:
     return document
 
 
+def module_of(values: Values, function: ast.expr) -> tuple[Values, str] | None:
+    """The module of this repository that defines what is named, and its name there."""
+    name = function.attr if isinstance(function, ast.Attribute) else None
+    base = function.value if isinstance(function, ast.Attribute) else function
+    bindings = values.script.bindings_of(base) if isinstance(base, ast.Name) else []
+    if len(bindings) != 1 or not isinstance(bindings[0].node, ast.alias):
+        return None
+    alias = bindings[0].node
+    whole = _module(values, values.script, alias)
+    if whole is None:
+        return None
+    module, is_whole = whole
+    if is_whole == (name is None):
+        return None
+    return _inside(values, module), name or alias.name
+
+
+def _inside(values: Values, module: Script) -> Values:
+    """The values of a module of the script."""
+    main = values.main or values.script
+    return Values(module, values.readers, values.defaults, main=main, _depth=values._depth)
+
+
 def local_import(values: Values, call: ast.Call) -> Any:
-    """A name that a module of this repository defines, or the module as a record.
+    """What a module of this repository defines: a value, an instance, a result, or all of it.
 
     Raises ``Unreadable`` if any module of the script may set it while it runs.
     """
-    if not isinstance(call.func, ast.Name) or call.args:
-        return None
-    bindings = values.script.bindings_of(call.func)
-    if len(bindings) != 1 or not isinstance(bindings[0].node, ast.alias):
-        return None
-    module = _module(values, values.script, bindings[0].node)
-    if module is None:
-        return None
-    statement = values.script.parents[bindings[0].node]
-    name = bindings[0].node.name if isinstance(statement, ast.ImportFrom) else None
-    inner = Values(module, values.readers, defaults=values.defaults)
-    changed = set().union(
-        *(other.stored_attributes.keys() | other.set_attributes for other in _modules(values))
+    if (origin := module_of(values, call.func)) is None:
+        return _whole_module(values, call)
+    inner, name = origin
+    module = inner.script
+    bound = module.bindings.get((module.tree, name), [])
+    passed = ast.Call(
+        ast.Name(name, ast.Load()),
+        [ast.Constant(values.attempt(item)) for item in call.args],
+        [ast.keyword(item.arg, ast.Constant(values.attempt(item.value))) for item in call.keywords],
     )
-    if name is not None and module.defines(name):
-        made = inner.of(ast.Call(func=ast.Name(name, ast.Load()), args=[], keywords=[]))
-        if not call.keywords:
+    if any(isinstance(item, ast.Starred) for item in call.args):
+        raise Unreadable(call, "its arguments are not all named")
+    if len(bound) == 1 and isinstance(bound[0].node, ast.alias):
+        return local_import(inner, passed)  # what another module defines
+    changed = _changed(values, name)
+    if module.defines(name):
+        made = inner.of(passed)
+        if not isinstance(made, Record):
             return made
-        if not isinstance(made, Record) or any(item.arg is None for item in call.keywords):
-            raise Unreadable(call, f"what {name} returns is not settled")
-        named = {item.arg: values.attempt(item.value) for item in call.keywords if item.arg}
-        return Record(made.kind, made.fields | named)
-    if call.keywords:
+        returned = inner.returned(passed)
+        where = escape_of(module, holders_of(returned), methods=made.kind != "class")
+        if where is not None or (
+            made.kind in ITEMS and (module.stored_keys or inner.calls_a_mutator())
+        ):
+            raise Unreadable(call, f"the module of {name} may change what it returns")
+        fields = {
+            key: Unreadable(call, f"{key} is set while the script runs")
+            if changed.get(key, set()) - made.stores
+            else value
+            for key, value in made.fields.items()
+        }
+        return Record(made.kind, fields)
+    if call.args or call.keywords:
         return None
-    names = [name] if name else [key for scope, key in module.bindings if scope is module.tree]
-    fields = {
-        key: Unreadable(call.func, f"{key} is set while the script runs")
-        if key in changed
-        else inner.attempt(ast.Name(key, ast.Load()))
-        for key in names
-    }
-    if name is None:
-        return Record("class", fields)
-    value = fields[name]
+    if name in changed:
+        raise Unreadable(call.func, f"{name} is set while the script runs")
+    value = inner.attempt(ast.Name(name, ast.Load()))
     if isinstance(value, Unreadable):
         raise Unreadable(call.func, f"{value.why}, in the module that {name} comes from")
     return value
 
 
-def _module(values: Values, script: Script, alias: ast.alias) -> Script | None:
-    """The module of this repository that an import names, if there is just one."""
+def _whole_module(values: Values, call: ast.Call) -> Any:
+    """A module of this repository that is imported whole, as a record of what it defines."""
+    bindings = values.script.bindings_of(call.func) if isinstance(call.func, ast.Name) else []
+    alias = bindings[0].node if len(bindings) == 1 else None
+    origin = _module(values, values.script, alias) if isinstance(alias, ast.alias) else None
+    if origin is None or not origin[1] or call.args or call.keywords:
+        return None
+    module, changed = origin[0], _changed(values)
+    inner = _inside(values, module)
+    names = [key for scope, key in module.bindings if scope is module.tree]
+    return Record("class", {
+        key: Unreadable(call.func, f"{key} is set while the script runs")
+        if key in changed
+        else inner.attempt(ast.Name(key, ast.Load()))
+        for key in names
+    })  # fmt: skip
+
+
+def _changed(values: Values, owner: str | None = None) -> dict[str, set[ast.AST]]:
+    """The attributes that any module of the script sets, and where.
+
+    Those that objects set of themselves count for the class ``owner`` alone.
+    """
+    changed: dict[str, set[ast.AST]] = {}
+    for script in _modules(values):
+        for name, stores in script.stored_attributes.items():
+            for store in stores:
+                own = isinstance(store.value, ast.Name) and store.value.id == "self"
+                classes = [c.name for c in script.above(store) if isinstance(c, ast.ClassDef)]
+                if not own or owner in classes:
+                    changed.setdefault(name, set()).add(store)
+        for name in script.set_attributes:
+            changed.setdefault(name, set()).add(script.tree)
+    return changed
+
+
+def _module(values: Values, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
+    """The module of this repository that an import is from, and whether it binds it whole."""
     match script.parents[alias]:
-        case ast.ImportFrom(module=str(module), level=level):
+        case ast.ImportFrom(module=module, level=level):
             start = [".", *[".."] * (level - 1)] if level else None
+            inner = _file(values, script, alias, start, f"{module or '.'}/{alias.name}")
+            if inner is not None:
+                return inner, True
+            own = None if module is None else _file(values, script, alias, start, module)
+            return None if own is None else (own, False)
         case ast.Import() if alias.asname or "." not in alias.name:
-            module, start = alias.name, None
-        case _:
-            return None
+            whole = _file(values, script, alias, None, alias.name)
+            return None if whole is None else (whole, True)
+    return None
+
+
+def _file(
+    values: Values, script: Script, node: ast.AST, start: list[str] | None, module: str
+) -> Script | None:
+    """The parsed file of a module, if there is just one."""
     if script.folder is None:
         return None
-    places = ["/".join(start)] if start else PLACES
-    texts = []
-    for place in places:
-        try:
-            path = f"{place}/{module.replace('.', '/')}.py"
-            texts.append((_text_of(values, alias, path, script.folder), script.folder / path))
-        except Unreadable:
-            continue
-    if len(texts) != 1:
-        return None
+    path = module.replace(".", "/") if module[0] != "." else module
+    origin = []
+    for place in ["/".join(start)] if start else PLACES:
+        for file in (f"{place}/{path}.py", f"{place}/{path}/__init__.py"):
+            try:
+                text = _text_of(values, node, file, script.folder)
+            except Unreadable:
+                continue
+            files.append((text, script.folder / file))
+    return _parsed(origin[0][0], origin[0][1].parent) if len(origin) == 1 else None
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, folder: Path) -> Script | None:
     try:
-        return Script(ast.parse(texts[0][0]), texts[0][1].parent)
+        return Script(ast.parse(text), folder)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -288,12 +454,9 @@ def _module(values: Values, script: Script, alias: ast.alias) -> Script | None:
 def _modules(values: Values) -> list[Script]:
     """The script, and the modules of its repository that it imports, at any depth."""
     scripts = [values.script]
-    seen: set[str] = set()
     for script in scripts:
         for node in script.nodes:
-            if isinstance(node, ast.alias) and (module := _module(values, script, node)):
-                key = ast.dump(module.tree)
-                if key not in seen and len(seen) < MOST_MODULES:
-                    seen.add(key)
-                    scripts.append(module)
+            origin = _module(values, script, node) if isinstance(node, ast.alias) else None
+            if origin is not None and origin[0] not in scripts and len(scripts) < MOST_MODULES:
+                scripts.append(origin[0])
     return scripts

@@ -11,14 +11,17 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_files import (
+    as_launched,
+    composed,
     configured,
     local_import,
+    module_of,
     run_config,
     settings_file,
 )
-from affidavit.importers.script_values import DEPTH, Record, Unreadable, Values
+from affidavit.importers.script_values import DEPTH, Record, Unreadable, Values, default_of
 
 SAFE_PARSER_ARGUMENTS = frozenset(
     {"prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev"}
@@ -31,6 +34,17 @@ SAFE_PARSER_METHODS = frozenset(
 FLAGS = frozenset(
     {"DEFINE_float", "DEFINE_integer", "DEFINE_bool", "DEFINE_boolean", "DEFINE_string"}
 )
+UNPLAIN = frozenset({"__init__", "__getattribute__", "__getattr__", "__setattr__", "__new__"})
+"""Methods that make attributes of their own."""
+KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
+    "SimpleNamespace": {},
+    "Namespace": {},
+    "TrainingArguments": {
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0,
+        "max_steps": -1,
+    },
+}  # fmt: skip
+"""Classes whose attributes are their keyword arguments, with defaults."""
 SETTERS = ("putenv", "load_dotenv", "set_key", "Env")
 """Functions that set variables of the environment."""
 VISION = ("torchvision",)
@@ -50,6 +64,9 @@ def command_line(values: Values, call: ast.Call) -> Any:
         return None
     if call.args or call.keywords:
         raise Unreadable(call, "its arguments are not those of the command line")
+    partial = call.func.attr == "parse_known_args"
+    if (built := _built_by(values, call)) is not None:
+        values, call = built
     script = values.script
     _require_plain_parser(values, call)
     declared: dict[str, Any] = {}
@@ -65,7 +82,29 @@ def command_line(values: Values, call: ast.Call) -> Any:
             else _Default(values, item).value(name)
         )
     record = Record("options", declared)
-    return [record, Unreadable(call, "unknown")] if call.func.attr == "parse_known_args" else record
+    return [record, Unreadable(call, "unknown")] if partial else record
+
+
+def _built_by(values: Values, call: ast.Call) -> tuple[Values, ast.Call] | None:
+    """What parses where a function, here or in another module, makes the parser."""
+    parser = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    made = values.script.value_of(parser) if isinstance(parser, ast.Name) else parser
+    origin = module_of(values, made.func) if isinstance(made, ast.Call) else None
+    if isinstance(made, ast.Call) and values.script.function_of(made.func) is not None:
+        origin = values, last_name(made.func) or ""
+    uses = [
+        node for node in values.script.nodes
+        if isinstance(node, ast.Name) and node.id == getattr(parser, "id", None)
+        and isinstance(node.ctx, ast.Load)
+    ]  # fmt: skip
+    if origin is None or len(uses) > 1:
+        return None
+    inner, name = origin
+    function = inner.script.function_of(ast.Name(name, ast.Load()))
+    returned = None if function is None else inner.returned(ast.Call(ast.Name(name), [], []))
+    if not isinstance(returned, ast.Name):
+        return None
+    return inner, ast.Call(ast.Attribute(returned, "parse_args"), [], [])
 
 
 class _Default:
@@ -76,8 +115,12 @@ class _Default:
         self.arguments = {keyword.arg: keyword.value for keyword in call.keywords}
 
     def value(self, name: str) -> Any:
-        positional = [arg.value for arg in self.call.args if isinstance(arg, ast.Constant)]
-        optional = all(str(item).startswith("-") for item in positional)
+        positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
+        value = self._written(name, positional)
+        return self.values.overridden(value, name, *positional) or value
+
+    def _written(self, name: str, positional: list[str]) -> Any:
+        optional = all(item.startswith("-") for item in positional)
         required = self.values.known(self.arguments.get("required")) not in (None, False)
         action = self.values.known(self.arguments.get("action"))
         if not optional or required:
@@ -137,6 +180,8 @@ def _require_plain_parser(values: Values, call: ast.Call) -> None:
     for node in script.nodes:
         if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
             outer = script.parents[node]
+            if node is receiver and isinstance(outer, ast.Return):
+                continue  # to the module that parses with it
             if not isinstance(outer, ast.Attribute) or outer.attr not in SAFE_PARSER_METHODS:
                 raise Unreadable(outer, "the parser is passed on, and may get other defaults")
 
@@ -182,11 +227,43 @@ def flags(values: Values, call: ast.Call) -> Any:
     return Record("options", fields)
 
 
-def click_option(values: Values, call: ast.Call) -> Any:
-    """A parameter of a function that click decorates: its option's default."""
-    if not call.args or not isinstance(call.args[0], ast.FunctionDef):
+def flag_holder(values: Values, call: ast.Call) -> Any:
+    """absl: what ``DEFINE_...`` returns, whose ``value`` is the flag's default.
+
+    Raises ``Unreadable``.
+    """
+    if last_name(call.func) not in FLAGS or len(call.args) < 2:
         return None
-    function, name = call.args[0], last_name(call.func)
+    name = str(values.known(call.args[0]))
+    script = values.script
+    stored = name in script.stored_attributes or name in script.set_attributes
+    if stored or any(last_name(item.func) == "set_default" for item in script.calls):
+        raise Unreadable(call, f"the flag {name} may be set while the script runs")
+    return Record("flag", {"value": values.default(name, values.attempt(call.args[1]))})
+
+
+def typer_option(values: Values, call: ast.Call) -> Any:
+    """typer's ``Option(default)`` as a parameter's default.
+
+    Raises ``Unreadable``.
+    """
+    if last_name(call.func) not in ("Option", "Argument") or not values.script.is_of(
+        call.func, ("typer",)
+    ):
+        return None
+    named = (item.value for item in call.keywords if item.arg == "default")
+    node = next(iter(call.args), None) or next(named, None)
+    value = ... if node is None else values.of(node)
+    if value is ... or isinstance(value, str):
+        raise Unreadable(call, "it has to be given on the command line")
+    return value
+
+
+def click_option(values: Values, call: ast.Call) -> Any:
+    """A parameter of a function that click or typer decorates: its option's default."""
+    if not call.args or not isinstance(call.args[0], ast.FunctionDef | ast.ClassDef):
+        return None
+    function, name = call.args[0], last_name(call.func) or ""
     for decorator in function.decorator_list:
         if (
             isinstance(decorator, ast.Call)
@@ -194,27 +271,87 @@ def click_option(values: Values, call: ast.Call) -> Any:
             and destination(decorator) == name
         ):
             default = next((k.value for k in decorator.keywords if k.arg == "default"), None)
-            return None if default is None else values.of(default)
-    return configured(values, function, name or "")
+            return None if default is None else values.default(name, values.attempt(default))
+        if last_name(getattr(decorator, "func", decorator)) == "command" and imports_of(
+            values.script, ("typer",)
+        ):
+            default = default_of(function, name)
+            return None if default is None else values.default(name, values.attempt(default))
+    return configured(values, function, name)
 
 
 def fields_of_class(values: Values, call: ast.Call) -> Any:
-    """An instance of a dataclass, ``SimpleNamespace`` or ``Namespace``, with its defaults.
+    """An instance of a class of this file, or of a well-known one, with its attributes.
 
     Raises ``Unreadable``.
     """
-    name = last_name(call.func)
-    if name in ("SimpleNamespace", "Namespace") and not call.args:
-        return Record("class", {k.arg or "": values.attempt(k.value) for k in call.keywords})
-    node = _class(values.script, call.func)
+    node, name = _class(values.script, call.func), last_name(call.func)
     if node is None:
-        return None
-    fields = _fields(values, node)
-    if any(keyword.arg is None for keyword in call.keywords) or call.args:
+        if name not in KEYWORDS_ALONE or call.args:
+            return None
+        return Record("class", KEYWORDS_ALONE[name] | _keywords(values, call))
+    init = next((item for item in node.body if getattr(item, "name", "") == "__init__"), None)
+    if isinstance(init, ast.FunctionDef):
+        return _attributes(values, call, node, init)
+    fields, order = _fields(values, node), _order(values.script, node)
+    if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
         raise Unreadable(call, "its arguments are not all named")
-    return Record(
-        "class", fields | {k.arg: values.attempt(k.value) for k in call.keywords if k.arg}
-    )
+    placed = dict(zip(order, map(values.attempt, call.args), strict=False))
+    return Record("class", fields | placed | _keywords(values, call))
+
+
+def _keywords(values: Values, call: ast.Call) -> dict[str, Any]:
+    """What a call gives by name, also by ``**`` of a dictionary or file that is read."""
+    named: dict[str, Any] = {}
+    for item in call.keywords:
+        if item.arg is not None:
+            named[item.arg] = values.attempt(item.value)
+            continue
+        record = values.of(item.value)
+        if not isinstance(record, Record) or record.kind not in ("dict", "file"):
+            raise Unreadable(call, "its arguments are not all named")
+        named |= record.fields
+    return named
+
+
+def _order(script: Script, node: ast.ClassDef) -> list[str]:
+    """The fields of a dataclass in the order of its positional arguments."""
+    parents = (_class(script, base) for base in node.bases)
+    names = [name for parent in parents if parent is not None for name in _order(script, parent)]
+    own = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+    return list(dict.fromkeys([*names, *(last_name(target) or "" for target in own)]))
+
+
+def _attributes(
+    values: Values, call: ast.Call, node: ast.ClassDef, init: ast.FunctionDef
+) -> Record:
+    """The attributes that a constructor sets once, each by a statement of its own."""
+    script = values.script
+    methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    if (
+        node.decorator_list
+        or methods & UNPLAIN - {"__init__"}
+        or any(last_name(base) != "object" for base in node.bases)
+        or script.dynamic is not None
+    ):
+        raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
+    fields: dict[str, Any] = {}
+    stores = set()
+    for item in init.body:
+        match item:
+            case (
+                ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name) as store])
+                | ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name) as store)
+            ) if item.value is not None:
+                stores.add(store)
+                if script.stored_attributes[name] != [store] or name in script.set_attributes:
+                    fields[name] = Unreadable(store, f"an attribute {name} is set elsewhere too")
+                    continue
+                try:
+                    fields[name] = values.within(init, call, item.value)
+                except Unreadable as reason:
+                    fields[name] = reason
+    return Record("class", fields, frozenset(stores))
 
 
 def _class(script: Script, function: ast.expr) -> ast.ClassDef | None:
@@ -230,11 +367,7 @@ def _class(script: Script, function: ast.expr) -> ast.ClassDef | None:
 def _fields(values: Values, node: ast.ClassDef) -> dict[str, Any]:
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     plain = all("dataclass" in ast.unparse(item) for item in node.decorator_list)
-    if (
-        not plain
-        or node.keywords
-        or methods & {"__init__", "__getattribute__", "__getattr__", "__new__"}
-    ):
+    if not plain or node.keywords or methods & UNPLAIN:
         raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
     fields: dict[str, Any] = {}
     for base in node.bases:
@@ -260,10 +393,16 @@ def _default_of(values: Values, name: str, value: ast.expr, fields: dict[str, An
     if name in fields and isinstance(fields[name], Unreadable):
         return fields[name]
     if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
-        default = next((k.value for k in value.keywords if k.arg == "default"), None)
-        if default is None:
-            return Unreadable(value, f"{name} has no default")
-        return values.attempt(default)
+        options = {item.arg: item.value for item in value.keywords}
+        match options.get("default"), options.get("default_factory"):
+            case None, ast.Lambda(body=body):
+                return values.attempt(body)
+            case None, ast.Name() as factory:
+                return values.attempt(ast.Call(func=factory, args=[], keywords=[]))
+            case None, _:
+                return Unreadable(value, f"{name} has no default")
+            case default, _:
+                return values.attempt(default)
     return values.attempt(value)
 
 
@@ -279,7 +418,9 @@ def huggingface(values: Values, call: ast.Call) -> Any:
         raise Unreadable(call, "the script has several parsers")
     listed = parsers[0].args[0]
     items = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
-    return [values.attempt(ast.Call(func=item, args=[], keywords=[])) for item in items]
+    made = [values.attempt(ast.Call(func=item, args=[], keywords=[])) for item in items]
+    return [as_launched(values, item, item.kind) if isinstance(item, Record) else item
+            for item in made]  # fmt: skip
 
 
 def environment(values: Values, call: ast.Call) -> Any:
@@ -295,8 +436,7 @@ def environment(values: Values, call: ast.Call) -> Any:
     if (setter := next((n for n in values.script.nodes if _sets_environment(n)), None)) is not None:
         line = getattr(setter, "lineno", "?")
         raise Unreadable(call, f"line {line} may set the environment")
-    values.defaults.add(f"${call.args[0].value!s}")
-    return values.of(call.args[1])
+    return values.default(f"${call.args[0].value!s}", values.attempt(call.args[1]))
 
 
 def _sets_environment(node: ast.AST) -> bool:
@@ -355,7 +495,7 @@ def _made(values: Values, node: ast.expr) -> ast.expr:
 
 
 READERS = (
-    command_line, flags, click_option, huggingface, environment, settings_file,
-    known_size, local_import, run_config, fields_of_class,
+    command_line, flags, flag_holder, typer_option, click_option, huggingface, environment,
+    settings_file, composed, known_size, local_import, run_config, fields_of_class,
 )  # fmt: skip
 """All readers, in the order in which they are tried."""

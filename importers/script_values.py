@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from affidavit.importers.launches import differs, option
 from affidavit.importers.script import FUNCTIONS, Binding, Scope, Script, last_name
 from affidavit.importers.script_aliases import escape_of, holders_of
 
@@ -44,7 +45,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
-ITEMS = ("dict", "file", "run_config")
+ITEMS = ("dict", "file", "run_config", "hydra")
 """Kinds of records whose fields are items."""
 MUTATING = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 
@@ -64,6 +65,8 @@ class Record:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Values; an ``Unreadable`` stands for a field that is not settled."""
+    stores: frozenset[ast.AST] = frozenset()
+    """Where its constructor sets its attributes."""
 
 
 Reader = Callable[["Values", ast.Call], Any]
@@ -88,6 +91,10 @@ class Values:
     """The literals that were read."""
     length_of: Callable[[ast.expr], Any] | None = None
     """The length of an expression, or None, where something beside the text says it."""
+    frames: dict[ast.AST, ast.Call] = field(default_factory=dict)
+    """The call of each function whose result is being read."""
+    main: Script | None = None
+    """The script that runs, if ``script`` is a module of it."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:
@@ -109,6 +116,8 @@ class Values:
 
     def _of(self, node: ast.expr) -> Any:
         match node:
+            case ast.Constant(value=Unreadable() as reason):
+                raise reason
             case ast.Constant(value=value):
                 self.literals.add(node)
                 return value
@@ -278,8 +287,14 @@ class Values:
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         """What every call in the file gives a parameter."""
+        owner = self.script.parents.get(function)
+        made = owner if getattr(function, "name", "") == "__init__" else None
         if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
             return self._read_parameter(node, function, arg)
+        if isinstance(made, ast.ClassDef) and "gin." in "".join(
+            map(ast.unparse, made.decorator_list)
+        ):
+            return self._read_parameter(node, made, arg)
         values = [self.of(passed) for passed in self.arguments_of(node, arg)]
         first = values[0]
         for value in values[1:]:
@@ -307,8 +322,27 @@ class Values:
                 return value
         raise Unreadable(node, f"{node.id} is a parameter of a decorated function")
 
+    def overridden(self, value: Any, *names: str) -> Unreadable | None:
+        """What gives an option of these names another value, where a shell script does."""
+        launches = (self.main or self.script).launches
+        for key in map(option, names):
+            if key in launches and differs(value, launches[key][0]):
+                text, where = launches[key]
+                return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
+        return None
+
+    def default(self, name: str, value: Any) -> Any:
+        """The default of an option, noted as such; raises ``Unreadable``."""
+        reason = self.overridden(value, name) or value
+        if isinstance(reason, Unreadable):
+            raise reason
+        self.defaults.add(name)
+        return value
+
     def calls_of(self, function: ast.AST) -> list[ast.Call]:
         """The calls of a function; raises ``Unreadable`` if it is used in another way."""
+        if function in self.frames:
+            return [self.frames[function]]
         calls = []
         for use in self.script.uses(function):
             call = self.script.parents[use]
@@ -342,11 +376,9 @@ class Values:
         if arg in positional and positional.index(arg) < len(call.args):
             passed: ast.expr = call.args[positional.index(arg)]
             return passed
-        every = [*spec.posonlyargs, *spec.args]
-        defaults: dict[ast.arg, ast.expr | None] = dict(
-            zip(every[len(every) - len(spec.defaults) :], spec.defaults, strict=True)
-        ) | dict(zip(spec.kwonlyargs, spec.kw_defaults, strict=True))
-        if (default := defaults.get(arg)) is not None:
+        if (default := default_of(function, arg.arg)) is not None:
+            if call not in self.script.parents and call.func in self.script.parents:
+                self.default(arg.arg, self.attempt(default))  # of what Fire or absl runs
             return default
         raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
 
@@ -367,7 +399,8 @@ class Values:
 
     def _require_unchanged(self, node: ast.expr, value: ast.expr, name: str, record: Any) -> None:
         script = self.script
-        if name in script.stored_attributes or name in script.set_attributes:
+        stored = set(script.stored_attributes.get(name, ())) - getattr(record, "stores", set())
+        if stored or name in script.set_attributes:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
         kind = getattr(record, "kind", "class")
         holders = {kind} if kind == "run_config" else holders_of(value)
@@ -391,17 +424,18 @@ class Values:
         if not isinstance(record, Record) or key not in record.fields:
             raise Unreadable(node, "it is not among the fields that are read")
         if record.kind in ITEMS and (
-            {None, key} & self.script.stored_keys or self._calls_a_mutator()
+            {None, key} & self.script.stored_keys or self.calls_a_mutator()
         ):
             raise Unreadable(node, "an item of a dictionary is set while the script runs")
         value = record.fields[key]
+        if record.kind in ("options", "run_config"):
+            value = self.default(str(key), value)
         if isinstance(value, Unreadable):
             raise value
-        if record.kind in ("options", "run_config"):
-            self.defaults.add(str(key))
         return value
 
-    def _calls_a_mutator(self) -> bool:
+    def calls_a_mutator(self) -> bool:
+        """Whether the script calls a method that changes dictionaries."""
         return any(
             isinstance(call.func, ast.Attribute) and call.func.attr in MUTATING
             for call in self.script.calls
@@ -440,10 +474,21 @@ class Values:
 
     def _returned(self, node: ast.Call) -> Any:
         """The value that a plain function of this file returns."""
-        made = self.returned(node)
-        if made is node:
+        made, function = self.returned(node), self.script.function_of(node.func)
+        if made is node or function is None:
             raise Unreadable(node, "it is what a call returns")
-        return self.of(made)
+        return self.within(function, node, made)
+
+    def within(self, function: ast.AST, call: ast.Call, node: ast.expr) -> Any:
+        """What an expression of a function is where ``call`` runs it; raises ``Unreadable``."""
+        before = self.frames.get(function)
+        self.frames[function] = call
+        try:
+            return self.of(node)
+        finally:
+            del self.frames[function]
+            if before is not None:
+                self.frames[function] = before
 
     def returned(self, node: ast.expr) -> ast.expr:
         """What a plain function of this file returns, if it has one ``return``, at its end.
@@ -459,9 +504,24 @@ class Values:
                 if isinstance(item, ast.Return) and self.script.scope_of(item) is function
             ]
             plain = not any(isinstance(item, ast.Yield | ast.YieldFrom) for item in inside)
-            if plain and len(returns) == 1 and returns[0] in function.body:
-                return returns[0].value or ast.Constant(None)
+            if plain and len(returns) == 1:
+                outer = self.script.parents[returns[0]]
+                while isinstance(outer, ast.With):
+                    outer = self.script.parents[outer]
+                if outer is function:
+                    return returns[0].value or ast.Constant(None)
         return node
+
+
+def default_of(function: ast.AST, name: str) -> ast.expr | None:
+    """The default of a parameter, if it has one."""
+    spec: ast.arguments = function.args  # type: ignore[attr-defined]
+    every = [*spec.posonlyargs, *spec.args]
+    pairs = [
+        *zip(every[len(every) - len(spec.defaults) :], spec.defaults, strict=True),
+        *zip(spec.kwonlyargs, spec.kw_defaults, strict=True),
+    ]
+    return next((default for arg, default in pairs if arg.arg == name), None)
 
 
 def text_of(node: ast.AST) -> str:

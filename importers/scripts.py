@@ -51,8 +51,12 @@ MENTIONED = tuple({name.encode() for entry in ENTRIES for name in entry.private.
 MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
 
 
-def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Partial | None:
+def read(
+    raw: bytes, folder: Path | None = None, *, name: str | None = None, explicit: bool = True
+) -> Partial | None:
     """The plan fields of the script's only private call; None if there is none.
+
+    Shell scripts that run the file ``name`` of the ``folder`` may override its defaults.
 
     A script that is not ``explicit`` is read only if it imports a training library.
     Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
@@ -69,7 +73,7 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
         raise not_imported("script", message, "Correct it.", error.lineno) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
-    script = Script(tree, folder)
+    script = Script(tree, folder, name)
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]

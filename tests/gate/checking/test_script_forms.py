@@ -1,0 +1,162 @@
+"""Where scripts take their numbers from: each form is read, and what may change it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.importers import scripts
+from affidavit.plan import MalformedPlan
+
+HEAD = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
+USE = "DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier={noise}, num_microbatches=6)\n"
+YAML = "dp:\n  sigma: 4.0\n"
+DATACLASS = (
+    "from dataclasses import dataclass, field\n"
+    "@dataclass\nclass Dp:\n    sigma: float = 4.0\n"
+    "@dataclass\nclass Config:\n    dp: Dp = field(default_factory=Dp)\n"
+)
+LOADER = (
+    "import yaml\ndef load(path='c.yaml'):\n    with open(path) as f:\n"
+    "        cfg = yaml.safe_load(f)\n    return cfg\n"
+)
+CONFIG = "class Config:\n    def __init__(self, sigma, lr=1):\n        self.sigma = sigma\n"
+PARSER = (
+    "import argparse\ndef build():\n    parser = argparse.ArgumentParser()\n"
+    "    parser.add_argument('-s', '--sigma', type=float, default=4.0)\n    return parser\n"
+)
+HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(cfg):\n    o = "
+GIN = (
+    "import gin\n@gin.configurable\nclass Trainer:\n    def __init__(self, sigma=9.0):\n"
+    "        o = "
+)
+GIN_END = "gin.parse_config_files_and_bindings(['a.gin'], ['Trainer.sigma = %S'])\nTrainer()\n"
+
+FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
+    "a loader of this file": (LOADER + "o = ", "load()['dp']['sigma']", "", {"c.yaml": YAML}),
+    "a loader of another file": (
+        "from lib.io import load\no = ", "load('c.yaml')['dp']['sigma']", "",
+        {"c.yaml": YAML, "lib/io.py": LOADER},
+    ),
+    "a constructor of another file": (
+        "from lib import Config\ncfg = Config(2.0 + 2, lr=3)\no = ", "cfg.sigma", "",
+        {"lib/__init__.py": "from .config import Config\n", "lib/config.py": CONFIG},
+    ),
+    "a dataclass by position": (
+        "from config import Dp\ncfg = Dp(4.0)\no = ", "cfg.sigma", "",
+        {"config.py": DATACLASS.replace("= 4.0", "= 9.0")},
+    ),
+    "a dictionary as arguments": (
+        DATACLASS.replace("= 4.0", "= 9.0") + "cfg = Dp(**{'sigma': 4.0})\no = ", "cfg.sigma", "",
+        {},
+    ),
+    "a parser of another file": (
+        "from options import build\nargs = build().parse_args()\no = ", "args.sigma", "",
+        {"options.py": PARSER},
+    ),
+    "hydra": (HYDRA, "cfg.dp.sigma", "main()\n", {"c.yaml": YAML}),
+    "a structured config": (
+        DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n", {},
+    ),
+    "compose": (
+        "from hydra import compose, initialize\nwith initialize(config_path='.'):\n"
+        "    cfg = compose('c', overrides=['dp.sigma=4.0'])\no = ", "cfg.dp.sigma", "",
+        {"c.yaml": YAML.replace("4.0", "9.0")},
+    ),
+    "a class that gin configures": (
+        GIN, "sigma", GIN_END, {"a.gin": "import lib\nS = 4.0\n", "lib.py": "x = 1\n"}
+    ),
+    "gin's default": (GIN.replace("9.0", "4.0"), "sigma", GIN_END.replace("Trainer.s", "Other.s"),
+                      {"a.gin": ""}),
+    "typer": (
+        "import typer\napp = typer.Typer()\n@app.command()\n"
+        "def main(sigma: float = typer.Option(4.0, help='x')):\n    o = ", "sigma", "app()\n", {},
+    ),
+    "a flag's holder": (
+        "from absl import flags\nS = flags.DEFINE_float('sigma', 4.0, 'x')\no = ", "S.value", "",
+        {},
+    ),
+    "training arguments": (
+        "from transformers import TrainingArguments\nargs = TrainingArguments(sigma=4.0)\no = ",
+        "args.sigma", "", {},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def noise_of(form: str) -> Any:
+    before, noise, after, files = FORMS[form]
+    text = HEAD + before + USE.format(noise=noise) + after
+    for name, content in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
+    partial = scripts.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    return partial.data["releases"][0]["noise_multiplier"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_number_is_read_from_where_it_is(form: str) -> None:
+    assert noise_of(form) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("form", "old", "new"),
+    [
+        ("a loader of another file", "    return cfg", "    cfg['dp'] = 1\n    return cfg"),
+        ("a loader of another file", "    return cfg", "    cfg.update(x)\n    return cfg"),
+        ("a loader of another file", "    return cfg", "    weaken(cfg)\n    return cfg"),
+        ("a constructor of another file", "= sigma\n", "= sigma\n        self.sigma /= 2\n"),
+        ("a constructor of another file", "= sigma\n",
+         "= sigma\n    def weaken(self):\n        self.sigma = 1\n"),
+        ("a constructor of another file", "class Config:", "class Config(Base):"),
+        ("a dataclass by position", "= 9.0\n",
+         "= 9.0\n    def __post_init__(self):\n        self.sigma = 1\n"),
+        ("a parser of another file", "    return parser",
+         "    parser.set_defaults(sigma=1)\n    return parser"),
+        ("a class that gin configures", "x = 1", "gin.bind_parameter('Trainer.sigma', 1)"),
+    ],
+)  # fmt: skip
+def test_what_a_module_may_change_is_not_read(
+    form: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *rest, files = FORMS[form]
+    changed = {name: text.replace(old, new) for name, text in files.items()}
+    assert changed != files
+    monkeypatch.setitem(FORMS, form, (*rest, changed))
+    with pytest.raises(MalformedPlan):
+        noise_of(form)
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("hydra", "python train.py dp.sigma=1"),
+        ("hydra", "python -m train +dp.sigma=$s"),
+        ("hydra", "python train.py dp=weak"),
+        ("a structured config", "python train.py \\\n  seed=1 \\\n  dp.sigma=1"),
+        ("a parser of another file", "python train.py --seed 1 --sigma 1 | tee log"),
+        ("a parser of another file", "CUDA_VISIBLE_DEVICES=0 torchrun ./train.py -s=1"),
+        ("typer", "python train.py --sigma 1"),
+        ("a flag's holder", "python train.py --sigma=1"),
+    ],
+)
+def test_a_default_that_a_shell_script_overrides_is_not_read(form: str, line: str) -> None:
+    same = line.replace("sigma=1", "sigma=4.0").replace("sigma 1", "sigma 4.0")
+    Path("scripts").mkdir()
+    if same != line:
+        Path("scripts/run.sh").write_text(f"{same}\n")
+        assert noise_of(form) == 4.0
+    for other in (line.replace("train", "other"), f"# {line.splitlines()[-1]}"):
+        Path("scripts/run.sh").write_text(f"{other}\n")
+        assert noise_of(form) == 4.0
+    Path("scripts/run.sh").write_text(f"cd ..\n{line}\n")
+    with pytest.raises(MalformedPlan, match=r"run\.sh"):
+        noise_of(form)
