@@ -432,7 +432,7 @@ def _file(
     if script.folder is None:
         return None
     path = module.replace(".", "/") if module[0] != "." else module
-    origin = []
+    files = []
     for place in ["/".join(start)] if start else PLACES:
         for file in (f"{place}/{path}.py", f"{place}/{path}/__init__.py"):
             try:
@@ -440,7 +440,7 @@ def _file(
             except Unreadable:
                 continue
             files.append((text, script.folder / file))
-    return _parsed(origin[0][0], origin[0][1].parent) if len(origin) == 1 else None
+    return _parsed(files[0][0], files[0][1].parent) if len(files) == 1 else None
 
 
 @lru_cache(maxsize=256)
