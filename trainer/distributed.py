@@ -98,8 +98,8 @@ class Peers:
         for same in by_type.values():
             flat = torch.cat([entry.flatten() for entry in same])
             with while_all_live():
-                dist.all_reduce(flat)
-                # The bits of rank 0 count: backends need not add in one order everywhere.
+                # Both together send what an allreduce does, and every rank has the bits of rank 0.
+                dist.reduce(flat, dst=0)
                 dist.broadcast(flat, src=0)
             for each, part in zip(
                 same, flat.split([element.numel() for element in same]), strict=True

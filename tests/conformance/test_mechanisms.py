@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "beta1": 0.8,
     "beta2": 0.99,
     "learning_rate": 0.01,
+    "auxiliary_learning_rate": 0.02,
     "weight_decay": 0.1,
     "floor": 1e-8,
     "smoothing": 0.5,

@@ -5,8 +5,8 @@
 for every hidden matrix; weight decay λ is decoupled. Tensors with more than two dimensions
 are taken as matrices of their first dimension by the others. Tensors of the auxiliary release
 (its name begins with "aux"), and tensors of one dimension anywhere, are updated by AdamW with
-the plan's β₁ and β₂. Matrices of equal shape, up to transposition, are orthogonalised
-together. Everything starts from released means: post-processing.
+the plan's β₁, β₂ and ``auxiliary_learning_rate``. Matrices of equal shape, up to transposition,
+are orthogonalised together. Everything starts from released means: post-processing.
 
 With the paper's start an ‖M_t‖_F below 1 is not normalised (see ``newton_schulz``), which is
 usual for noisy means; ``newton_schulz_start: frobenius`` is the remedy.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -90,6 +91,9 @@ class Muon(DPOptimizer):
         self._newton_schulz_steps = settings.newton_schulz_steps or STEPS
         self._start: Start = settings.newton_schulz_start or "paper"
         self._dtype = inputs.newton_schulz_dtype
+        self._auxiliary_rate = (
+            settings.auxiliary_learning_rate or inputs.learning_rate
+        ) / inputs.learning_rate
         self._auxiliary = {release.name for release in inputs.releases if release.auxiliary}
         super().__init__(inputs)
 
@@ -121,10 +125,11 @@ class Muon(DPOptimizer):
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:
         places, buffers = [], []
+        auxiliary = replace(at, learning_rate=at.learning_rate * self._auxiliary_rate)
         for place, (parameter, mean) in enumerate(zip(parameters, means, strict=True)):
             state = self.state[parameter]
             if not self.is_matrix(parameter, at):
-                parameter.copy_(self._rule(parameter, mean, state, at))
+                parameter.copy_(self._rule(parameter, mean, state, auxiliary))
                 continue
             state["momentum"] = accumulated(mean, state.get("momentum"), self._momentum)
             places.append(place)

@@ -103,9 +103,9 @@ def muonbc(
     return weights.view(theta.shape)
 
 
-def adamw(theta: Tensor, means: list[Tensor], decay: float = 0.0) -> Tensor:
+def adamw(theta: Tensor, means: list[Tensor], decay: float = 0.0, rate: float = ETA) -> Tensor:
     twin = theta.clone().requires_grad_()
-    optimizer = torch.optim.AdamW([twin], lr=ETA, weight_decay=decay)
+    optimizer = torch.optim.AdamW([twin], lr=rate, weight_decay=decay)
     for mean in means:
         twin.grad = mean
         optimizer.step()
@@ -211,14 +211,19 @@ def test_probes_need_a_key_of_their_own(
         optimizer_of(plan_with("dp_muonbc"), run_of("dp_muonbc").tensors)
 
 
+@pytest.mark.parametrize("rate", [None, 0.03])
 def test_a_flat_norm_orthogonalises_matrices_and_leaves_vectors_to_adamw(
-    run_of: Callable[..., Any],
+    rate: float | None, run_of: Callable[..., Any]
 ) -> None:
-    run = run_of("dp_muon", releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 4}])
+    settings = {} if rate is None else {"auxiliary_learning_rate": rate}
+    releases = [{"name": "all", "clip_norm": 1, "noise_multiplier": 4}]
+    run = run_of("dp_muon", settings, releases=releases)
     begin, means = run.values(), [run.means(t) for t in range(1, STEPS + 1)]
     result = run.take(range(1, STEPS + 1))
-    for name, rule in (("all.wide", muon), ("all.bias", adamw), ("all.scalar", adamw)):
-        assert_equal(result[name], rule(begin[name], [mean[name] for mean in means]))
+    assert_equal(result["all.wide"], muon(begin["all.wide"], [mean["all.wide"] for mean in means]))
+    for name in ("all.bias", "all.scalar"):
+        expected = adamw(begin[name], [mean[name] for mean in means], rate=rate or ETA)
+        assert_equal(result[name], expected)
 
 
 def test_bfloat16_products_change_only_the_orthogonalised(run_of: Callable[..., Any]) -> None:
