@@ -115,6 +115,7 @@ from .provenance import PREDICATE_TYPE as PREDICATE_TYPE
 from .provenance import BadProvenance as BadProvenance
 from .provenance import RunProvenance as RunProvenance
 from .provenance import read_provenance as read_provenance
+from .provenance import sign_provenance as sign_provenance
 from .run_cost import CertificateDiffers as CertificateDiffers
 from .run_cost import CertifiedRun as CertifiedRun
 from .run_cost import composed_epsilon as composed_epsilon

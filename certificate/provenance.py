@@ -7,8 +7,8 @@ last digest and what it came to when it was held against the certificate.
 
 What it proves is that the holder of the worker's key said so. The record itself stays with
 the weights, for whoever wants to hold it against the certificate again (``affidavit conformance``).
-``affidavit.worker.job`` makes it; the service reads it when a run is over, and anybody else
-offline, whenever they like (``affidavit runs verify``).
+A worker signs it; the service reads it when a run is over, and anybody else offline, whenever they
+like (``affidavit runs verify``).
 
 References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.
 
@@ -22,17 +22,21 @@ affidavit.certificate.provenance.BadProvenance: the envelope does not have exact
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope
-from affidavit.certificate.keys import KeyRole, PublicKey, by_id
+from affidavit.certificate.conformance import Conformance
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
+from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id
 from affidavit.certificate.statement import STATEMENT_TYPE
+from affidavit.plan import canonical_json
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://affidavit.dev/run/v1"
+MAX_FINDINGS = 20
+"""There may be one per step; the first ones are signed."""
 
 
 class BadProvenance(ValueError):
@@ -61,6 +65,68 @@ class RunProvenance:
     worker: str
     key_id: str
     finished_at: datetime
+
+
+def sign_provenance(
+    key: SigningPort,
+    report: Conformance,
+    *,
+    run: str,
+    fence: int,
+    data: str,
+    model: str,
+    worker: str,
+    weights: str | None,
+    header: Mapping[str, Any],
+    began: datetime,
+) -> dict[str, Any]:
+    """The signed provenance of a run, as JSON data.
+
+    ``weights`` is the hexadecimal sha256 of the weights, ``header`` the record's first line.
+    """
+    subject = ("weights.pt", weights) if weights else ("record.jsonl", _hex(report.head))
+    conformance = report.as_dict()
+    conformance["findings"] = conformance["findings"][:MAX_FINDINGS]
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {"data": data, "model": model},
+        "internalParameters": {"run": run, "fence": fence},
+        "resolvedDependencies": [
+            {"name": "certificate", "digest": {"sha256": _hex(report.certificate_id)}},
+            {"name": "plan", "digest": {"sha256": _hex(report.plan_digest)}},
+            {"name": "data", "annotations": {"recorded": header.get("data")}},
+            {"name": "code", "annotations": {"recorded": header.get("code")}},
+        ],
+    }
+    record = {
+        "name": "record.jsonl",
+        "digest": {"sha256": _hex(report.head)},
+        "annotations": {"conformance": conformance},
+    }
+    details = {
+        "builder": {"id": f"affidavit-worker:{worker}"},
+        "metadata": {
+            "invocationId": run,
+            "startedOn": _instant(began),
+            "finishedOn": _instant(datetime.now(UTC)),
+        },
+        "byproducts": [record],
+    }
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": subject[0], "digest": {"sha256": subject[1]}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {"buildDefinition": definition, "runDetails": details},
+    }
+    return sign_envelope(canonical_json(statement), key).as_document()
+
+
+def _hex(digest: str | None) -> str:
+    return (digest or "").removeprefix("sha256:")
+
+
+def _instant(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def read_provenance(

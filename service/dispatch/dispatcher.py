@@ -132,7 +132,7 @@ class Dispatcher:
         state, claimed = jobs.get(job_id), lease.worker == job_id
         if lease.state != "queued":
             if state == "ended" and claimed:
-                self._queue.lose_job(lease.run_id, lease.fence, job_id, call)
+                self._queue.lose(lease.run_id, lease.fence, f"its job {job_id} ended.", call)
             return
         if state in ("waiting", "running") and not claimed:
             return

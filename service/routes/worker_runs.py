@@ -17,7 +17,6 @@ from affidavit.service.routing import JsonRoute
 from affidavit.service.runs.models import (
     CompletionRequest,
     FailureRequest,
-    FencedRequest,
     HeartbeatRequest,
     RecordPart,
     RecordPartRequest,
@@ -29,7 +28,6 @@ from affidavit.service.runs.models import (
     run_of,
     started_run,
 )
-from affidavit.service.runs.queue import HeldLease
 from affidavit.service.services import Services, TheServices
 from affidavit.worker import Job, Renewal
 
@@ -44,8 +42,8 @@ Queue = Annotated[
 CHANGE = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
-def _lease(services: Services, run_id: str, report: FencedRequest, actor: Actor) -> HeldLease:
-    return HeldLease.of_report(run_id, report, actor.name, services.clock.now())
+def _call(services: Services, actor: Actor) -> CommandContext:
+    return CommandContext(actor=actor.name, at=services.clock.now())
 
 
 @router.post(
@@ -62,8 +60,7 @@ def claim_run(
     Every report on it takes the ``secret`` that is returned here and nowhere else.
     """
     require_serves(actor, queue=queue)
-    call = CommandContext(actor=actor.name, at=services.clock.now())
-    claimed = services.runs.queue.claim(queue, request, call)
+    claimed = services.runs.queue.claim(queue, request, _call(services, actor))
     return None if claimed is None else job_of(*claimed)
 
 
@@ -84,8 +81,7 @@ def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
 def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> StartedRun:
     """Check certificate, status, validity, reservation and plan again, and commit the budget."""
-    lease = _lease(services, run_id, request, actor)
-    return started_run(services.runs.queue.start(lease, request))
+    return started_run(services.runs.queue.start(run_id, request, _call(services, actor)))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -93,8 +89,7 @@ def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> Renewal:
     """The lease starts again now."""
-    lease = _lease(services, run_id, request, actor)
-    return services.runs.queue.renew(lease, request)
+    return services.runs.queue.renew(run_id, request, _call(services, actor))
 
 
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
@@ -102,10 +97,7 @@ def upload_record(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: RecordPartRequest
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""
-    lines = request.lines.encode("utf-8", "surrogatepass")
-    lease = _lease(services, run_id, request, actor)
-    services.runs.queue.add_record_part(lease, request.part, lines)
-    return RecordPart(part=request.part)
+    return services.runs.queue.add_record_part(run_id, request, _call(services, actor))
 
 
 @router.post("/v1/runs/{run_id}/complete", summary="Report a run", responses=CHANGE)
@@ -113,8 +105,7 @@ async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; failed where that does not conform."""
-    lease = _lease(services, run_id, request, actor)
-    return run_of(await services.runs.complete(lease, request.provenance))
+    return run_of(await services.runs.complete(run_id, request, _call(services, actor)))
 
 
 @router.post("/v1/runs/{run_id}/fail", summary="Give a run up", responses=CHANGE)
@@ -122,5 +113,4 @@ def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
-    lease = _lease(services, run_id, request, actor)
-    return run_of(services.runs.queue.fail(lease, request))
+    return run_of(services.runs.queue.fail(run_id, request, _call(services, actor)))

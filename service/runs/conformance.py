@@ -22,18 +22,15 @@ the word of whoever holds the worker's key.
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from affidavit.certificate import (
     START,
     BrokenLine,
-    ConformanceFinding,
     Execution,
     PlanNotClosed,
     certified_plan,
@@ -41,7 +38,7 @@ from affidavit.certificate import (
     decode_line,
     read_envelope,
 )
-from affidavit.service.runs.repository import Attempt
+from affidavit.service.runs.repository import StoredRunEvent
 
 MOST_NAMED = 8
 
@@ -55,26 +52,10 @@ class ConformanceResult:
     """
 
     code: str
-    stopped: bool
     steps: int
-    record: str | None
     summary: str
-
-    @classmethod
-    def nothing(cls, certified: int) -> Self:
-        """Of a run without a record."""
-        return cls(
-            code="no_record",
-            stopped=False,
-            steps=certified,
-            record=None,
-            summary="no record was sent.",
-        )
-
-    @property
-    def conformant(self) -> bool:
-        """Whether the certificate's guarantee is the run's, as far as a record can show."""
-        return self.code == "conformant"
+    stopped: bool = False
+    record: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +74,7 @@ class SentRecord:
     others: Mapping[int, Sequence[bytes]]
     signed_for: str | None
     reported: str | None
-    before: Sequence[Attempt]
+    before: Sequence[StoredRunEvent]
     logged: frozenset[str]
     search: str | None
 
@@ -104,70 +85,51 @@ def check_record(sent: SentRecord) -> ConformanceResult:
     predicate = json.loads(envelope.payload)["predicate"]
     record = _joined(sent.parts)
     checked = check_conformance(record, predicate)
-    more = [
-        *_of_attempts(record, predicate, sent.reported, sent.before),
-        *_of_keys(record, sent.others),
-    ]
-    header = _header(record)
-    if predicate["plan"].get("canaries") is not None and header.get("digest") not in sent.logged:
-        message = "the log has no commitment to the canaries from before the first step."
-        more.append(_finding("canaries_not_logged", message))
-    if header.get("search") != sent.search:
-        more.append(_finding("other_search", "the record is not of the search that was drawn."))
+    more = {*_unlike_the_run(sent, record, predicate), *_of_keys(record, sent.others)}
     if checked.head != sent.signed_for:
-        more.append(_finding("other_record", "the worker signed for another record."))
-    codes = sorted({finding.code for finding in (*checked.findings, *more)})
-    sound = checked.conformant and not more
+        more.add("other_record")
+    codes = sorted({finding.code for finding in checked.findings} | more)
+    steps = max(checked.steps_certified, checked.steps_charged) if more else checked.steps_to_charge
     return ConformanceResult(
-        code="conformant" if sound else "not_conformant",
+        code="conformant" if checked.conformant and not more else "not_conformant",
         stopped="stopped" in codes,
-        steps=checked.steps_to_charge
-        if sound
-        else max(checked.steps_certified, checked.steps_charged),
+        steps=steps,
         record=checked.head,
         summary=", ".join(codes[:MOST_NAMED]) or "the record conforms.",
     )
 
 
-def _header(record: bytes) -> dict[str, Any]:
-    """The first line; empty where it is no line of a record, which is a finding already."""
-    try:
-        return decode_line(record.partition(b"\n")[0] + b"\n", START)
-    except BrokenLine:
-        return {}
-
-
-def _of_attempts(
-    record: bytes, predicate: dict[str, Any], reported: str | None, before: Sequence[Attempt]
-) -> Iterator[ConformanceFinding]:
-    """What does not fit in with the attempts that there were.
+def _unlike_the_run(sent: SentRecord, record: bytes, predicate: dict[str, Any]) -> Iterator[str]:
+    """What does not fit in with the search, the log, and the attempts that there were.
 
     Where a run continues it may start again only if its steps are independent, and its record
     has nothing then of the record before. Either way every step that was granted before is
     passed over, so that the record has a line that says that it went on from there.
     """
+    try:
+        header = decode_line(record.partition(b"\n")[0] + b"\n", START)
+    except BrokenLine:  # a finding already
+        header = {}
+    if predicate["plan"].get("canaries") is not None and header.get("digest") not in sent.logged:
+        yield "canaries_not_logged"
+    if header.get("search") != sent.search:
+        yield "other_search"
     resumed = {entry["step"] for entry in _entries(record, b"resumed")}
-    for attempt in before:
-        if attempt.granted not in resumed:
-            message = f"{attempt.granted} steps were granted under token {attempt.fence}."
-            yield _finding("granted_not_passed", message)
-    restarted = before and _steps_stand_alone(predicate)
-    heads = [reported, *(() if restarted else (attempt.head for attempt in before))]
-    for head in heads:
-        if head is not None and f'"digest":"{head}"'.encode() not in record:
-            yield _finding("other_history", f"{head} was reported of the record, and is not in it.")
+    if any(attempt.granted not in resumed for attempt in sent.before):
+        yield "granted_not_passed"
+    heads = [sent.reported]
+    if not (sent.before and _steps_stand_alone(predicate)):
+        heads += [attempt.body.get("head") for attempt in sent.before]
+    if any(f'"digest":"{head}"'.encode() not in record for head in heads if head is not None):
+        yield "other_history"
 
 
-def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[ConformanceFinding]:
+def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[str]:
     """Keys that stand for one step here and for another in a record before."""
-    if not others:
-        return
-    mine = _steps_of_keys(record)
-    for fence, parts in others.items():
-        for key, step in _steps_of_keys(_joined(parts)).items():
-            if mine.get(key, step) != step:
-                message = f"the key of step {mine[key]} was that of step {step} under {fence}."
-                yield _finding("key_in_two_steps", message)
+    steps = {fence: _steps_of_keys(_joined(parts)) for fence, parts in others.items()}
+    mine = _steps_of_keys(record) if steps else {}
+    if any(mine.get(key, step) != step for keys in steps.values() for key, step in keys.items()):
+        yield "key_in_two_steps"
 
 
 def _steps_of_keys(record: bytes) -> dict[str, int]:
@@ -180,9 +142,8 @@ def _steps_of_keys(record: bytes) -> dict[str, int]:
 
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a kind that can be read at all; conformance has found the others."""
-    pattern = re.compile(rb'"type":"' + kind + rb'"[,}]')
-    for line in io.BytesIO(record):
-        if pattern.search(line):
+    for line in record.split(b"\n"):
+        if b'"type":"%b"' % kind in line:
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
@@ -200,7 +161,3 @@ def _steps_stand_alone(predicate: dict[str, Any]) -> bool:
 
 def _joined(parts: Sequence[bytes]) -> bytes:
     return b"".join(zlib.decompress(part) for part in parts)
-
-
-def _finding(code: str, message: str) -> ConformanceFinding:
-    return ConformanceFinding(code=code, line=0, message=message)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert
 
 from affidavit.certificate import read_envelope
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import DomainError, IdempotencyKeyReused
+from affidavit.service.errors import DomainError
 from affidavit.service.ledger import transitions
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import RunRequest
@@ -30,17 +30,6 @@ class WrongSearch(DomainError):
 
     code = "wrong_search"
     status = 422
-
-
-def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
-    """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
-    earlier = repository.repeated(connection, call.actor, call.idempotency_key)
-    if earlier is not None and earlier.request_digest != call.request_digest:
-        raise IdempotencyKeyReused(
-            "this Idempotency-Key was used for another request.",
-            "Use a new key for a new request.",
-        )
-    return earlier
 
 
 def enqueue(
@@ -107,7 +96,7 @@ def enqueue(
         "reservation": reservation_id,
         "wanted": wanted,
     }
-    repository.add_event(connection, run_id, "queued", body, call, follows=None)
+    repository.add_event(connection, run_id, "queued", body, call)
     return repository.find(connection, run_id)
 
 

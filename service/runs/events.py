@@ -23,8 +23,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -66,8 +65,7 @@ def rounded_up(steps: int, certified: int) -> int:
     return min(certified, -(-steps // part) * part)
 
 
-@dataclass(frozen=True, slots=True)
-class EventId:
+class EventId(NamedTuple):
     """How much of a run a client has seen."""
 
     seq: int = 0
@@ -76,8 +74,7 @@ class EventId:
     @classmethod
     def read(cls, text: str) -> Self:
         """Parse an id; ``text`` matches ``EVENT_ID_PATTERN``."""
-        seq, steps = text.split("-")
-        return cls(int(seq), int(steps))
+        return cls(*map(int, text.split("-")))
 
     def __str__(self) -> str:
         return f"{self.seq}-{self.steps}"
@@ -139,27 +136,25 @@ class RunEvents:
         for event in run.events:
             state = STATES.get(event.kind, state)
             if event.kind in ENDED and run.begun and steps > last.steps:
-                last = replace(last, steps=steps)
+                last = EventId(last.seq, steps)
                 yield last, "progress", await self._progress(run, steps)
             if event.seq > last.seq:
-                last = replace(last, seq=event.seq)
+                last = EventId(event.seq, last.steps)
                 yield last, "state", event_of(event, state)
         if run.begun and steps > last.steps:
-            yield replace(last, steps=steps), "progress", await self._progress(run, steps)
+            yield EventId(last.seq, steps), "progress", await self._progress(run, steps)
 
     async def _progress(self, run: StoredRun, steps: int) -> RunProgress:
-        spent = None
+        """What ``steps`` steps have spent; that of all where the first one is charged in full."""
+        counted, spent = rounded_up(steps, run.certified_steps), None
         with suppress(AccountingUnavailable, DomainError, TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                spent = await self._spent(run, rounded_up(steps, run.certified_steps))
+                find = self._ledger_store.reservation
+                reservation = await run_in_threadpool(find, run.reservation_id)
+                cost = await self._ledger.cost_of_steps(reservation, counted)
+                charge = charge_of(reservation.cost if cost is None else cost)
+                spent = StepsSpent(steps=counted, epsilon=charge.epsilon, delta=charge.delta)
         return RunProgress(steps=steps, certified=run.certified_steps, spent=spent)
-
-    async def _spent(self, run: StoredRun, steps: int) -> StepsSpent:
-        """ε and δ of ``steps`` steps; those of all where the first one is charged in full."""
-        reservation = await run_in_threadpool(self._ledger_store.reservation, run.reservation_id)
-        cost = await self._ledger.cost_of_steps(reservation, steps)
-        charge = charge_of(reservation.cost if cost is None else cost)
-        return StepsSpent(steps=steps, epsilon=charge.epsilon, delta=charge.delta)
 
 
 def _framed(event_id: EventId, kind: str, data: ResponseModel) -> bytes:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from affidavit.certificate import SearchOpening
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import DomainError
+from affidavit.service.errors import DomainError, IdempotencyKeyReused
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.log import entries
 from affidavit.service.log.log_tables import log_entries
@@ -64,8 +64,14 @@ class RecordRefused(DomainError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRunEvent:
-    """An event of a run; ``body`` is what the log says of it too."""
+    """An event of a run; ``body`` is what the log says of it too.
 
+    A ``requeued`` one ends a worker's attempt under ``fence``. Its body has ``granted``, the steps
+    that were allowed to it and those before it together, ``further``, whether it finished one, and
+    ``head``, the digest of a line of its record as last reported.
+    """
+
+    run_id: str
     seq: int
     kind: str
     at: datetime
@@ -73,29 +79,20 @@ class StoredRunEvent:
     fence: int | None
     body: dict[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """A worker's attempt at a run that another continued, as the service knows it.
-
-    ``granted`` steps were allowed to it and those before it together; ``further`` says that it
-    finished one. ``head`` is the digest of a line of its record, as last reported.
-    """
-
-    fence: int
-    further: bool
-    granted: int
-    head: str | None
+    @property
+    def granted(self) -> int:
+        """Steps that were granted until this attempt ended; none by versions without grants."""
+        return int(self.body.get("granted", 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRun:
     """A run as it stands: what was requested, its lease, and what happened since.
 
-    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker reported last,
-    of ``certified_steps``, with ``head`` of its record; ``granted`` is how many may have been
-    charged by all who held it, ``previous`` the token under which it was last begun. ``search`` is
-    secret, and ``secret`` the digest of its claim's.
+    ``steps`` is what its worker reported last, of ``certified_steps``, with ``head`` of its
+    record; ``granted`` is how many may have been charged by all who held it, ``previous`` the
+    token under which it was last begun. ``search`` is secret, and ``secret`` the digest of its
+    claim's.
     """
 
     id: str
@@ -117,6 +114,7 @@ class StoredRun:
     holder: str | None
     worker: str | None
     seconds: int | None
+    expires_at: datetime | None
     steps: int
     cancel_asked: bool
     granted: int
@@ -124,35 +122,32 @@ class StoredRun:
     previous: int | None
     search: SearchOpening | None
     events: tuple[StoredRunEvent, ...]
-    began_at: datetime | None
-    attempts: tuple[Attempt, ...]
-    outcome: dict[str, Any] | None
 
     @classmethod
     def of(cls, row: RowMapping, events: Sequence[StoredRunEvent]) -> Self:
         """The run of a row of ``_RUNS``, to which ``events`` happened."""
-        search, last = row["search"], events[-1]
-        return cls(
-            **{
-                **row,
-                "wanted": json.loads(row["wanted"]),
-                "search": None if search is None else SearchOpening.read(json.loads(search)),
-                "state": last.kind if last.kind in ENDED else row["state"],
-            },
-            events=tuple(events),
-            began_at=next((event.at for event in events if event.kind == "running"), None),
-            attempts=tuple(
-                Attempt(
-                    fence=event.fence or 0,
-                    further=event.body.get("further", False),
-                    granted=event.body.get("granted", 0),
-                    head=event.body.get("head"),
-                )
-                for event in events
-                if event.kind == "requeued"
-            ),
-            outcome=last.body if last.kind in ENDED else None,
-        )
+        search, last = row["search"], events[-1].kind
+        read = {
+            "wanted": json.loads(row["wanted"]),
+            "search": None if search is None else SearchOpening.read(json.loads(search)),
+            "state": last if last in ENDED else row["state"],
+        }
+        return cls(**{**row, **read}, events=tuple(events))
+
+    @property
+    def began_at(self) -> datetime | None:
+        """When its first step was started."""
+        return next((event.at for event in self.events if event.kind == "running"), None)
+
+    @property
+    def attempts(self) -> tuple[StoredRunEvent, ...]:
+        """How each attempt ended that another continued, oldest first."""
+        return tuple(event for event in self.events if event.kind == "requeued")
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """The body of the event that ended it."""
+        return self.events[-1].body if self.state in ENDED else None
 
     @property
     def begun(self) -> bool:
@@ -199,15 +194,14 @@ class Filters:
 # Built once: composing a statement takes as long as running it.
 _ROW = (
     *(column for column in runs.c if column.name not in ("idempotency_key", "team")),
-    *(
-        run_leases.c[name]
-        for name in ("state", "fence", "secret", "job", "holder", "worker", "seconds", "steps")
-    ),
+    *(column for column in run_leases.c if column.name not in (*runs.c.keys(), "run_id", "cancel")),
     run_leases.c.cancel.label("cancel_asked"),
-    *(run_leases.c[name] for name in ("granted", "head", "previous", "search")),
     reservations.c.certified_steps,
 )
 _RUNS: Select[Any] = select(*_ROW).join_from(runs, run_leases).join_from(runs, reservations)
+_EVENTS = select(
+    *(column for column in run_events.c if column.name not in ("once", "follows"))
+).order_by(run_events.c.seq)
 _RUN = _RUNS.where(runs.c.id == bindparam("run"))
 _LOCK = _RUN.with_for_update(of=run_leases)
 _CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("run"))
@@ -252,28 +246,28 @@ def page(
     return _read(connection, query)
 
 
-def repeated(connection: Connection, actor: str, key: str | None) -> StoredRun | None:
-    """The run that this actor's idempotency key led to, if there is one."""
-    if key is None:
+def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
+    """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
+    if call.idempotency_key is None:
         return None
-    query = _RUNS.where(runs.c.requested_by == actor, runs.c.idempotency_key == key)
-    return next(iter(_read(connection, query)), None)
+    key = (runs.c.requested_by == call.actor, runs.c.idempotency_key == call.idempotency_key)
+    for earlier in _read(connection, _RUNS.where(*key)):
+        if earlier.request_digest == call.request_digest:
+            return earlier
+        raise IdempotencyKeyReused(
+            "this Idempotency-Key was used for another request.",
+            "Use a new key for a new request.",
+        )
+    return None
 
 
 def _read(connection: Connection, query: Select[Any], **parameters: str) -> list[StoredRun]:
     rows = connection.execute(query, parameters).mappings().all()
     events: dict[str, list[StoredRunEvent]] = defaultdict(list)
-    told = select(run_events).where(run_events.c.run_id.in_([row["id"] for row in rows]))
-    for row in connection.execute(told.order_by(run_events.c.seq)) if rows else ():
-        event = StoredRunEvent(
-            seq=row.seq,
-            kind=row.kind,
-            at=row.at,
-            actor=row.actor,
-            fence=row.fence,
-            body=json.loads(row.body),
-        )
-        events[row.run_id].append(event)
+    happened = _EVENTS.where(run_events.c.run_id.in_([row["id"] for row in rows]))
+    for event in connection.execute(happened).mappings() if rows else ():
+        body = json.loads(event["body"])
+        events[event["run_id"]].append(StoredRunEvent(**{**event, "body": body}))
     return [StoredRun.of(row, events[row["id"]]) for row in rows]
 
 
@@ -298,15 +292,16 @@ def add_event(
     call: CommandContext,
     *,
     fence: int | None = None,
-    follows: str | None = "queued",
+    begun: bool = False,
 ) -> None:
-    """Write what happened, with its log entry, in the transaction of ``connection``."""
+    """Write what happened under ``fence``, with its log entry; ``begun`` if it began before."""
+    follows = "running" if begun and kind in ("resumed", *ENDED) else "queued"
     event = {
         "run": run_id,
         "run_id": run_id,
         "kind": kind,
         "once": "end" if kind in ENDED else kind if kind in ONCE else None,
-        "follows": follows,
+        "follows": None if kind == "queued" else follows,
         "fence": fence,
         "at": call.at,
         "actor": call.actor,
@@ -345,9 +340,8 @@ def add_record_part(
 ) -> None:
     """Store a part of a record; raises ``RecordRefused``."""
     where = (run_records.c.run_id == run_id, run_records.c.fence == fence)
-    parts, length = connection.execute(
-        select(func.count(), func.coalesce(func.sum(run_records.c.length), 0)).where(*where)
-    ).one()
+    size = select(func.count(), func.coalesce(func.sum(run_records.c.length), 0)).where(*where)
+    parts, length = connection.execute(size).one()
     if part <= parts:
         stored = select(run_records.c.content).where(*where, run_records.c.part == part)
         if zlib.decompress(connection.execute(stored).scalar_one()) != content:
@@ -363,24 +357,15 @@ def add_record_part(
             f"the record has more than {MOST_RECORD_BYTES} bytes.",
             "Report the run without a record; it is charged in full.",
         )
-    connection.execute(
-        insert(run_records).values(
-            run_id=run_id,
-            fence=fence,
-            part=part,
-            content=zlib.compress(content),
-            length=len(content),
-        )
-    )
+    row = {"run_id": run_id, "fence": fence, "part": part, "length": len(content)}
+    connection.execute(insert(run_records).values(**row, content=zlib.compress(content)))
 
 
 def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:
     """The parts of every record of a run, by fencing token, compressed."""
     columns = (run_records.c.fence, run_records.c.content)
     query = select(*columns).where(run_records.c.run_id == run_id)
-    records: dict[int, list[bytes]] = {}
-    for fence, content in connection.execute(
-        query.order_by(run_records.c.fence, run_records.c.part)
-    ):
-        records.setdefault(fence, []).append(bytes(content))
-    return records
+    records: dict[int, list[bytes]] = defaultdict(list)
+    for fence, content in connection.execute(query.order_by(*run_records.primary_key)):
+        records[fence].append(content)
+    return dict(records)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants.privacy_filter import Cost
-from affidavit.certificate import KeyStore, provenance
+from affidavit.certificate import BadProvenance as UnsignedProvenance
+from affidavit.certificate import KeyStore, read_provenance
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger.service import LedgerService
@@ -16,9 +15,9 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
 from affidavit.service.runs.conformance import ConformanceResult, SentRecord, check_record
-from affidavit.service.runs.enqueue import ReservationNotUsable, repeated
-from affidavit.service.runs.models import RunRequest
-from affidavit.service.runs.queue import HeldLease, RunQueue
+from affidavit.service.runs.enqueue import ReservationNotUsable
+from affidavit.service.runs.models import CompletionRequest, RunRequest
+from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.store import CertificateStore
 
@@ -69,7 +68,7 @@ class RunService:
 
         ``any_reservation`` lets a reservation be used that somebody else made.
         """
-        earlier = await run_in_threadpool(self.queue.read, repeated, call)
+        earlier = await run_in_threadpool(self.queue.read, repository.repeated, call)
         if earlier is not None:
             return earlier, False
         if request.requirements.hosts > 1 and not self._spreads:
@@ -88,43 +87,42 @@ class RunService:
             )
         return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
 
-    async def complete(self, held: HeldLease, envelope: dict[str, Any]) -> StoredRun:
+    async def complete(
+        self, run_id: str, report: CompletionRequest, call: CommandContext
+    ) -> StoredRun:
         """Settle a run by its record, which its signed provenance names.
 
         The record is what was sent; without one the run is charged in full. Raises
         ``BadProvenance``.
         """
-        run, sent = await run_in_threadpool(self._sent, held, envelope)
-        result = ConformanceResult.nothing(run.certified_steps)
+        run, sent = await run_in_threadpool(self._sent, run_id, report)
+        cost, certified = None, run.certified_steps
+        result = ConformanceResult(code="no_record", steps=certified, summary="no record was sent.")
         if sent.parts:
             result = await self._pool.run(check_record, sent)
-        cost = await self._cost(run, result.steps)
-        return await run_in_threadpool(self.queue.complete, held, result, envelope, cost)
+        if result.steps < certified:
+            store = self._ledger_store
+            reservation = await run_in_threadpool(store.reservation, run.reservation_id)
+            cost = await self._ledger.cost_of_steps(reservation, result.steps)
+        return await run_in_threadpool(self.queue.complete, run_id, report, result, cost, call)
 
-    async def _cost(self, run: StoredRun, steps: int) -> Cost | None:
-        """What ``steps`` steps cost; None for all of them."""
-        if steps >= run.certified_steps:
-            return None
-        reservation = await run_in_threadpool(self._ledger_store.reservation, run.reservation_id)
-        return await self._ledger.cost_of_steps(reservation, steps)
-
-    def _sent(self, held: HeldLease, envelope: dict[str, Any]) -> tuple[StoredRun, SentRecord]:
+    def _sent(self, run_id: str, report: CompletionRequest) -> tuple[StoredRun, SentRecord]:
         """The run with the record that its worker sent and signed for."""
-        run = self.queue.find(held.run)
+        run = self.queue.find(run_id)
         try:
-            reported = provenance.read_provenance(envelope, self._worker_keys.public_keys())
-        except provenance.BadProvenance as error:
+            signed = read_provenance(report.provenance, self._worker_keys.public_keys())
+        except UnsignedProvenance as error:
             raise BadProvenance(str(error), "Sign with the worker's key.") from None
-        about = (reported.run, reported.certificate, reported.plan_digest)
+        about = (signed.run, signed.certificate, signed.plan_digest)
         if about != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
         records = self.queue.read(repository.records_of, run.id)
         issue = self._store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
         return run, SentRecord(
             bundle=issue.bundle,
-            parts=records.pop(held.fence, []),
+            parts=records.pop(report.fence, []),
             others=records,
-            signed_for=reported.record,
+            signed_for=signed.record,
             reported=run.head,
             before=[attempt for attempt in run.attempts if attempt.granted],
             logged=self.queue.read(repository.logged_records, run.id),

@@ -17,11 +17,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import KeyStore, SigningKey, check_conformance, read_envelope
+from affidavit.certificate import (
+    KeyStore,
+    SigningKey,
+    check_conformance,
+    read_envelope,
+    sign_provenance,
+)
 from affidavit.plan import load_json
 from affidavit.service.migrate import upgrade
-from affidavit.worker.job import provenance
-from affidavit.worker.lease import Job
 from tests.browser.serving import Site, served, settings_in
 from tests.service.runs.records import Record, record_of
 
@@ -113,13 +117,13 @@ class Worker:
                 record.step()
             record.end()
         self.say(job, "record", part=1, lines=record.content)
-        envelope = provenance(
-            Job.read(job),
-            check_conformance(record.content.encode(), record.predicate),
+        envelope = sign_provenance(
             self.key,
+            check_conformance(record.content.encode(), record.predicate),
+            **{name: job[name] for name in ("run", "fence", "data", "model")},
             worker="w1",
             weights="2" * 64,
-            header=None,
+            header={},
             began=datetime.now(UTC),
         )
         self.say(job, "complete", provenance=envelope)

@@ -13,11 +13,16 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import START, Conformance, ConformanceFinding, SigningKey, encode_line
+from affidavit.certificate import (
+    START,
+    Conformance,
+    ConformanceFinding,
+    SigningKey,
+    encode_line,
+    sign_provenance,
+)
 from affidavit.client import Run, calls
 from affidavit.gate.cli import app
-from affidavit.worker.job import provenance
-from affidavit.worker.lease import Job
 
 RUN = "6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11"
 SERVER = "http://service.test"
@@ -161,15 +166,12 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
     (tmp_path / "other.json").write_text(json.dumps(SigningKey.generate().public.as_record()))
 
     def make(*findings: ConformanceFinding) -> list[str]:
-        names = dict.fromkeys(("certificate", "plan_digest"), "sha256:" + "0" * 64)
-        others = {"data": "digits", "model": "mlp", "output": "o", "time_limit": None}
-        held = {"run": RUN, "fence": 1, "secret": "0" * 64, "granted": 0, "previous": None}
-        job = Job.read({**held, **names, **others})
+        names = dict.fromkeys(("certificate_id", "plan_digest"), "sha256:" + "0" * 64)
+        job = {"run": RUN, "fence": 1, "data": "digits", "model": "mlp"}
         counts = ("steps_certified", "steps_charged", "steps_released", "steps_to_charge")
         result = Conformance(
-            certificate_id=job.certificate,
-            plan_digest=job.plan_digest,
             run=None,
+            **names,
             head=head,
             findings=findings,
             **dict.fromkeys(counts, 4),
@@ -177,7 +179,7 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
         weights = hashlib.sha256(b"weights").hexdigest()
         provided = {"worker": "w", "weights": weights, "header": {}, "began": datetime.now(UTC)}
         (tmp_path / "provenance.json").write_text(
-            json.dumps(provenance(job, result, key, **provided))
+            json.dumps(sign_provenance(key, result, **job, **provided))
         )
         keys = ["--keys", str(tmp_path / "worker.json")]
         return ["verify", str(tmp_path / "provenance.json"), *keys]

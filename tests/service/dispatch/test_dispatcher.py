@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 from datetime import UTC, datetime
@@ -12,12 +13,14 @@ import pytest
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import EngineUnavailable
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.dispatch.conftest import RayCluster, dispatcher_of
-from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import ON_SQLITE, Yard
 
 STEPS = 10
+SEEDS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "3"))
+"""Random histories in each database; `make soak` takes more."""
 
 
 def look(dispatcher: Dispatcher) -> None:
@@ -71,12 +74,14 @@ def test_a_run_is_handed_over_once_however_often_and_by_whomever(
     assert yard.charged(run) == ("settled", STEPS)
 
 
+@ON_SQLITE
 def test_a_run_gets_several_hosts_only_where_an_engine_gives_them(yard: Yard) -> None:
     refused = yard.request(yard.certify(), requirements={"hosts": 2})
     assert (refused.status_code, refused.json()["code"]) == (422, "hosts_not_available")
     assert refused.json()["reasons"][0]["pointer"] == "/requirements/hosts"
 
 
+@ON_SQLITE
 def test_an_engine_that_is_away_delays_and_changes_nothing(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
@@ -113,6 +118,7 @@ def test_a_job_that_dies_loses_its_lease_at_once_and_another_goes_on(
     assert yard.charged(run) == ("committed", None)
 
 
+@ON_SQLITE
 def test_a_stuck_job_that_lost_its_lease_is_cancelled_and_another_goes_on(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
@@ -125,6 +131,7 @@ def test_a_stuck_job_that_lost_its_lease_is_cancelled_and_another_goes_on(
     assert cluster.active == [job_of(run, 2)]
 
 
+@ON_SQLITE
 def test_jobs_that_never_claim_their_run_are_given_up(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
@@ -139,6 +146,7 @@ def test_jobs_that_never_claim_their_run_are_given_up(
     assert yard.charged(run)[0] == "released"
 
 
+@ON_SQLITE
 def test_the_job_of_a_cancelled_run_is_cancelled(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
@@ -151,6 +159,7 @@ def test_the_job_of_a_cancelled_run_is_cancelled(
     assert claimed(yard, cluster, job_of(run)) is None
 
 
+@ON_SQLITE
 def test_a_worker_that_is_no_job_is_left_alone(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
@@ -165,7 +174,7 @@ def test_a_worker_that_is_no_job_is_left_alone(
 def test_whatever_the_engine_does_a_run_is_executed_once_or_charged(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
-    for seed in range(6):
+    for seed in range(SEEDS):
         drawn = random.Random(seeded(seed))
         run = yard.request(yard.certify()).json()
         replicas, jobs = [dispatcher, dispatcher_of(yard, cluster)], []

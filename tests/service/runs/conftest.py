@@ -12,16 +12,23 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from affidavit.certificate import KeyStore, SigningKey, check_conformance, read_envelope
+from affidavit.certificate import (
+    KeyStore,
+    SigningKey,
+    check_conformance,
+    read_envelope,
+    sign_provenance,
+)
 from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.settings import Settings
-from affidavit.worker.job import provenance
-from affidavit.worker.lease import Job
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.runs.records import Record, record_of
+
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For laws of the service's own code, whatever the database; those of SQL run on both."""
 
 
 @dataclass
@@ -85,13 +92,13 @@ class Yard:
                 answer = self.say(job, "record", part=part, lines=content)
                 if not answer.is_success:
                     return answer
-        envelope = provenance(
-            Job.read(job),
-            check_conformance((signed or record).content.encode(), record.predicate),
+        envelope = sign_provenance(
             key or self.key,
+            check_conformance((signed or record).content.encode(), record.predicate),
+            **{name: job[name] for name in ("run", "fence", "data", "model")},
             worker="w",
             weights="2" * 64,
-            header=None,
+            header={},
             began=datetime.now(UTC),
         )
         return self.say(job, "complete", provenance=envelope)

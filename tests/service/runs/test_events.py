@@ -19,7 +19,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.runs import events
 from tests.service.conftest import Server
-from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.waiting import wait_until
 
 Event = dict[str, Any]
@@ -75,6 +75,7 @@ def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
     assert ask(yard, run, events[-1]["id"]).status_code == 204
 
 
+@ON_SQLITE
 def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
     yard: Yard,
 ) -> None:
@@ -93,7 +94,7 @@ def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
     assert result[10] == whole["epsilon"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@ON_SQLITE
 def test_what_cannot_be_asked_is_refused(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()["id"]
     nobody = "0" * 8 + "-0000-0000-0000-" + "0" * 12
@@ -105,7 +106,7 @@ def test_what_cannot_be_asked_is_refused(yard: Yard) -> None:
         assert answer.json()["reasons"][0]["pointer"] == "/header/last-event-id"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@ON_SQLITE
 def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
     yard: Yard,
     monkeypatch: pytest.MonkeyPatch,

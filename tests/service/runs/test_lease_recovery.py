@@ -19,9 +19,9 @@ from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
-from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
 
 STEPS = 10
@@ -105,6 +105,7 @@ def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> A
     return yard.run({"id": yard.complete(job, record.end()).json()["id"]}), first
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("when", ["first", "late", "never"])
 def test_canaries_count_if_the_log_knew_of_them_before_a_step(
     yard: Yard, document: Callable[..., dict[str, Any]], when: str
@@ -126,6 +127,7 @@ def test_canaries_count_if_the_log_knew_of_them_before_a_step(
 LIES = ("granted_not_passed", "other_history", "other_record", "no_record")
 
 
+@ON_SQLITE
 def test_what_the_service_knows_is_held_against_the_record(yard: Yard) -> None:
     """Each is a record that conforms by itself, and only what the service knows denies it."""
     for lie in LIES:
@@ -151,6 +153,7 @@ def lied(yard: Yard, lie: str) -> None:
     assert yard.charged(run) == ("settled", STEPS)
 
 
+@ON_SQLITE
 def test_a_key_that_another_attempt_had_for_another_step_is_found(yard: Yard) -> None:
     run, zombie = begun(yard)
     before = steps_of(Record(yard.predicate(zombie)), 3)
@@ -176,6 +179,7 @@ DEEP = [
 ]
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("bad", ["deep", "key"])
 def test_lines_that_cannot_be_read_deny_a_record_and_nobody_elses(
@@ -204,6 +208,7 @@ def test_lines_that_cannot_be_read_deny_a_record_and_nobody_elses(
 POISSON = {"sampling": {"scheme": "poisson", "lot_size": 50}}
 
 
+@ON_SQLITE
 def test_a_run_may_be_begun_anew_where_its_steps_stand_alone(yard: Yard) -> None:
     created = yard.document
     yard.document = lambda: created(**POISSON)
@@ -216,6 +221,7 @@ def test_a_run_may_be_begun_anew_where_its_steps_stand_alone(yard: Yard) -> None
     assert yard.charged(run) == ("settled", STEPS)
 
 
+@ON_SQLITE
 def test_what_changed_since_the_run_began_stops_whoever_goes_on(yard: Yard) -> None:
     for what in ("settled", "cancelled", "other_plan", "revoked"):
         stopped_by(yard, what)
@@ -244,6 +250,7 @@ def stopped_by(yard: Yard, what: str) -> None:
     assert yard.charged(run) == ("settled", STEPS)
 
 
+@ON_SQLITE
 def test_nobody_goes_on_where_no_step_is_left_or_somebody_asked_for_its_end(yard: Yard) -> None:
     run, _ = begun(yard, granted=STEPS)
     assert yard.later(61) == 1
@@ -260,6 +267,7 @@ def given_back(yard: Yard, job: Any) -> Any:
     return yard.say(job, "fail", code="trainer_killed", message="x", again=True).json()
 
 
+@ON_SQLITE
 def test_a_run_that_is_given_back_is_given_up_when_nothing_comes_of_it(
     yard: Yard,
 ) -> None:
@@ -281,6 +289,7 @@ def test_a_run_that_is_given_back_is_given_up_when_nothing_comes_of_it(
     assert yard.charged(run) == ("settled", STEPS)
 
 
+@ON_SQLITE
 def test_an_early_stop_is_settled_on_the_steps_that_were_run(yard: Yard) -> None:
     for steps in (0, 3):
         run, job = begun(yard)

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
-from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import ON_SQLITE, Yard
 
 
 def listed(yard: Yard, query: str) -> list[str]:
@@ -17,6 +15,7 @@ def listed(yard: Yard, query: str) -> list[str]:
     return [item["id"] for item in answer.json()["items"]]
 
 
+@ON_SQLITE
 def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     """Every run once, latest first, whatever is asked for meanwhile; filters join."""
     certificate = yard.certify()
@@ -60,7 +59,7 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     assert listed(yard, "requested_by=nobody") == []
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@ON_SQLITE
 def test_a_parameter_that_is_not_one_is_refused_by_name(
     yard: Yard,
     database_url: str,  # noqa: ARG001

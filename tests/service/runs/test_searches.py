@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from affidavit.certificate import SearchOpening
-from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import record_of
 
 SELECTION = {"kind": "repeat_and_select", "name": "s", "distribution": "geometric", "mean": 5}
@@ -22,7 +20,7 @@ def certified(yard: Yard) -> str:
     return str(answer.json()["certificate"]["id"])
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@ON_SQLITE
 def test_a_search_is_one_run_whose_draw_only_its_worker_learns(yard: Yard) -> None:
     certificate = certified(yard)
     assert yard.request(certificate).json()["code"] == "wrong_search"
