@@ -159,7 +159,7 @@ def _execute(config: WorkerConfig, job: Job) -> bool:
     """Execute a claimed run; whether its record conforms."""
     log.info("run %s: claimed under fencing token %d", job.run, job.fence)
     try:
-        result = run_job(config, job)
+        return run_job(config, job)
     except LeaseLost as error:
         log.warning("run %s: the lease is lost, so nothing is reported: %s", job.run, error)
     except Refused as error:
@@ -167,9 +167,6 @@ def _execute(config: WorkerConfig, job: Job) -> bool:
     except Exception:
         # One failure must not end the worker; the lease of the run will expire.
         log.exception("run %s: internal error", job.run)
-    else:
-        log.info("run %s: %s", job.run, result.message)
-        return result.conformant
     return False
 
 

@@ -46,17 +46,6 @@ def has_checkpoint(record: bytes) -> bool:
     return b'"type":"checkpoint"' in record
 
 
-def has_ended(record: Path) -> bool:
-    """Whether the record has its final line."""
-    try:
-        with record.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))
-            lines = stream.read().split(b"\n")
-    except OSError:
-        return False
-    return len(lines) > 1 and b'"type":"final"' in lines[-2] and not lines[-1]
-
-
 def delete_checkpoints(folder: Path, run: str) -> None:
     """Delete the checkpoints of all attempts at a finished run; they are secret."""
     for name in CHECKPOINTS:

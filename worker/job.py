@@ -23,30 +23,25 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from affidavit.certificate import (
-    BUILD_TYPE,
-    PREDICATE_TYPE,
-    STATEMENT_TYPE,
-    Conformance,
     KeyFailure,
     SigningPort,
     TrustRoot,
     VerificationError,
     VerificationOptions,
     check_conformance,
-    sign_envelope,
+    sign_provenance,
     verify,
     write_atomically,
 )
 from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import trainer_process
-from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints, has_ended
+from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints
 from affidavit.worker.heartbeat import Heartbeat
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.queue import RunQueue
@@ -86,44 +81,35 @@ class WorkerConfig:
     pause: float = 0.5
 
 
-class JobResult(NamedTuple):
-    """Whether a run's record conforms, and a line for the log."""
-
-    conformant: bool
-    message: str
-
-
-def run_job(config: WorkerConfig, job: Job) -> JobResult:
-    """Execute a claimed run. Raises ``LeaseLost``."""
-    started_at = datetime.now(UTC)
+def run_job(config: WorkerConfig, job: Job) -> bool:
+    """Execute a claimed run; whether its record conforms. Raises ``LeaseLost`` and ``Refused``."""
+    began, folder = datetime.now(UTC), _folder(config, job, job.fence)
     try:
-        folder, predicate = _prepare(config, job)
+        predicate = _prepare(config, job, folder)
         # Without granted steps the run starts afresh.
         resumes = bool(job.previous and job.granted) and copy_attempt(
             _folder(config, job, job.previous) / "run", folder / "run"
         )
     except (VerificationError, KeyFailure, PlanError, Refused, OSError, ValueError) as error:
-        code, message = str(getattr(error, "code", "not_prepared")), _printable(str(error))
-        again = isinstance(error, OSError)
-        config.source.fail(job, code, message, again=again)
-        return JobResult(False, f"{code}: {message}")
-    try:
-        opening = config.source.start(job)
-    except Refused as error:
-        return JobResult(False, f"{error.code}: {error}")
+        text = "".join(char if char.isprintable() else " " for char in str(error))[:500]
+        code = str(getattr(error, "code", "not_prepared"))
+        return _fail(config, job, code, text, again=isinstance(error, OSError))
+    # Commits the budget; no step is granted yet.
+    started = config.source.report(job, "start", plan_digest=job.plan_digest, wants=0)
+    opening = started.get("search")
     if opening is not None:
         write_atomically(folder / "search.json", canonical_json(opening), mode=0o600)
-    command = _command(config, job, folder, search=opening is not None, resumes=resumes)
+    record = folder / "run" / "record.jsonl"
     heartbeat = Heartbeat(
         source=config.source,
         job=job,
-        record=folder / "run" / "record.jsonl",
+        record=record,
         allowance=folder / ALLOWANCE,
         lease=config.lease,
     )
     with (folder / "trainer.log").open("wb") as output:
-        result = trainer_process.run(
-            command,
+        exit_code = trainer_process.run(
+            _command(config, job, folder, search=opening is not None, resumes=resumes),
             output,
             heartbeat,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
@@ -133,11 +119,25 @@ def run_job(config: WorkerConfig, job: Job) -> JobResult:
     if heartbeat.lost is not None:
         raise heartbeat.lost
     with heartbeat.keep_alive():
-        return _report(config, job, folder, predicate, result, heartbeat, started_at)
+        content = record.read_bytes() if record.exists() else b""
+        last = content[:-1].rpartition(b"\n")[2]
+        if content.endswith(b"\n") and b'"type":"final"' in last:
+            return _report(config, job, folder, content, predicate, began)
+        code = heartbeat.reason or ("trainer_killed" if exit_code < 0 else "trainer_failed")
+        reason = trainer_process.failure_reason(folder / "trainer.log")
+        message = f"the trainer exited with {exit_code}{reason}"
+        again = heartbeat.reason is None and (exit_code < 0 or exit_code == UNFINISHED)
+        return _fail(config, job, code, message, again=again)
 
 
-def _prepare(config: WorkerConfig, job: Job) -> tuple[Path, dict[str, Any]]:
-    """The run's folder with the trainer's inputs, and the predicate of its certificate."""
+def _fail(config: WorkerConfig, job: Job, code: str, message: str, *, again: bool) -> bool:
+    log.warning("run %s: %s: %s", job.run, code, message)
+    config.source.report(job, "fail", code=code, message=message, again=again)
+    return False
+
+
+def _prepare(config: WorkerConfig, job: Job, folder: Path) -> dict[str, Any]:
+    """Write the trainer's inputs to ``folder``; the predicate of the run's certificate."""
     if not config.own_code and any(name.startswith("python:") for name in (job.data, job.model)):
         raise Refused("own_code_refused", "this worker only runs built-in data and models.")
     bundle = config.source.bundle(job)
@@ -154,12 +154,11 @@ def _prepare(config: WorkerConfig, job: Job) -> tuple[Path, dict[str, Any]]:
         raise Refused("other_certificate", "the bundle holds another certificate.")
     if "sha256:" + subject["digest"]["sha256"] != job.plan_digest:
         raise Refused("other_plan", "the bundle certifies another plan.")
-    folder = _folder(config, job, job.fence)
     folder.mkdir(mode=0o700, parents=True)
     (folder / "bundle.json").write_bytes(bundle)
     (folder / "status.json").write_bytes(status)
     (folder / "plan.json").write_bytes(canonical_json(predicate["plan"]))
-    return folder, predicate
+    return predicate
 
 
 def _folder(config: WorkerConfig, job: Job, fence: int | None) -> Path:
@@ -204,29 +203,37 @@ def _report(
     config: WorkerConfig,
     job: Job,
     folder: Path,
+    record: bytes,
     predicate: dict[str, Any],
-    result: trainer_process.TrainerExit,
-    heartbeat: Heartbeat,
-    started_at: datetime,
-) -> JobResult:
-    record = folder / "run" / "record.jsonl"
-    if not has_ended(record):
-        code = heartbeat.reason or ("trainer_killed" if result.code < 0 else "trainer_failed")
-        reason = trainer_process.failure_reason(folder / "trainer.log")
-        message = f"the trainer exited with {result.code}{reason}"
-        again = heartbeat.reason is None and (result.code < 0 or result.code == UNFINISHED)
-        heartbeat.renew()
-        config.source.fail(job, code, message, again=again)
-        return JobResult(False, f"{code}: {message} See {folder / 'trainer.log'}.")
-    content = record.read_bytes()
-    report = check_conformance(content, predicate)
-    _upload_record(config, job, content)
-    envelope = _sign(config, job, folder, report, started_at)
-    config.source.complete(job, envelope)
+    began: datetime,
+) -> bool:
+    """Check the record, upload it, sign it with the digest of the weights, and complete the run."""
+    report = check_conformance(record, predicate)
+    _upload_record(config, job, record)
+    weights = folder / "run" / "weights.pt"
+    digest = None
+    if weights.exists():
+        with weights.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    envelope = sign_provenance(
+        config.key,
+        report,
+        **job.model_dump(include={"run", "fence", "data", "model"}),
+        worker=config.name,
+        weights=digest,
+        header=json.loads(record.partition(b"\n")[0]),
+        began=began,
+    )
+    try:
+        (folder / "provenance.json").write_bytes(canonical_json(envelope))
+    except OSError as error:
+        log.error("run %s: provenance.json was not written: %s", job.run, error)
+    config.source.report(job, "complete", provenance=envelope)
     delete_checkpoints(folder.parent, job.run)
     verdict = "conformant" if report.conformant else "NOT CONFORMANT"
-    message = f"{verdict}, {report.steps_to_charge} of {report.steps_certified} steps charged"
-    return JobResult(report.conformant, message)
+    charged = f"{report.steps_to_charge} of {report.steps_certified} steps charged"
+    log.info("run %s: %s, %s", job.run, verdict, charged)
+    return report.conformant
 
 
 def _upload_record(config: WorkerConfig, job: Job, record: bytes) -> None:
@@ -234,99 +241,6 @@ def _upload_record(config: WorkerConfig, job: Job, record: bytes) -> None:
     text = record.decode("utf-8", "replace")
     try:
         for part, start in enumerate(range(0, len(text), PART), start=1):
-            config.source.record(job, part, text[start : start + PART])
+            config.source.report(job, "record", part=part, lines=text[start : start + PART])
     except Refused as error:
         log.error("run %s: the record was refused: %s: %s", job.run, error.code, error)
-
-
-def _sign(
-    config: WorkerConfig, job: Job, folder: Path, report: Conformance, started_at: datetime
-) -> Mapping[str, Any]:
-    weights, record = folder / "run" / "weights.pt", folder / "run" / "record.jsonl"
-    with record.open("rb") as stream:
-        header = json.loads(stream.readline())
-    digest = None
-    if weights.exists():
-        with weights.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    envelope = provenance(
-        job, report, config.key, worker=config.name, weights=digest, header=header, began=started_at
-    )
-    try:
-        (folder / "provenance.json").write_bytes(canonical_json(envelope))
-    except OSError as error:
-        log.error("run %s: provenance.json was not written: %s", job.run, error)
-    return envelope
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)[:500]
-
-
-MAX_FINDINGS = 20
-
-
-def provenance(
-    job: Job,
-    report: Conformance,
-    key: SigningPort,
-    *,
-    worker: str,
-    weights: str | None,
-    header: Mapping[str, Any] | None,
-    began: datetime,
-) -> dict[str, Any]:
-    """The signed provenance of a run, as JSON data.
-
-    ``weights`` is the hexadecimal sha256 of the weights, ``header`` the record's first line.
-    """
-    recorded = dict(header or {})
-    subject = ("weights.pt", weights) if weights else ("record.jsonl", _hex(report.head))
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": subject[0], "digest": {"sha256": subject[1]}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {"data": job.data, "model": job.model},
-                "internalParameters": {"run": job.run, "fence": job.fence},
-                "resolvedDependencies": [
-                    {"name": "certificate", "digest": {"sha256": _hex(job.certificate)}},
-                    {"name": "plan", "digest": {"sha256": _hex(job.plan_digest)}},
-                    {"name": "data", "annotations": {"recorded": recorded.get("data")}},
-                    {"name": "code", "annotations": {"recorded": recorded.get("code")}},
-                ],
-            },
-            "runDetails": {
-                "builder": {"id": f"affidavit-worker:{worker}"},
-                "metadata": {
-                    "invocationId": job.run,
-                    "startedOn": _instant(began),
-                    "finishedOn": _instant(datetime.now(UTC)),
-                },
-                "byproducts": [
-                    {
-                        "name": "record.jsonl",
-                        "digest": {"sha256": _hex(report.head)},
-                        "annotations": {"conformance": _summary(report)},
-                    }
-                ],
-            },
-        },
-    }
-    return sign_envelope(canonical_json(statement), key).as_document()
-
-
-def _summary(report: Conformance) -> dict[str, Any]:
-    """The conformance report, with only its first findings: there may be one per step."""
-    document = report.as_dict()
-    return {**document, "findings": document["findings"][:MAX_FINDINGS]}
-
-
-def _hex(digest: str | None) -> str:
-    return (digest or "").removeprefix("sha256:")
-
-
-def _instant(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -35,15 +35,6 @@ class RunQueue:
         claim = _answer(lambda: self._client.post(f"/v1/queues/{queue}/claims", body))
         return None if claim is None else Job.read(claim)
 
-    def start(self, job: Job) -> dict[str, Any] | None:
-        """Start or resume the run, which commits its budget; no step is granted yet.
-
-        Returns the opening of a search.
-        """
-        started = self._report(job, "start", plan_digest=job.plan_digest, wants=0)
-        opening: dict[str, Any] | None = started.get("search")
-        return opening
-
     def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
         """Renew the lease after ``steps`` charged steps, and request up to ``wants`` in all.
 
@@ -52,20 +43,9 @@ class RunQueue:
         report = {"steps": steps, "wants": wants, "head": head}
         return Renewal.model_validate(_answer(lambda: self._post(job, "heartbeat", report)))
 
-    def record(self, job: Job, part: int, lines: str) -> None:
-        """Upload a part of the record, counted from 1."""
-        self._report(job, "record", part=part, lines=lines)
-
-    def complete(self, job: Job, provenance: Mapping[str, Any]) -> None:
-        """Complete the run with its signed provenance."""
-        self._report(job, "complete", provenance=dict(provenance))
-
-    def fail(self, job: Job, code: str, message: str, *, again: bool = False) -> None:
-        """Fail the run: free if it was not started, charged in full if it was.
-
-        With ``again`` another worker may retry it.
-        """
-        self._report(job, "fail", code=code, message=message, again=again)
+    def report(self, job: Job, action: str, **body: Any) -> Any:
+        """``start`` or ``fail`` the run, add a part of its ``record``, or ``complete`` it."""
+        return _retried(lambda: self._post(job, action, body))
 
     def bundle(self, job: Job) -> bytes:
         """The certificate's signed bundle."""
@@ -74,9 +54,6 @@ class RunQueue:
     def status(self) -> bytes:
         """The service's status list."""
         return _retried(self._client.status_list)
-
-    def _report(self, job: Job, action: str, **body: Any) -> Any:
-        return _retried(lambda: self._post(job, action, body))
 
     def _post(self, job: Job, action: str, body: Mapping[str, Any]) -> Any:
         report = {"fence": job.fence, "secret": job.secret, **body}

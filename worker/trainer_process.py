@@ -11,9 +11,8 @@ host. The service only receives a code from ``MEANINGS``.
 
 >>> import sys, tempfile
 >>> with tempfile.TemporaryFile() as log:
-...     result = run([sys.executable, "-c", "raise SystemExit(3)"], log, lambda: None, pause=0.05)
->>> result.code, result.stopped
-(3, None)
+...     run([sys.executable, "-c", "raise SystemExit(3)"], log, lambda: None, pause=0.05)
+3
 >>> with tempfile.NamedTemporaryFile() as log:
 ...     _ = log.write(b"bad_source data.csv, line 3, column age: 'forty' is no finite number.")
 ...     log.flush()
@@ -30,7 +29,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
@@ -38,14 +36,6 @@ GRACE = 60.0
 """Seconds a trainer has to start, to end its step and to write its weights before it is killed."""
 
 Stop = Literal["ask", "kill"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerExit:
-    """Exit code of a trainer, and whether the worker asked it to stop or killed it."""
-
-    code: int
-    stopped: Stop | None
 
 
 def run(
@@ -56,8 +46,8 @@ def run(
     stop: Path | None = None,
     environment: Mapping[str, str] | None = None,
     pause: float = 0.5,
-) -> TrainerExit:
-    """Run ``command`` until it exits, and write its output to ``log``.
+) -> int:
+    """The exit code of ``command``, whose output goes to ``log``.
 
     ``poll`` is called every ``pause`` seconds and may ask the process to stop, by the file
     ``stop``, or kill it, which is how a process without such a file stops. No process of the group
@@ -71,29 +61,27 @@ def run(
         env=None if environment is None else dict(environment),
         start_new_session=True,
     )
-    stopped: Stop | None = None
-    asked_at = 0.0
+    kill_at: float | None = None
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return TrainerExit(code=process.wait(pause), stopped=stopped)
-            action = poll()
-            if action == "ask" and stop is not None and stopped is None:
-                stopped, asked_at = "ask", time.monotonic()
-                with suppress(OSError):  # disk full: it is killed after its grace
-                    stop.touch()
-            late = stopped == "ask" and time.monotonic() - asked_at > GRACE
-            if action == "kill" or late or (action == "ask" and stop is None):
-                stopped = "kill"
-                _signal(process, signal.SIGKILL)
+                return process.wait(pause)
+            action, now = poll(), time.monotonic()
+            if action == "ask" and kill_at is None:
+                kill_at = now if stop is None else now + GRACE
+                if stop is not None:
+                    with suppress(OSError):  # disk full: it is killed after its grace
+                        stop.touch()
+            if action == "kill" or (kill_at is not None and now >= kill_at):
+                _kill(process)
     finally:
-        _signal(process, signal.SIGKILL)
+        _kill(process)
         process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], sent: signal.Signals) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, sent)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 MEANINGS = {

@@ -149,10 +149,10 @@ def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     engine = open_engine(database_url)
     tokens = token_texts(engine, EACH_SCOPE)
     engine.dispose()
+    # A server leaves DATABASE_URL out of its environment, because most tests are about SQLite.
+    plain, url = Server._environment, {"DATABASE_URL": database_url}
+    monkeypatch.setattr(Server, "_environment", lambda server: {**plain(server), **url})
     server = Server(tmp_path, forked=True)
-    # The server leaves DATABASE_URL out of its environment, because most tests are about SQLite.
-    plain = server._environment
-    monkeypatch.setattr(server, "_environment", lambda: {**plain(), "DATABASE_URL": database_url})
     server.start()
     # A client for each question would read all authorities' certificates for each. It forgets a
     # connection before the service does, so that none is used just as the service closes it.

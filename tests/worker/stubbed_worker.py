@@ -26,7 +26,7 @@ def trained(
     _log: IO[bytes],
     poll: Callable[[], Any],
     **_: Any,
-) -> trainer_process.TrainerExit:
+) -> int:
     """In place of ``trainer_process.run``: no process, and a record as if there had been one."""
     options = dict(
         part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part
@@ -37,7 +37,7 @@ def trained(
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
         if poll() is not None:
-            return trainer_process.TrainerExit(code=-15, stopped="kill")
+            return -15
     encode_line = json.loads(bundle.read_bytes())["envelope"]
     predicate = json.loads(read_envelope(encode_line).payload)["predicate"]
     steps = Execution.of(certified_plan(predicate)).steps
@@ -45,7 +45,7 @@ def trained(
     (folder / "weights.pt").write_bytes(b"weights")
     (folder / "record.jsonl").write_bytes(record_of(predicate, steps).content.encode())
     _trace(bundle.parent.name.rpartition("-")[0], began)
-    return trainer_process.TrainerExit(code=0, stopped=None)
+    return 0
 
 
 def _trace(run: str, began: float) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from affidavit.trainer.options import FOLDERS, FileRefused, Options
 from affidavit.trainer.sources import data_of
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.trainer_process import MEANINGS, failure_reason
+from tests.forked import fork
 
 SECRET = "hiv-positive"
 RUN = "00000000-0000-4000-8000-000000000000"
@@ -34,20 +33,21 @@ OFFERED = {
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any, inside: bool) -> None:
+def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any) -> None:
     """By way of the service every reader of runs would have it, outside of any guarantee."""
     records = shop.home / "data" / "records.csv"
     records.parent.mkdir()
     records.write_text(f"age,label\n{SECRET},0\n")
-    shop.worker(*(["--files", str(records.parent)] if inside else []))
-    run = shop.request(shop.certify(4), data=f"csv:{records},label=label,classes=2")
-    result = shop.wait(run, "failed")
-    assert result["code"] == "trainer_failed"
-    assert ("bad_source" if inside else "file_refused") in result["message"]
-    assert SECRET not in str(result)
-    (log,) = shop.home.glob("runs/**/trainer.log")
-    assert (SECRET in log.read_text()) == inside
+    certificate = shop.certify(4)
+    for options, code in (([], "file_refused"), (["--files", str(records.parent)], "bad_source")):
+        run = shop.request(certificate, data=f"csv:{records},label=label,classes=2")
+        shop.worker(*options, "--run", run)
+        result = shop.wait(run, "failed")
+        assert result["code"] == "trainer_failed"
+        assert code in result["message"]
+        assert SECRET not in str(result)
+        (log,) = shop.home.glob(f"runs/**/{run}-1/trainer.log")
+        assert (SECRET in log.read_text()) == (code == "bad_source")
 
 
 def test_every_code_of_the_trainer_has_its_words_and_nothing_else_is_told(tmp_path: Path) -> None:
@@ -143,13 +143,10 @@ def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -
         environment |= {} if token is None else {"AFFIDAVIT_TOKEN": token}
         # It asks once where it waits longest from the beginning.
         provided = ["--server", shop.server.url, "--once", "--wait", "30", *options]
-        ended = subprocess.run(
-            [sys.executable, "-m", "affidavit.worker", "--outputs", str(shop.home), *provided],
-            env=environment,
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=120,
-        )
-        assert (ended.returncode, told in ended.stderr) == (code, True), ended.stderr
-        assert token is None or token not in ended.stderr
+        provided += ["--outputs", str(shop.home)]
+        said = shop.home / "said"
+        with said.open("wb") as log:
+            worker = fork("tests.worker.forked_worker", provided, environment, log.fileno())
+            ended = worker.wait(120)
+        assert (ended, told in said.read_text()) == (code, True), said.read_text()
+        assert token is None or token not in said.read_text()

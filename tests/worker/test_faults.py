@@ -102,6 +102,7 @@ def settled_once(shop: Any, run: str, steps: int) -> Conformance:
     return checked
 
 
+@pytest.mark.parametrize("database_url", DATABASES, indirect=True)
 def test_a_run_outlives_its_workers(shop: Any) -> None:
     """One is stopped beyond its lease and goes on afterwards; others are killed."""
     drawn = random.Random(STEPS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Forked, fork
 from tests.processes import find_processes, parent_of
 from tests.waiting import wait_until
 from tests.worker.conftest import PROGRAM
@@ -58,6 +59,7 @@ def by_slurm(shop: Any, *options: str) -> Any:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> None:
     """The worker is killed in the middle; one in an allocation of Slurm goes on with two."""
@@ -85,6 +87,24 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     assert record.read_text().count('"ranks":2') >= 2  # as it began and as it went on
 
 
+def launched(log: Path, *arguments: str) -> Forked:
+    """``affidavit.trainer.ranks`` as a worker starts it."""
+    with log.open("wb") as said:
+        ranks = ["ranks", *arguments]
+        return fork("tests.trainer.loop.forked_ranks", ranks, os.environ, said.fileno())
+
+
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    rank = ["sleep", f"1000.{os.getpid()}"]
+    child = [sys.executable, "-m", "affidavit.worker.child", "launcher"]
+    launcher = launched(tmp_path / "log", "2", *child, *rank)
+    words = [word.encode() for word in rank]
+    wait_until(lambda: len(find_processes(lambda found: found[:2] == words)) == 2, LIMIT)
+    launcher.kill()
+    launcher.wait(10)
+    wait_until(lambda: not find_processes(lambda found: found[:2] == words), LIMIT)
+
+
 @pytest.mark.parametrize(
     ("rank", "code"),
     [
@@ -93,11 +113,10 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_the_group_ends_as_the_rank_did_that_failed(rank: str, code: int) -> None:
-    command = [sys.executable, "-m", "affidavit.trainer.ranks", "2", sys.executable, "-c", rank]
-    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=LIMIT)
-    assert ended.returncode == code, ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_the_group_ends_as_the_rank_did_that_failed(tmp_path: Path, rank: str, code: int) -> None:
+    log = tmp_path / "log"
+    assert launched(log, "2", sys.executable, "-c", rank).wait(LIMIT) == code, log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.parametrize("given", [[], ["2"], ["0", "true"], ["x", "true"]])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from affidavit.certificate import SearchOpening
 from tests import ray_cluster
 from tests.processes import find_processes, parent_of
 from tests.ray_cluster import RayCluster
+from tests.service.conftest import Server
 from tests.trainer.loop.made import KEY, bundle_of, entries_of, plan_with, ran
 from tests.waiting import wait_until
 from tests.worker.conftest import PLAN
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4000
+SHORT = 100
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def job(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "job"
 
 
-def write(job: Path, shop: Any) -> None:
+def write(job: Path, shop: Any, python: str = sys.executable) -> None:
     """The site of the nodes: where the service is, with what token and key, and outputs."""
     variables = {
         "AFFIDAVIT_TOKEN": shop.tokens["work"],
@@ -61,7 +64,7 @@ def write(job: Path, shop: Any) -> None:
     }
     words = [
         *("env", *(f"{name}={value}" for name, value in variables.items())),
-        *(sys.executable, "-m", "affidavit.worker", "--server", shop.server.url, "--lease", "10"),
+        *(python, "-m", "affidavit.worker", "--server", shop.server.url, "--lease", "10"),
         *("--keys", str(shop.trusted), "--outputs", str(shop.home / "runs")),
     ]
     job.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
@@ -125,6 +128,36 @@ def test_a_run_outlives_what_it_runs_on(
     settled_once(shop, run, STEPS)
     assert result["claims"] >= 1 + (death is not kill_service)
     wait_until(lambda: not any(map(alive, workers_of(run))))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_two_services_hand_a_run_over_once(cluster: RayCluster, job: Path, shop: Any) -> None:
+    write(job, shop)
+    replica = Server(shop.home, forked=True)
+    replica.start()
+    certificate = shop.certify(SHORT)
+    runs = [shop.request(certificate) for _ in range(3)]
+    for run in runs:
+        result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
+        assert (result["state"], result["claims"]) == ("settled", 1), told(shop, result)
+        settled_once(shop, run, SHORT)
+    listed = httpx.get(f"http://127.0.0.1:{cluster.dashboard}/api/jobs/", timeout=60).json()
+    jobs = [item["submission_id"] for item in listed if item["submission_id"]]
+    assert sorted(jobs) == sorted(f"affidavit-{run}-1" for run in runs)
+    replica.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_run_that_asks_for_two_hosts_gets_both_nodes(
+    cluster: RayCluster, job: Path, shop: Any
+) -> None:
+    write(job, shop, str(Path(cluster.ray).parent / "python"))
+    run = shop.request(shop.certify(SHORT), requirements={"hosts": 2})
+    result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), told(shop, result)
+    settled_once(shop, run, SHORT)
+    (record,) = (shop.home / "runs" / "tiny").glob(f"{run}-1/run/record.jsonl")
+    assert '"ranks":2' in record.read_text()
 
 
 def of_ray(cluster: RayCluster, *words: str) -> subprocess.Popen[bytes]:

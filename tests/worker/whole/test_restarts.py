@@ -51,6 +51,11 @@ def during_runs(crowd: Crowd, *deaths: Callable[[], None]) -> None:
     crowd.require_each_once(runs)
 
 
+@pytest.mark.parametrize(
+    "database_url",
+    ["postgresql", pytest.param("sqlite", marks=pytest.mark.soak)],
+    indirect=True,
+)
 def test_the_service_is_killed_and_starts_again_while_runs_go_on(crowd: Crowd) -> None:
     server = crowd.shop.server
 
