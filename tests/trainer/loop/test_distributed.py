@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,13 @@ from affidavit.certificate import check_conformance, read_losses
 from affidavit.trainer import mlp
 from affidavit.trainer.data.canaries import CANARIES, LOSSES
 from affidavit.trainer.loop import train
+from tests.forked import fork
 from tests.ports import free_port
 from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, entropy_of, plan_with
 from tests.trainer.loop.test_loop import lots_of, predicate_of
 
 ROOT = Path(__file__).parents[3]
-
-
-RANK = ("-m", "tests.trainer.loop.rank")
+FORKED = "tests.trainer.loop.forked_ranks"
 
 
 @pytest.fixture
@@ -35,46 +34,36 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(**changes: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        **changes,
-    }
-
-
 def both(folder: Path, *what: str) -> list[int]:
     """Two ranks as ``torchrun`` starts them, without its own process; how each ended."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *RANK, str(folder), *what],
-            cwd=ROOT,
-            env=environment(
-                RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-            ),
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in (0, 1)
-    ]
-    return [rank.wait(timeout=120) for rank in ranks]
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with (folder / "log").open("wb") as log:
+        ranks = [
+            fork(FORKED, ["rank", str(folder), *what], environment(rank, meeting), log.fileno())
+            for rank in (0, 1)
+        ]
+        return [rank.wait(120) for rank in ranks]
 
 
-def test_two_ranks_of_torchrun_train_as_one_process_does(
-    run: Callable[..., Ran], folder: Path
+def environment(rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def torchrun(folder: Path) -> list[int]:
+    """The same ranks, started by the program; how it ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    changes = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    rank = ["-m", "tests.trainer.loop.rank", str(folder)]
+    done = subprocess.run([*command, *rank], check=False, cwd=ROOT, env={**os.environ, **changes})
+    return [done.returncode] * 2
+
+
+@pytest.mark.parametrize("start", [both, pytest.param(torchrun, marks=pytest.mark.soak)])
+def test_two_ranks_train_as_one_process_does(
+    run: Callable[..., Ran], folder: Path, start: Callable[[Path], list[int]]
 ) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", *RANK, str(folder)],
-        check=False,
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert start(folder) == [0, 0]
     one, other = (torch.load(folder / f"values.{rank}") for rank in (0, 1))
     # A process that keeps them aborts, now and then, while Python ends.
     assert [(folder / f"threads.{rank}").read_text() for rank in (0, 1)] == ["", ""]

@@ -41,14 +41,15 @@ def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
     assert weights.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path, every: int) -> None:
     with disk(tmp_path / "whole") as counted:
         go_on(tmp_path / "whole")
         counted.cut()
     counted.put(tmp_path / "ended")
     require_whole(tmp_path / "ended", charges(tmp_path / "whole"))
     assert counted.events > 2 * STEPS
-    for cut in range(1, counted.events + 1):
+    for cut in range(1, counted.events + 1, every):
         before, after = tmp_path / f"before{cut}", tmp_path / f"after{cut}"
         with disk(before, cut) as failing, pytest.raises(PowerCut):
             go_on(before)
