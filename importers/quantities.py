@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from affidavit.importers.base import is_number, not_imported
+from affidavit.importers.callers import callers
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.library import Call, Library
 from affidavit.importers.script import Script, last_name
@@ -32,7 +33,7 @@ class Quantities:
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Values(script, READERS)
+        self.values = Values(script, READERS, callers=callers)
         self.arguments = arguments_of(call, library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}

@@ -51,6 +51,8 @@ class Script:
     folder: Path | None = None
     name: str | None = None
     parents: dict[ast.AST, ast.AST] = field(init=False)
+    elsewhere: dict[ast.AST, list[ast.Call]] = field(init=False, default_factory=dict)
+    """The calls of its functions in other files, as far as they were looked for."""
 
     def __post_init__(self) -> None:
         self.parents = {

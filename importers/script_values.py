@@ -95,6 +95,8 @@ class Values:
     """The call of each function whose result is being read."""
     main: Script | None = None
     """The script that runs, if ``script`` is a module of it."""
+    callers: Callable[[Script, ast.AST], list[ast.Call]] | None = None
+    """The calls of a function in other files, with values as arguments."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:
@@ -311,7 +313,7 @@ class Values:
         function = next(item for item in self.script.above(arg) if isinstance(item, FUNCTIONS))
         calls = self.calls_of(function)
         if not calls:
-            raise Unreadable(node, f"{node.id} is a parameter, and its function is not called here")
+            raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
         return [self._argument(node, function, arg, call) for call in calls]
 
     def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
@@ -355,6 +357,8 @@ class Values:
                 calls.append(ast.Call(func=use, args=[], keywords=[]))
             else:
                 raise Unreadable(use, f"{ast.unparse(use)} is passed on")
+        if self.callers is not None:
+            calls += self.callers(self.script, function)
         name = getattr(function, "name", "")
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:

@@ -371,7 +371,10 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
     if len(calls) != 1:
         raise Unreadable(function, f"{name} is called {len(calls)} times in this file")
     # A call that app.run(main) stands for has no place of its own.
-    return calls[0] if calls[0] in values.script.parents else calls[0].func
+    place = calls[0] if calls[0] in values.script.parents else calls[0].func
+    if place not in values.script.parents:
+        raise Unreadable(function, f"another file calls {name}")
+    return place
 
 
 def _times(values: Values, iterable: ast.expr) -> float | None:

@@ -160,3 +160,55 @@ def test_a_default_that_a_shell_script_overrides_is_not_read(form: str, line: st
     Path("scripts/run.sh").write_text(f"cd ..\n{line}\n")
     with pytest.raises(MalformedPlan, match=r"run\.sh"):
         noise_of(form)
+
+
+TRAINER = (
+    "class Trainer:\n    def __init__(self, sigma, lr=1):\n        self.sigma = sigma\n"
+    "    def run(self):\n        o = " + USE.format(noise="self.sigma")
+)
+
+
+@pytest.mark.parametrize(
+    ("main", "noise"),
+    [
+        ("from lib.train import Trainer\nTrainer(4.0).run()\n", 4.0),
+        ("import lib.train as t\nS = 2\nt.Trainer(lr=2, sigma=S * S).run()\n", 4.0),
+        ("from lib import Trainer\nTrainer(sigma=4.0)\nTrainer(4.0)\n", 4.0),
+        ("from lib import Trainer\nTrainer(4.0)\nTrainer(1.0)\n", None),
+        ("from lib import Trainer\nmake(Trainer, 1.0)\nTrainer(4.0)\n", None),
+        ("from lib import Trainer\nTrainer(*numbers)\n", None),
+        ("from other import Trainer\nTrainer(4.0)\n", None),
+    ],
+)
+def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | None) -> None:
+    Path("lib").mkdir()
+    Path("lib/__init__.py").write_text("from .train import Trainer\n")
+    Path("main.py").write_text(main)
+    Path("lib/test_train.py").write_text("from lib.train import Trainer\nTrainer(9.0)\n")
+    text = HEAD + TRAINER
+    Path("lib/train.py").write_text(text)
+    if noise is None:
+        with pytest.raises(MalformedPlan):
+            scripts.read(text.encode(), Path("lib"), name="train.py")
+        return
+    partial = scripts.read(text.encode(), Path("lib"), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == noise
+
+
+def test_how_often_another_file_calls_is_not_read() -> None:
+    text = (
+        HEAD + "def train(x, sigma):\n    o = " + USE.format(noise="sigma")
+        + "    model.compile(o)\n    model.fit(x, y, batch_size=6, epochs=2)\n"
+    )  # fmt: skip
+    Path("train.py").write_text(text)
+    Path("main.py").write_text("from train import train\nfor i in range(9):\n    train(x, 4.0)\n")
+    for here in ("", "train(x, 4.0)\n"):
+        partial = scripts.read((text + here).encode(), Path(), name="train.py")
+        assert partial is not None
+        assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+        assert "epochs" not in partial.data
+    Path("main.py").write_text("x = 1\n")
+    partial = scripts.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["epochs"] == 2
