@@ -42,15 +42,7 @@ def loaded(name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages that the examples show
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fsdp",
-        "plain_loop",
-        "lightning_module",
-        pytest.param("hf_trainer_lora", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("name", ["fsdp", "plain_loop", "lightning_module", "hf_trainer_lora"])
 def test_an_example_ends_in_a_conformant_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
