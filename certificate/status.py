@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
+from affidavit.certificate.trust_policy import AHEAD
 from affidavit.certificate.verification_options import (
     SeenStatus,
     VerificationError,
@@ -51,8 +52,6 @@ PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
 STATUS_TYPE = "https://affidavit.dev/status-list/v1"
 MOST_BYTES = 32 * 1024 * 1024
 """A hundred thousand listed issues fit."""
-AHEAD = timedelta(minutes=5)
-"""How far the service's clock may be ahead of the verifier's."""
 
 LONGEST_LIFE = timedelta(days=7)
 """The longest time between ``issued_at`` and ``next_update``."""

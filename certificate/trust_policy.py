@@ -44,6 +44,8 @@ from affidavit.certificate.log.timestamps import stamped_at
 from affidavit.plan import MalformedPlan, canonical_json, load_yaml
 
 MOST_WITNESSES = 32
+AHEAD = timedelta(minutes=5)
+"""How far another's clock may be ahead of the verifier's."""
 Hours = Annotated[int, Field(ge=1, le=24 * 366)]
 
 
@@ -117,17 +119,20 @@ class TrustPolicy(_Part):
             raise ValueError(str(error)) from None
         return value
 
-    def cosigned(self, note: str) -> tuple[datetime, datetime] | None:
+    def cosigned(self, note: str, now: datetime) -> tuple[datetime, datetime] | None:
         """When the threshold was first reached, and how recently it still is; None if never.
 
         The first is the time by which ``threshold`` witnesses had cosigned, the second the last
-        time after which as many did. Raises ``BadNote`` for a false cosignature.
+        time after which as many did. A time that is yet to come does not count. Raises ``BadNote``
+        for a false cosignature.
         """
         if self.witnesses is None:
             return None
         parsed = parse_note(note)
         times = sorted(
-            at for key in self.witnesses.parsed() if (at := key.cosigned(parsed)) is not None
+            at
+            for key in self.witnesses.parsed()
+            if (at := key.cosigned(parsed)) is not None and at <= now + AHEAD
         )
         threshold = self.witnesses.threshold
         return (times[threshold - 1], times[-threshold]) if len(times) >= threshold else None
@@ -137,7 +142,7 @@ class TrustPolicy(_Part):
         """Whether it names anybody else who says when a checkpoint existed."""
         return self.witnesses is not None or self.timestamps is not None
 
-    def seen(self, note: str) -> tuple[datetime, datetime] | None:
+    def seen(self, note: str, now: datetime) -> tuple[datetime, datetime] | None:
         """When others first saw the checkpoint, and how recently; None if too few did.
 
         Where witnesses are named, the threshold of them has to have cosigned; an earlier timestamp
@@ -145,11 +150,11 @@ class TrustPolicy(_Part):
         Raises ``BadNote`` for a false cosignature, and ``ModuleNotFoundError`` where timestamps
         cannot be checked.
         """
-        cosigned = self.cosigned(note)
+        cosigned = self.cosigned(note, now)
         if self.timestamps is None or (self.witnesses is not None and cosigned is None):
             return cosigned
         at = stamped_at(note, self.timestamps.roots.encode())
-        if at is None:
+        if at is None or at > now + AHEAD:
             return cosigned
         first, last = cosigned or (at, at)
         return min(first, at), max(last, at)

@@ -78,7 +78,7 @@ def verify(
     report.passed(5, f"verdict {predicate['verdict']}")
     not_before, not_after = _dates(predicate)
     now = now or datetime.now(UTC)
-    cosigned = log_steps.cosigned(log, trusted, options)
+    cosigned = log_steps.cosigned(log, trusted, options, now)
     _window(key, not_before, now, log, cosigned, options)
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)

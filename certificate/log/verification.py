@@ -18,7 +18,7 @@ from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, re
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import BadNote, UnknownSigner
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
-from affidavit.certificate.trust_policy import TrustPolicy
+from affidavit.certificate.trust_policy import AHEAD, TrustPolicy
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 
 
@@ -34,7 +34,10 @@ def require_logged(options: VerificationOptions) -> None:
 
 
 def cosigned(
-    part: Inclusion | None, trusted: Iterable[PublicKey], options: VerificationOptions
+    part: Inclusion | None,
+    trusted: Iterable[PublicKey],
+    options: VerificationOptions,
+    now: datetime,
 ) -> tuple[datetime, datetime] | None:
     """When enough witnesses cosigned or an authority stamped it, first and last; None if never.
 
@@ -50,7 +53,7 @@ def cosigned(
             "Name witnesses that others run.",
         )
     try:
-        return options.trust.seen(part.checkpoint)
+        return options.trust.seen(part.checkpoint, now)
     except BadNote as error:
         raise _unsigned("bad_cosignature", f"{error}.") from None
     except ModuleNotFoundError:
@@ -190,6 +193,7 @@ def signed(
     for key in keys:
         seen = now if cosigned is None else cosigned[0]
         if key.covers(at) and not key.revoked_at(seen):
+            _require_past(at, now)
             return key
     if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
@@ -199,6 +203,16 @@ def signed(
     raise _unsigned(
         "checkpoint_key_outside_window", "the checkpoint was signed when its key might not sign."
     )
+
+
+def _require_past(at: datetime, now: datetime) -> None:
+    if at > now + AHEAD:
+        raise VerificationError(
+            11,
+            "checkpoint_not_yet",
+            f"the checkpoint is of {at:%Y-%m-%d %H:%M:%S}Z, which is yet to come.",
+            "Check this machine's clock; if it is right, ask the log's operator.",
+        )
 
 
 class Link(NamedTuple):

@@ -72,6 +72,11 @@ class Actor:
         return self.team or DEFAULT
 
     @property
+    def side(self) -> str:
+        """The name of the team that they act for; ``all teams`` for the organisation."""
+        return "all teams" if self.sees is None else self.works_for
+
+    @property
     def anonymous(self) -> bool:
         """Whether the caller is unknown and counts as nobody in particular."""
         return self.name.startswith("anonymous@")

@@ -50,11 +50,15 @@ log = logging.getLogger("affidavit.service")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller, and the name under which their requests are counted."""
+    """The caller, and the name under which their requests are counted.
+
+    ``elsewhere`` is the same person in their other teams.
+    """
 
     actor: Actor
     counted_as: str
     token_id: str | None = None
+    elsewhere: tuple[Actor, ...] = ()
 
 
 class Authenticator:

@@ -101,8 +101,10 @@ class CodeFlow:
         url = self._client.authorization_url
         return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
 
-    def arrive(self, attempt: Attempt | None, answered: Mapping[str, str], back: str) -> Actor:
-        """Who signed in, by what the browser came back with. Raises ``AuthenticationError``."""
+    def arrive(
+        self, attempt: Attempt | None, answered: Mapping[str, str], back: str
+    ) -> tuple[Actor, ...]:
+        """Who signed in, once for each of their teams. Raises ``AuthenticationError``."""
         if attempt is None or not _same(attempt.state, answered.get("state", "")):
             raise AuthenticationError(
                 "sign_in_not_begun", "this sign-in was not begun in this browser; begin again."
@@ -122,12 +124,12 @@ class CodeFlow:
             )
         if claims.get("azp", self._client.client_id) != self._client.client_id:
             raise AuthenticationError("invalid_token", "the token was issued to another client.")
-        actor = self._tokens.actor_of(claims)
-        if not actor.scopes:
+        actors = self._tokens.actors_of(claims)
+        if not actors[0].scopes:
             raise AuthenticationError(
                 "no_scopes", "none of your groups may use this service; ask its administrator."
             )
-        return actor
+        return actors
 
     def _exchange(self, code: str, verifier: str, back: str) -> str:
         form = {

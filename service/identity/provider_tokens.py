@@ -226,12 +226,33 @@ class ProviderTokens:
 
     def actor(self, token: str) -> Actor:
         """Who holds ``token``; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
-        return self.actor_of(self.claims(token))
+        first, *others = self.actors_of(self.claims(token))
+        teams = [actor.team for actor in (first, *others) if actor.team is not None]
+        if len(teams) > 1:
+            raise AuthenticationError(
+                "several_teams",
+                f"your groups are of several teams ({', '.join(teams)}), and a request is for one; "
+                "sign in to the pages and choose, or use a token of one team: affidavit tokens "
+                "new --team TEAM --person oidc:SUBJECT.",
+            )
+        return first
 
-    def actor_of(self, claims: Mapping[str, Any]) -> Actor:
-        """Whom checked claims are about; raises ``AuthenticationError``."""
-        scopes, team = self._roles(claims)
-        return Actor(_name(claims["sub"]), scopes, team)
+    def actors_of(self, claims: Mapping[str, Any]) -> tuple[Actor, ...]:
+        """The subject of checked claims, once for each team of their groups, by its name.
+
+        What groups of no team allow, which reaches further, comes last. Raises
+        ``AuthenticationError``.
+        """
+        name, team_of = _name(claims["sub"]), self._provider.teams
+        scopes: dict[str | None, frozenset[Scope]] = {}
+        for group in self._groups(claims):
+            if group in self._provider.scopes:
+                held = scopes.get(team_of.get(group), frozenset())
+                scopes[team_of.get(group)] = held | self._provider.scopes[group]
+        ordered = sorted(scopes, key=lambda team: (team is None, team))
+        return tuple(Actor(name, scopes[team], team) for team in ordered) or (
+            Actor(name, frozenset()),
+        )
 
     def claims(self, token: str) -> Mapping[str, Any]:
         """Its verified claims; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
@@ -293,8 +314,7 @@ class ProviderTokens:
                 "invalid_token", "the provider has no key of the token's kid."
             ) from None
 
-    def _roles(self, claims: Mapping[str, Any]) -> tuple[frozenset[Scope], str | None]:
-        """What the groups allow, and in which team; a team's groups come before those of none."""
+    def _groups(self, claims: Mapping[str, Any]) -> list[str]:
         value: Any = claims
         for name in self._provider.claim:
             value = value.get(name) if isinstance(value, dict) else None
@@ -302,18 +322,7 @@ class ProviderTokens:
             # OAuth's own claim of scopes is one text (RFC 8693 4.2); a group may have spaces.
             value = value.split() if self._provider.claim[-1] in ("scope", "scp") else [value]
         groups = value if isinstance(value, list) else []
-        known = [group for group in groups if isinstance(group, str)]
-        scopes, team_of = self._provider.scopes, self._provider.teams
-        teams = sorted({team_of[group] for group in known if group in team_of})
-        if len(teams) > 1:
-            raise AuthenticationError(
-                "several_teams",
-                f"your groups are of several teams ({', '.join(teams)}), and a sign-in is for one; "
-                "use a token of one team: affidavit tokens new --team TEAM --person oidc:SUBJECT.",
-            )
-        team = teams[0] if teams else None
-        held = [scopes[group] for group in known if group in scopes and team_of.get(group) == team]
-        return frozenset().union(*held), team
+        return [group for group in groups if isinstance(group, str)]
 
 
 def _name(subject: str) -> str:

@@ -149,6 +149,7 @@ def _frame(request: Request) -> dict[str, Any]:
     actor: Actor | None = None if caller is None else caller.actor
     return {
         "actor": actor,
+        "elsewhere": () if caller is None else caller.elsewhere,
         "may": lambda scope: actor is not None and actor.may(Scope(scope)),
         "opens": lambda path: may_open(actor, path.partition("?")[0]),
         "groups": groups_for(actor, _paths(request)),

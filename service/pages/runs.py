@@ -405,7 +405,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         reserved=up(charge_of(reservation.cost).epsilon),
         charged=up(charge_of(reservation.charged).epsilon),
         steps_charged=charged,
-        **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
+        **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
         message=_message(outcome),
         events=events,
         story=_story(events, record),

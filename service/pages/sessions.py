@@ -5,6 +5,8 @@
   signs out, and at once when its token is revoked or expires.
 - A session by token may do what the token may now, looked up for each request. One by the
   OpenID provider may do what the groups allowed at sign-in, until it ends.
+- A session acts for one team. Whoever has several switches: that is a new cookie, so that forms
+  of pages of the team before are not accepted, and it ends no later than the session before.
 - That a session is in use is written at most once a minute.
 
 Over https the names of cookies begin with ``__Host-``, so that no neighbouring host can set
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request, Response
 from sqlalchemy import (
+    JSON,
     CheckConstraint,
     Column,
     Engine,
@@ -57,7 +60,7 @@ sessions = Table(
     metadata,
     Column("digest", String(64), primary_key=True),
     Column("actor", String(255), nullable=False),
-    Column("scopes", String(255), nullable=False),
+    Column("roles", JSON, nullable=False),
     Column("token_id", String(12), ForeignKey("tokens.id")),
     Column("team", String(64)),
     Column("created_at", UtcDateTime, nullable=False),
@@ -69,7 +72,8 @@ sessions = Table(
 """Who is signed in with a browser, until when, by the SHA-256 of the cookie.
 
 A session by token names the token and not what it allows, which is looked up for each request;
-one by the OpenID provider has the scopes of the provider's groups when it began.
+one by the OpenID provider has the team and the scopes of each of the person's ``roles`` when it
+began, and acts in that of ``team``.
 """
 
 
@@ -93,13 +97,17 @@ class Sessions:
         """Begin a session for ``caller``, and delete the expired ones."""
         cookie = secrets.token_urlsafe(32)
         ends = at + LONGEST
+        roles = [
+            {"team": actor.team, "scopes": sorted(actor.scopes)}
+            for actor in (caller.actor, *caller.elsewhere)
+        ]
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
             connection.execute(
                 insert(sessions).values(
                     digest=_digest(cookie),
                     actor=caller.actor.name,
-                    scopes=" ".join(sorted(caller.actor.scopes)),
+                    roles=roles,
                     token_id=caller.token_id,
                     team=caller.actor.team,
                     created_at=at,
@@ -123,6 +131,19 @@ class Sessions:
                 connection.execute(change.values(seen_at=at))
         return caller
 
+    def switch(self, cookie: str, team: str | None) -> NewSession | None:
+        """End the session and begin one for ``team``; None if that is none of the person's."""
+        new = secrets.token_urlsafe(32)
+        with self._writer.begin() as connection:
+            gone = delete(sessions).where(sessions.c.digest == _digest(cookie))
+            row = connection.execute(gone.returning(sessions)).mappings().first()
+            if row is None or team not in [role["team"] for role in row["roles"]]:
+                connection.rollback()
+                return None
+            values = {**row, "digest": _digest(new), "team": team}
+            connection.execute(insert(sessions).values(values))
+            return NewSession(new, row["expires_at"])
+
     def end(self, cookie: str) -> None:
         """Sign out."""
         with self._writer.begin() as connection:
@@ -135,8 +156,16 @@ class Sessions:
             except AuthenticationError:
                 return None
         known = {scope.value for scope in Scope}
-        scopes = frozenset(Scope(name) for name in row["scopes"].split() if name in known)
-        return Caller(Actor(row["actor"], scopes, row["team"]), row["actor"])
+        actors = {
+            role["team"]: Actor(
+                row["actor"],
+                frozenset(Scope(name) for name in role["scopes"] if name in known),
+                role["team"],
+            )
+            for role in row["roles"]
+        }
+        acting = actors.pop(row["team"])
+        return Caller(acting, row["actor"], elsewhere=tuple(actors.values()))
 
 
 def _digest(cookie: str) -> str:

@@ -1,4 +1,4 @@
-"""``/sign-in`` and ``/sign-out``: a session by token or by the OpenID provider.
+"""``/sign-in``, ``/sign-out`` and ``/team``: a session by token or by the OpenID provider.
 
 A token is checked as a bearer token is, and is answered with a cookie; the token itself goes
 no further. Where to go afterwards is a path of this service and nothing else.
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.access import not_known, open_to_all
-from affidavit.service.identity.actor import AuthenticationError
+from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.code_flow import Attempt, CodeFlow
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import sessions
+from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.forms import SubmittedForm, require_form_token
 from affidavit.service.pages.response import respond, see_other
 from affidavit.service.problems import Problem
@@ -30,9 +32,8 @@ from affidavit.service.services import Services, TheServices
 CALLBACK = "/sign-in/callback"
 LASTS = timedelta(minutes=10)
 
-router = APIRouter(
-    dependencies=[open_to_all()], include_in_schema=False, default_response_class=Response
-)
+router = APIRouter(include_in_schema=False, default_response_class=Response)
+EVERYBODY = [open_to_all()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class SignIn:
     wrong: str = ""
 
 
-@router.get("/sign-in")
+@router.get("/sign-in", dependencies=EVERYBODY)
 def sign_in(request: Request, services: TheServices) -> Response:
     """The form."""
     view = SignIn(
@@ -58,7 +59,7 @@ def sign_in(request: Request, services: TheServices) -> Response:
     return respond(request, view, template="sign_in.html")
 
 
-@router.post("/sign-in")
+@router.post("/sign-in", dependencies=EVERYBODY)
 async def sign_in_by_token(
     request: Request, services: TheServices, form: SubmittedForm
 ) -> Response:
@@ -73,7 +74,7 @@ async def sign_in_by_token(
     return await run_in_threadpool(_begin, request, services, caller, to)
 
 
-@router.post("/sign-out")
+@router.post("/sign-out", dependencies=EVERYBODY)
 def sign_out(request: Request, services: TheServices, form: SubmittedForm) -> Response:
     """End the session, in the browser and in the database."""
     require_form_token(request, form)
@@ -85,7 +86,26 @@ def sign_out(request: Request, services: TheServices, form: SubmittedForm) -> Re
     return response
 
 
-@router.get("/sign-in/provider")
+@router.post("/team")
+def switch_team(
+    _: Annotated[Actor, page_actor(*Scope, always=True)],
+    request: Request,
+    services: TheServices,
+    form: SubmittedForm,
+) -> Response:
+    """Act for another team of the person from now on."""
+    cookie = sessions.read_cookie(request, sessions.SESSION) or ""
+    session = services.sessions.switch(cookie, form.get("team") or None)
+    if session is None:
+        raise Problem(
+            403, "not_permitted", "you are not in that team; choose one that the page lists."
+        )
+    response = see_other("/")
+    sessions.write_cookie(request, response, sessions.SESSION, session.cookie, session.expires_at)
+    return response
+
+
+@router.get("/sign-in/provider", dependencies=EVERYBODY)
 def to_provider(request: Request, services: TheServices) -> Response:
     """Send the browser to the provider."""
     flow = _flow(services)
@@ -96,14 +116,14 @@ def to_provider(request: Request, services: TheServices) -> Response:
     return response
 
 
-@router.get(CALLBACK)
+@router.get(CALLBACK, dependencies=EVERYBODY)
 def from_provider(request: Request, services: TheServices) -> Response:
     """Begin a session for the person that the provider names."""
     flow = _flow(services)
     attempt = Attempt.unpacked(sessions.read_cookie(request, sessions.SIGN_IN) or "")
     to = "/" if attempt is None else local(attempt.next)
     try:
-        actor = flow.arrive(attempt, dict(request.query_params), _callback(services))
+        actor, *others = flow.arrive(attempt, dict(request.query_params), _callback(services))
     except AuthenticationError as unknown:
         not_known(services, request, unknown)  # counted, as a bad token is
         response = _again(request, services, to, unknown.detail, 422)
@@ -111,7 +131,7 @@ def from_provider(request: Request, services: TheServices) -> Response:
         detail = "the OpenID provider does not answer; try again later."
         response = _again(request, services, to, detail, 503)
     else:
-        response = _begin(request, services, Caller(actor, actor.name), to)
+        response = _begin(request, services, Caller(actor, actor.name, elsewhere=tuple(others)), to)
     sessions.delete_cookie(request, response, sessions.SIGN_IN)
     return response
 

@@ -61,7 +61,7 @@ def enqueue(
     )
     assert certificate is not None
     _require_search(request, certificate.bundle)
-    run_id, wanted = str(uuid.uuid4()), request.model_dump(mode="json")
+    run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
     connection.execute(
         insert(runs).values(
             id=run_id,
@@ -71,7 +71,7 @@ def enqueue(
             plan_digest=reservation.plan_digest,
             reservation_id=reservation_id,
             queue=request.queue,
-            wanted=json.dumps(wanted, sort_keys=True),
+            request=json.dumps(document, sort_keys=True),
             requested_by=call.actor,
             requested_at=call.at,
             idempotency_key=call.idempotency_key,
@@ -94,7 +94,7 @@ def enqueue(
         "certificate": request.certificate,
         "issue": reservation.issue,
         "reservation": reservation_id,
-        "wanted": wanted,
+        "request": document,
     }
     repository.add_event(connection, run_id, "queued", body, call)
     return repository.find(connection, run_id)

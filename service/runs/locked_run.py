@@ -111,7 +111,7 @@ class LockedRun:
 
     def begin(self, plan_digest: str, wants: int | None) -> None:
         """Write that it begins or goes on; draws what a search tries."""
-        run, search = self.run, self.run.wanted.get("search")
+        run, search = self.run, self.run.request.get("search")
         body: dict[str, Any] = {"fence": run.fence, "plan_digest": plan_digest}
         lease: dict[str, Any] = {"state": "running", "previous": run.fence, "head": None}
         if search is not None:
@@ -152,7 +152,7 @@ class LockedRun:
             return "cancelled", "cancelled"
         if result.code != "conformant":
             return "failed", result.code
-        limit, began = self.run.wanted["time_limit"], self.run.began_at
+        limit, began = self.run.request["time_limit"], self.run.began_at
         if limit is not None and began is not None:
             late = self.call.at >= began + timedelta(seconds=limit)
             return "failed", "time_limit" if late else "stopped"

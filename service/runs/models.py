@@ -170,7 +170,7 @@ def _document(run: StoredRun) -> dict[str, Any]:
     )
     return {
         **{name: getattr(run, name) for name in same},
-        **{name: run.wanted[name] for name in TRAINED},
+        **{name: run.request[name] for name in TRAINED},
         **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
         "certificate": run.certificate_id,
         "reservation": run.reservation_id,
@@ -201,7 +201,7 @@ def job_of(run: StoredRun, secret: str) -> Job:
         plan_digest=run.plan_digest,
         granted=run.granted,
         previous=run.previous,
-        **{name: run.wanted[name] for name in TRAINED},
+        **{name: run.request[name] for name in TRAINED},
     )
 
 

@@ -102,7 +102,7 @@ class StoredRun:
     plan_digest: str
     reservation_id: str
     queue: str
-    wanted: dict[str, Any]
+    request: dict[str, Any]
     requested_by: str
     requested_at: datetime
     request_digest: str | None
@@ -128,7 +128,7 @@ class StoredRun:
         """The run of a row of ``_RUNS``, to which ``events`` happened."""
         search, last = row["search"], events[-1].kind
         read = {
-            "wanted": json.loads(row["wanted"]),
+            "request": json.loads(row["request"]),
             "search": None if search is None else SearchOpening.read(json.loads(search)),
             "state": last if last in ENDED else row["state"],
         }
@@ -162,7 +162,7 @@ class StoredRun:
     @property
     def requirements(self) -> dict[str, int]:
         """GPUs, hosts, and memory in MiB; of earlier versions only whether it needs a GPU."""
-        stored = self.wanted["requirements"]
+        stored = self.request["requirements"]
         return {
             "gpus": int(stored.get("gpus", stored.get("gpu", 0))),
             "hosts": stored.get("hosts", 1),

@@ -64,7 +64,7 @@ runs = Table(
     Column("plan_digest", String(71), nullable=False),
     Column("reservation_id", String(36), ForeignKey("reservations.id"), nullable=False),
     Column("queue", String(64), nullable=False),
-    Column("wanted", Text, nullable=False),
+    Column("request", Text, nullable=False),
     Column("requested_by", String(255), nullable=False),
     Column("requested_at", UtcDateTime, nullable=False),
     Column("idempotency_key", String(255)),

@@ -220,3 +220,32 @@ def test_what_is_no_policy_is_refused_by_its_field(change: dict[str, Any], said:
     for raw in (b"", b"[]", b"origin: &a x", b"\xff"):
         with pytest.raises(BadTrustPolicy):
             parse_trust_policy(raw)
+
+
+@pytest.mark.parametrize("names", [(), ALL], ids=["of the log", "of its witnesses"])
+def test_a_date_that_is_yet_to_come_keeps_nothing_fresh(log: Log, names: tuple[str, ...]) -> None:
+    """Or one checkpoint, signed ahead by a thief or a fast clock, would hide all later ones."""
+    trust = policy(2, checkpoint_hours=1)
+    if not names:
+        trust = trust.model_copy(update={"witnesses": None})
+    at = NOW + HOUR * 24 * 30
+    dates = {} if names else {"at": at}
+    bundle = bundle_of(log, dict.fromkeys(names, at), **dates)
+    code = "not_witnessed" if names else "checkpoint_not_yet"
+    assert outcome(bundle, trust) == (11, code)
+
+
+def test_one_fast_witness_stops_nobody(log: Log) -> None:
+    """The threshold is of others, whose clocks are right."""
+    times = {ALL[0]: NOW, ALL[1]: NOW, ALL[2]: NOW + HOUR * 24}
+    assert outcome(bundle_of(log, times), policy(2, checkpoint_hours=1)) == (0, "verified")
+
+
+def test_one_witness_that_cosigns_twice_is_one(log: Log) -> None:
+    bundle = bundle_of(log, {ALL[0]: NOW})
+    note = bundle["log"]["checkpoint"]
+    later = cosign(note, ALL[0], WITNESSES[ALL[0]], NOW + timedelta(seconds=1))
+    stranger = cosign(note, "w9.example", SigningKey.generate(), NOW)
+    for more in (later, note.splitlines(keepends=True)[-1], stranger):
+        bundle["log"]["checkpoint"] = note + more
+        assert outcome(bundle, policy(2))[1] in ("not_witnessed", "bad_checkpoint")

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, reader
-from affidavit.service.identity.actor import AuthenticationError, Scope
+from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
 from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.token_repository import TokenError, TokenRepository
@@ -362,16 +362,18 @@ def test_groups_are_mapped_to_roles_in_teams() -> None:
     held = replace(held, teams={"v": "vision", "l": "language"})
     tokens = ProviderTokens(held, None, datetime.now)  # type: ignore[arg-type]
 
-    def sees(*groups: str) -> tuple[str | None, set[Scope]]:
-        actor = tokens.actor_of({"sub": "x", "groups": list(groups)})
-        return actor.sees, {*actor.scopes}
+    def sees(*groups: str) -> list[tuple[str | None, set[Scope]]]:
+        actors = tokens.actors_of({"sub": "x", "groups": list(groups)})
+        assert {actor.name for actor in actors} == {"oidc:x"}
+        return [(actor.sees, {*actor.scopes}) for actor in actors]
 
-    assert sees("v") == ("vision", {Scope.SUBMIT})
-    assert sees("p") == (None, {Scope.AUDIT})
+    vision, language = ("vision", {Scope.SUBMIT}), ("language", {Scope.WORK})
+    assert sees("v") == [vision]
+    assert sees("p") == [(None, {Scope.AUDIT})]
     # A team's group comes before one of none, whose rights reach further.
-    assert sees("p", "v") == ("vision", {Scope.SUBMIT})
-    with pytest.raises(AuthenticationError, match="several teams"):
-        sees("v", "l")
+    assert sees("p", "v") == [vision, (None, {Scope.AUDIT})]
+    assert sees("v", "l", "v", "strangers") == [language, vision]
+    assert sees("strangers") == [("default", set())]
     for wrong in (
         '{"v": {"team": "vision", "scopes": ["admin"]}}',
         '{"v": {"team": "a b", "scopes": ["submit"]}}',

@@ -85,9 +85,16 @@ def _endpoint() -> Iterator[TokenEndpoint]:
 
 @pytest.fixture
 def browser(
-    settings: Settings, tmp_path: Path, endpoint: TokenEndpoint, client_of: Callable[..., Any]
+    request: pytest.FixtureRequest,
+    settings: Settings,
+    tmp_path: Path,
+    endpoint: TokenEndpoint,
+    client_of: Callable[..., Any],
 ) -> Iterator[Any]:
     """A browser before a service whose provider people sign in with."""
+    if hasattr(request, "param"):
+        url = request.getfixturevalue(f"{request.param}_url")
+        settings = replace(settings, database_url=url)
     (tmp_path / "jwks.json").write_bytes(document(*GOOD_KEYS))
     endpoint.challenges, endpoint.asked, endpoint.status = {}, [], 200
     provider = Provider(
@@ -96,7 +103,13 @@ def browser(
         jwks_url=None,
         jwks_file=tmp_path / "jwks.json",
         claim=("groups",),
-        scopes={"ml-team": frozenset({Scope.SUBMIT})},
+        scopes={
+            "ml-team": frozenset({Scope.SUBMIT}),
+            "vision": frozenset({Scope.SUBMIT, Scope.APPROVE}),
+            "language": frozenset({Scope.SUBMIT}),
+            "privacy": frozenset({Scope.AUDIT}),
+        },
+        teams={"vision": "vision", "language": "language"},
         client=SignInClient(
             client_id=CLIENT,
             client_secret=SECRET,
@@ -151,6 +164,74 @@ def test_the_provider_signs_in_the_subject_with_the_scopes_of_its_groups(
     assert secret is not None
     sent = base64.b64decode(secret.removeprefix("Basic ")).decode()
     assert sent == "affidavit%20pages:s3cret%3Awith%2Fodd%26signs"
+
+
+def form_token(browser: Any) -> str:
+    """That of the forms on a page."""
+    page = browser.get("/datasets", headers={"accept": "text/html"}).text
+    return str(page.partition('name="csrf" value="')[2].partition('"')[0])
+
+
+def choose(browser: Any, team: str, csrf: str) -> Any:
+    """Act for another team."""
+    return browser.post("/team", data={"csrf": csrf, "team": team})
+
+
+@pytest.mark.parametrize("browser", ["sqlite", "postgresql"], indirect=True)
+def test_who_is_in_several_teams_acts_for_one_and_switches(
+    browser: Any, endpoint: TokenEndpoint, document: Callable[..., dict[str, Any]]
+) -> None:
+    requested = leave(browser, endpoint)
+    endpoint.changes["groups"] = ["vision", "language", "privacy"]
+    done = arrive(browser, requested)
+    assert done.status_code == 303, done.text
+
+    def seen() -> str:
+        return str(browser.get("/certificates.json").text)
+
+    def submit(name: str) -> None:
+        text = json.dumps(document(name=name))
+        form = {"csrf": form_token(browser), "do": "certify", "mode": "yaml", "yaml": text}
+        sent = browser.post("/plans/new", data=form)
+        assert sent.status_code == 303, sent.text
+
+    # The first by name; the organisation's role waits to be chosen.
+    submit("plan-of-language")
+    assert browser.get("/audit").status_code == 403
+    page = browser.get("/datasets", headers={"accept": "text/html"}).text
+    options = [line for line in page.splitlines() if line.startswith("<option")]
+    assert [line.partition(">")[2].partition("<")[0] for line in options[:3]] == [
+        "language",
+        "vision",
+        "all teams",
+    ]
+
+    cookie, csrf = dict(browser.cookies), form_token(browser)
+    assert choose(browser, "vision", csrf).status_code == 303
+    assert "plan-of-language" not in seen()
+    submit("plan-of-vision")
+    assert "plan-of-vision" in seen()
+    # A page of the team before sends nothing in the new one's name, and its session has ended.
+    assert choose(browser, "language", csrf).status_code == 403
+    before = browser.get("/certificates.json", headers={"cookie": _as_header(cookie)})
+    assert before.status_code in (303, 401)
+
+    # Who audits sees all and submits nothing; a team that is not theirs is nobody's to choose.
+    assert choose(browser, "", form_token(browser)).status_code == 303
+    assert browser.get("/audit").status_code == 200
+    assert browser.get("/plans/new").status_code == 403
+    assert "plan-of-language" in seen()
+    assert "plan-of-vision" in seen()
+    for stranger in ("other", "default", "vision' OR 1=1"):
+        assert choose(browser, stranger, form_token(browser)).status_code == 403
+    assert choose(browser, "language", form_token(browser)).status_code == 303
+    assert "plan-of-language" in seen()
+    assert "plan-of-vision" not in seen()
+    assert browser.get("/audit").status_code == 403
+
+
+def _as_header(cookies: dict[str, str]) -> str:
+    return "; ".join(f"{name}={value}" for name, value in cookies.items())
 
 
 def test_a_callback_is_valid_once_and_in_one_browser(browser: Any, endpoint: TokenEndpoint) -> None:
