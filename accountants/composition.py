@@ -24,6 +24,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -63,6 +64,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
             Gaussian()
             | Laplace()
             | PoissonSubsampledGaussian()
+            | PoissonSampledGroupGaussian()
             | WithoutReplacementGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()

@@ -24,6 +24,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -50,7 +51,9 @@ def as_dp_event(leaf: Leaf | RepeatAndSelect) -> dp_accounting.DpEvent:
         case WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma):
             half = dp_accounting.GaussianDpEvent(sigma / 2)
             return dp_accounting.SampledWithoutReplacementDpEvent(size, lot, half)
-        case TruncatedPoissonGaussian() | RandomAllocationGaussian():
+        case (
+            PoissonSampledGroupGaussian() | TruncatedPoissonGaussian() | RandomAllocationGaussian()
+        ):
             raise Unsupported(
                 f"dp_accounting's Rényi accountant has no event for {type(leaf).__name__}.",
                 "Use another accountant.",

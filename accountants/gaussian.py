@@ -43,6 +43,7 @@ from affidavit.plan import (
     Event,
     Gaussian,
     Laplace,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     TruncatedPoissonGaussian,
@@ -187,6 +188,7 @@ def joint_mu(event: Event) -> float:
             case (
                 Laplace()
                 | PoissonSubsampledGaussian()
+                | PoissonSampledGroupGaussian()
                 | WithoutReplacementGaussian()
                 | TruncatedPoissonGaussian()
                 | RandomAllocationGaussian()

@@ -38,6 +38,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     Repeated,
@@ -168,6 +169,7 @@ def _require_known(leaf: Leaf) -> None:
                 )
         case (
             PoissonSubsampledGaussian()
+            | PoissonSampledGroupGaussian()
             | WithoutReplacementGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()
@@ -254,7 +256,12 @@ def _of_leaf(
             rate = attained_rate(leaf)
             step = library.from_gaussian_mechanism(sigma, sampling_prob=rate, **shape)
             return step.self_compose(count)
-        case WithoutReplacementGaussian() | RandomAllocationGaussian() | BallsInBinsGaussian():
+        case (
+            PoissonSampledGroupGaussian()
+            | WithoutReplacementGaussian()
+            | RandomAllocationGaussian()
+            | BallsInBinsGaussian()
+        ):
             raise Unsupported(f"the PLD engine does not know {type(leaf).__name__}.")
         case _:
             assert_never(leaf)

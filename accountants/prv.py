@@ -43,6 +43,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     TruncatedPoissonGaussian,
@@ -171,6 +172,7 @@ def _variable(leaf: Leaf, add: bool) -> GaussianMechanism | PoissonSubsampledGau
         case (
             Laplace()
             | PoissonSubsampledGaussian()
+            | PoissonSampledGroupGaussian()
             | WithoutReplacementGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()

@@ -30,6 +30,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -138,6 +139,11 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
             )
         case PoissonSubsampledGaussian():
             return NeighboringRelation.ADD_OR_REMOVE_ONE
+        case PoissonSampledGroupGaussian():
+            raise Unsupported(
+                "Rényi accounting has no bound here for several records of a user.",
+                "Use the fourier accountant.",
+            )
         case WithoutReplacementGaussian():
             return NeighboringRelation.REPLACE_ONE
         case TruncatedPoissonGaussian():

@@ -24,14 +24,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from affidavit.plan import (
+    MOST_RECORDS,
     ClippingQuantile,
     Composed,
     Event,
     Gaussian,
     Laplace,
     LaplaceMetric,
+    Leaf,
     Metric,
     Plan,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     Reason,
     RefusedPlan,
@@ -86,8 +89,10 @@ def lower_extra(plan: Plan) -> Extras:
     for index, extra in enumerate(plan.extra):
         match extra:
             case Metric() | LaplaceMetric():
-                reasons += _unsampled(plan, index, extra)
-                (repeated if extra.each_repetition else beside).append(_metric(plan, extra))
+                if refused := _unsampled(plan, index, extra):
+                    reasons += refused
+                else:
+                    (repeated if extra.each_repetition else beside).append(_metric(plan, extra))
             case ClippingQuantile():
                 reasons += _same_lot_only(plan, index)
                 same_lot.append(extra.noise_std / HALF / math.sqrt(extra.count) * (1 - ROUNDING))
@@ -124,7 +129,13 @@ def _metric(plan: Plan, metric: Metric | LaplaceMetric) -> Event:
     probability = metric.sampling_probability
     if probability is None or probability >= 1:
         return Repeated(event=Gaussian(noise_multiplier=sigma), count=metric.count)
-    leaf = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=sigma)
+    leaf: Leaf = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=sigma)
+    if records > 1:
+        leaf = PoissonSampledGroupGaussian(
+            records=records,
+            sampling_probability=probability,
+            noise_multiplier=metric.noise_multiplier,
+        )
     return Repeated(event=leaf, count=metric.count)
 
 
@@ -140,8 +151,8 @@ def _unsampled(plan: Plan, index: int, metric: Metric | LaplaceMetric) -> list[R
             "centred, which the plan cannot say."
         )
         return [_reason("unsupported", pointer, message, remedy)]
-    if (plan.dataset.contributions_per_user or 1) > 1:
-        message = "records are sampled one by one, so that nothing is amplified for a user."
+    if (plan.dataset.contributions_per_user or 1) > MOST_RECORDS:
+        message = f"sampling is accounted for users of at most {MOST_RECORDS} records."
         return [_reason("user_level_sampling", pointer, message, remedy)]
     return []
 

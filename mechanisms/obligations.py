@@ -67,6 +67,16 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
         Obligation(code="sampler_of_the_plan", text=assumption) for assumption in assumptions
     )
     obligations = samplers + ALWAYS + lowered.mechanism.obliges + tuple(_of_streams(lowered))
+    if lowered.plan.dataset.unit == "user":
+        most = lowered.plan.dataset.contributions_per_user
+        obligations += (
+            Obligation(
+                code="records_of_a_user",
+                text=f"no user has more than {most} of the records; who has more is cut to that "
+                "many before the run",
+                checked_by="declared",
+            ),
+        )
     if lowered.plan.canaries is not None:
         obligations += (CANARIES,)
     return tuple(dict.fromkeys(obligations)) + tuple(_of_extras(lowered.plan))

@@ -11,6 +11,8 @@ scheme            adjacency         certified as
 poisson           add_remove,       subsampled Gaussian at q, once a step
                   zero_out
 poisson           replace_one       the replace-one pair at q, once a step
+poisson           add_remove,       for a user of several records: the mixture over how many
+                  zero_out          of them are drawn, once a step
 full_batch        any               Gaussian, once a step
 shuffled, cyclic  zero_out,         Gaussian, once a participation (k = epochs);
                   replace_one       no amplification is claimed
@@ -43,11 +45,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from affidavit.plan import (
+    MOST_RECORDS,
     Event,
     Gaussian,
     Leaf,
     Phase,
     Plan,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     Reason,
@@ -56,6 +60,11 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
     schedule,
+)
+
+POISSON = (
+    "each record enters each lot independently with probability q, and the sum is divided by the "
+    "fixed expected lot size, never by the realised one"
 )
 
 StepEvent = Callable[[float], Leaf]
@@ -125,7 +134,8 @@ def _require_one_record(plan: Plan, index: int) -> None:
             "user_level_sampling",
             "records are sampled one by one, so that the lots of one user's records are "
             "correlated and no per-record amplification holds for the user.",
-            "Use full_batch, shuffled or cyclic, or keep one record a user.",
+            "Use scheme: poisson under zero_out or add_remove, sample users (clip each user's sum "
+            "once, with contributions_per_user: 1), or use full_batch, shuffled or cyclic.",
         )
 
 
@@ -134,8 +144,11 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     probability = schedule.double_up(exact)
     if probability >= 1:
         return _full_batch(plan)
-    _require_one_record(plan, index)
     replace = plan.adjacency == "replace_one"
+    records = plan.dataset.contributions_per_user or 1
+    if records > 1 and not replace:
+        return _poisson_for_users(plan, index, probability, records)
+    _require_one_record(plan, index)
     return Sampled(
         event=lambda joint: PoissonSubsampledGaussian(
             sampling_probability=probability,
@@ -145,8 +158,29 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
         times=lambda steps: steps,
         probability=probability,
         distance=2.0 if replace else 1.0,
-        assumption="each record enters each lot independently with probability q, and the sum "
-        "is divided by the fixed expected lot size, never by the realised one",
+        assumption=POISSON,
+    )
+
+
+def _poisson_for_users(plan: Plan, index: int, probability: float, records: int) -> Sampled:
+    if records > MOST_RECORDS:
+        raise _refused(
+            plan,
+            index,
+            "user_level_sampling",
+            f"a user has up to {records} records, and sampling them one by one is accounted for "
+            f"at most {MOST_RECORDS}.",
+            f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
+            "once, with contributions_per_user: 1.",
+        )
+    return Sampled(
+        event=lambda joint: PoissonSampledGroupGaussian(
+            records=records, sampling_probability=probability, noise_multiplier=joint
+        ),
+        times=lambda steps: steps,
+        probability=probability,
+        distance=float(records),
+        assumption=POISSON,
     )
 
 

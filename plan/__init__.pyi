@@ -34,6 +34,7 @@ from .document import Release as Release
 from .document import Scheme as Scheme
 from .document import Target as Target
 from .events import MOST_BINS as MOST_BINS
+from .events import MOST_RECORDS as MOST_RECORDS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import Composed as Composed
 from .events import Event as Event
@@ -41,6 +42,7 @@ from .events import Gaussian as Gaussian
 from .events import Gram as Gram
 from .events import Laplace as Laplace
 from .events import Leaf as Leaf
+from .events import PoissonSampledGroupGaussian as PoissonSampledGroupGaussian
 from .events import PoissonSubsampledGaussian as PoissonSubsampledGaussian
 from .events import RandomAllocationGaussian as RandomAllocationGaussian
 from .events import RepeatAndSelect as RepeatAndSelect

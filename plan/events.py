@@ -109,6 +109,30 @@ class PoissonSubsampledGaussian:
         _require_positive("noise_multiplier", self.noise_multiplier)
 
 
+MOST_RECORDS = 200
+"""Records of one user whose draws are counted one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoissonSampledGroupGaussian:
+    """One Gaussian release on a Poisson sample of records, of which one user has ``records``.
+
+    The two orders of (Σ_k P(K = k) N(k), N(0)), K binomial of ``records`` draws at q, in units of
+    the clip norm, over which ``noise_multiplier`` is the noise standard deviation. It serves
+    add_remove and zero_out. Source: docs/theorems/group-sampling.md.
+    """
+
+    records: int
+    sampling_probability: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.records <= MOST_RECORDS:
+            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        _require_probability("sampling_probability", self.sampling_probability)
+        _require_positive("noise_multiplier", self.noise_multiplier)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithoutReplacementGaussian:
     """One Gaussian release on a uniform sample of fixed size, under replace_one.
@@ -249,6 +273,7 @@ Leaf = (
     Gaussian
     | Laplace
     | PoissonSubsampledGaussian
+    | PoissonSampledGroupGaussian
     | WithoutReplacementGaussian
     | TruncatedPoissonGaussian
     | RandomAllocationGaussian
@@ -305,6 +330,7 @@ _LEAVES: dict[str, type[Any]] = {
         Gaussian,
         Laplace,
         PoissonSubsampledGaussian,
+        PoissonSampledGroupGaussian,
         WithoutReplacementGaussian,
         TruncatedPoissonGaussian,
         RandomAllocationGaussian,
@@ -330,6 +356,7 @@ def event_document(event: Event) -> dict[str, Any]:
             Gaussian()
             | Laplace()
             | PoissonSubsampledGaussian()
+            | PoissonSampledGroupGaussian()
             | WithoutReplacementGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()

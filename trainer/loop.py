@@ -93,6 +93,7 @@ def train(
         trusted,
         plan,
         records=len(data),
+        most_of_a_user=getattr(data, "most_of_a_user", None),
         now=now,
         options=options,
         search=trial is not None,

@@ -54,6 +54,7 @@ OBLIGATIONS = STEP_OBLIGATIONS | {
     "recentred_clipping_count",
     "round_to_the_grid",
     "insert_the_canaries",
+    "records_of_a_user",
 }
 """The codes of the obligations that this trainer fulfils."""
 
@@ -85,12 +86,14 @@ def bind(
     plan: Plan,
     *,
     records: int,
+    most_of_a_user: int | None = None,
     now: datetime | None = None,
     options: VerificationOptions | None = None,
     search: bool = False,
 ) -> RunConfig:
     """The run that ``bundle`` certifies ``plan`` for, on ``records`` records beside its canaries.
 
+    ``most_of_a_user`` is how many of them one user has at most, where the data says whose they are.
     ``options`` is what its verification asks beyond what every certificate must pass. ``search``
     says that this is one of the runs that are selected from.
     Raises ``NotCertified`` with the code of what is wrong.
@@ -113,6 +116,7 @@ def bind(
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
     closed = execution.plan
     _require_runnable(closed, records)
+    _require_few_of_a_user(closed, most_of_a_user)
     _require_same_strategies(predicate["strategies"], strategies)
     return RunConfig(
         certificate_id=predicate["certificate_id"],
@@ -173,6 +177,16 @@ def _require_runnable(plan: Plan, records: int) -> None:
             "unsupported",
             "the phases release different blocks, and every tensor is trained in all of them. Give "
             "every phase the same releases.",
+        )
+
+
+def _require_few_of_a_user(plan: Plan, most: int | None) -> None:
+    allowed = plan.dataset.contributions_per_user
+    if allowed is not None and most is not None and most > allowed:
+        raise NotCertified(
+            "records_of_a_user",
+            f"a user has {most} records and the plan was certified for at most {allowed}. Leave "
+            f"records out, or certify contributions_per_user: {most}.",
         )
 
 

@@ -33,10 +33,11 @@ class Row:
     """One statement: ``pairs`` dominate ``release`` where ``where`` and ``requires`` hold.
 
     A pair is P (``over``) against Q (``under``), each a sum of WEIGHT N(MEAN) with means in clip
-    norms, where a place lies ``above`` or ``below`` a number of clip norms; the loss rises there.
-    The rest of the mass has a loss of zero. ``orders``: a run has a second direction in which all
-    pairs are exchanged ("either order"), those with a place are exchanged in the same direction
-    ("both"), or neither ("symmetric"). ``source`` is the page in docs/theorems.
+    norms, N(K) with a random number K; a place lies ``above`` or ``below`` a number of clip norms,
+    and the loss rises there. The rest of the mass has a loss of zero. ``orders``: a run has a
+    second direction in which all pairs are exchanged ("either order"), those with a place are
+    exchanged in the same direction ("both"), or neither ("symmetric"). ``source`` is the page in
+    docs/theorems.
     """
 
     release: str
@@ -151,7 +152,7 @@ def _row(leaf: Leaf) -> str:
 
 def _law(name: str, leaf: Any, removed: bool) -> Law:
     row, mu, weights = DOMINATING_PAIRS[name], 1 / arb(leaf.noise_multiplier), _weights(leaf)
-    pieces = [_piece(pair, weights) for pair in row.pairs]
+    pieces = [_piece(pair, weights, _numbers_drawn(leaf)) for pair in row.pairs]
     if bins := getattr(leaf, "bins", 0):
         number = leaf.released or bins
         share = Fraction(number, bins)
@@ -196,19 +197,31 @@ def at_least(least: int, size: int, q: arb) -> arb:
     return q.beta_lower(least, size - least + 1, 1)
 
 
-def _piece(pair: Mapping[str, str], weights: Mapping[str, arb]) -> Piece:
-    over, under = (_mixture(pair[side], weights) for side in ("over", "under"))
+def _numbers_drawn(leaf: Any) -> Mixture:
+    """The law of K, how many of a user's records are drawn."""
+    if (records := getattr(leaf, "records", None)) is None:
+        return {}
+    q = arb(leaf.sampling_probability)
+    return {k: math.comb(records, k) * q**k * (1 - q) ** (records - k) for k in range(records + 1)}
+
+
+def _piece(pair: Mapping[str, str], weights: Mapping[str, arb], drawn: Mixture) -> Piece:
+    over, under = (_mixture(pair[side], weights, drawn) for side in ("over", "under"))
     places = (Fraction(pair[side]) if side in pair else None for side in ("above", "below"))
     start, stop = (None if x is None else arb(x.numerator) / x.denominator for x in places)
     return Piece(over=over, under=under, start=start, stop=stop)
 
 
-def _mixture(text: str, weights: Mapping[str, arb]) -> Mixture:
-    """The mixture that a row writes as a sum of WEIGHT N(MEAN); a weight is a product."""
+def _mixture(text: str, weights: Mapping[str, arb], drawn: Mixture) -> Mixture:
+    """The mixture that a row writes as a sum of WEIGHT N(MEAN); a weight is a product.
+
+    N(K) is the mixture of normals at the numbers ``drawn``.
+    """
     values = {"1": arb(1), **weights, **{f"(1-{name})": 1 - of for name, of in weights.items()}}
     mixture: dict[int, arb] = {}
     for term in text.split(" + "):
         weight, _, mean = term.removesuffix(")").partition(" N(")
-        factors = [values[name] for name in weight.split("*")]
-        mixture[int(mean)] = mixture.get(int(mean), arb(0)) + math.prod(factors, start=arb(1))
+        factor = math.prod((values[name] for name in weight.split("*")), start=arb(1))
+        for place, share in (drawn if mean == "K" else {int(mean): arb(1)}).items():
+            mixture[place] = mixture.get(place, arb(0)) + factor * share
     return mixture

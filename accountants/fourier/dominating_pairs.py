@@ -10,6 +10,7 @@ leaf                         upper bound                     lower bound
 Gaussian                     N(μ) against N(0)               the same
 Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
+Poisson, several records     both orders of the mixture      the same
 without replacement          the convex profile of both      the pair of one data set
 truncated Poisson            full lot or not, revealed       others that contribute zero
 ===========================  ==============================  ========================
@@ -28,6 +29,7 @@ from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.displacement import attained_law, truncated_law
+from affidavit.accountants.fourier.group_sampling import group_law
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
@@ -42,6 +44,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -115,9 +118,11 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
         low, high = NOISE_MULTIPLIERS
-        if not low <= leaf.noise_multiplier <= high:
+        records = leaf.records if isinstance(leaf, PoissonSampledGroupGaussian) else 1
+        if not low <= leaf.noise_multiplier / records <= high:
             raise OutOfReach(
-                f"noise multiplier {leaf.noise_multiplier:g} is outside [{low:g}, {high:g}]",
+                f"noise multiplier {leaf.noise_multiplier / records:g} is outside "
+                f"[{low:g}, {high:g}]",
                 "use another accountant for such noise",
             )
         if probability < least:
@@ -133,6 +138,7 @@ def _sampling_probability(leaf: Leaf) -> float:
             return 1.0
         case (
             PoissonSubsampledGaussian(sampling_probability=probability)
+            | PoissonSampledGroupGaussian(sampling_probability=probability)
             | TruncatedPoissonGaussian(sampling_probability=probability)
         ):
             return probability
@@ -163,6 +169,8 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             return False
         case PoissonSubsampledGaussian(pair=pair):
             return pair == "add_remove"
+        case PoissonSampledGroupGaussian():
+            return True
         case TruncatedPoissonGaussian(neighbours=neighbours):
             return neighbours != "replace_one"
         case (
@@ -183,6 +191,8 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
         case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
+        case PoissonSampledGroupGaussian():
+            return group_law(leaf, added=side == "add")
         case WithoutReplacementGaussian():
             half = 1 / leaf.noise_multiplier
             return WorseOfBothLaw(

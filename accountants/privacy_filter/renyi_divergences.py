@@ -80,6 +80,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -244,6 +245,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             if pair == "replace_one":
                 return _least(_gaussian(sigma / 2), _by_laws(part))
             return _least(_gaussian(sigma), _by_laws(part), _binomial(part))
+        case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records):
+            return _least(_gaussian(sigma / records), _by_laws(part))
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
             return _least(_gaussian(part.noise_multiplier / 2), _by_laws(part))
         case RandomAllocationGaussian(noise_multiplier=sigma):
@@ -280,7 +283,10 @@ def _laplace(scale: float) -> Array:
 
 
 def _by_laws(
-    leaf: PoissonSubsampledGaussian | WithoutReplacementGaussian | TruncatedPoissonGaussian,
+    leaf: PoissonSubsampledGaussian
+    | PoissonSampledGroupGaussian
+    | WithoutReplacementGaussian
+    | TruncatedPoissonGaussian,
 ) -> Array:
     """The larger of both directions, by the moments of their dominating laws."""
     try:

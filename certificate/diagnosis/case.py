@@ -162,10 +162,12 @@ def _phase_account(
         account = replace(account, distance=account.distance * filtered.distance)
     if optimizer.name == "dp_dice":
         account = replace(account, known=False)
-    return _sampled(account, facts, replaces=replaces)
+    return _sampled(account, facts, replaces=replaces, one_record=records == 1)
 
 
-def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> PhaseAccount:
+def _sampled(
+    account: PhaseAccount, facts: PhaseFacts, *, replaces: bool, one_record: bool
+) -> PhaseAccount:
     """The account with what its sampler adds."""
     if facts.scheme in FIXED_ORDER and facts.lots:
         account = replace(account, participations=math.ceil(facts.steps / facts.lots[0]))
@@ -182,7 +184,8 @@ def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> Pha
     if facts.scheme in FIXED_ORDER or facts.rate >= 1:
         return account
     pair: Pair = "replace_one" if replaces else "add_remove"
-    known = facts.scheme in {"poisson", "truncated_poisson"}
+    # What amplifies a user of several records is no pair at a distance.
+    known = one_record and facts.scheme in {"poisson", "truncated_poisson"}
     if facts.scheme == "fixed_size" and replaces:
         pair, known = "without_replacement", True
     return replace(account, probability=facts.rate, pair=pair, known=account.known and known)

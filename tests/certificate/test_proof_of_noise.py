@@ -97,6 +97,10 @@ KINDS: dict[str, dict[str, Any]] = WHITE | {
     "rounded": {"noise": {"kind": "matrix", "rows": ROUNDED}},
     "scheduled": {"noise": {"kind": "sqrt"}, "clip_schedule": [0.5] * 12 + [1.0] * 12},
     "poisson": {"sampling": {"scheme": "poisson", "lot_size": 100}},
+    "users": {
+        "sampling": {"scheme": "poisson", "lot_size": 100},
+        "dataset": {"size": 1000, "unit": "user", "contributions_per_user": 3},
+    },
     "bins": {"sampling": {"scheme": "balls_in_bins", "lot_size": 100}, "steps": 20},
     "quantile": {
         "sampling": {"scheme": "poisson", "lot_size": 100},

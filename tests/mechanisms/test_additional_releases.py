@@ -17,6 +17,7 @@ from affidavit.plan import (
     Laplace,
     MalformedPlan,
     Plan,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RefusedPlan,
     RepeatAndSelect,
@@ -138,6 +139,10 @@ def test_a_sampled_metric_is_amplified_for_a_record_that_is_there_or_not(plan_of
     (_, event) = lower(plan_of(extra=[metric])).event().events
     leaf = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=30)
     assert event == Repeated(event=leaf, count=4)
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
+    (_, event) = lower(plan_of(dataset=users, extra=[metric])).event().events
+    group = PoissonSampledGroupGaussian(records=3, sampling_probability=0.1, noise_multiplier=30)
+    assert event == Repeated(event=group, count=4)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,7 @@ def test_a_sampled_metric_is_amplified_for_a_record_that_is_there_or_not(plan_of
     [
         ({"adjacency": "replace_one"}, "unsupported"),
         (
-            {"dataset": {"size": 1000, "unit": "user", "contributions_per_user": 2}},
+            {"dataset": {"size": 1000, "unit": "user", "contributions_per_user": 201}},
             "user_level_sampling",
         ),
     ],

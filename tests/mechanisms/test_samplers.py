@@ -15,6 +15,7 @@ from affidavit.plan import (
     Gaussian,
     Leaf,
     Plan,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RefusedPlan,
@@ -184,8 +185,21 @@ def test_a_user_of_four_records_has_a_quarter_of_the_noise(
     assert event.event == gaussian(sigma)
 
 
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+def test_a_user_of_several_records_is_a_mixture_over_those_drawn(
+    plan_of: Make, adjacency: str
+) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    event = only(planned(plan_of, "poisson", adjacency, dataset=users))
+    leaf = PoissonSampledGroupGaussian(records=4, sampling_probability=0.1, noise_multiplier=SIGMA)
+    assert isinstance(event, Repeated)
+    assert event.event == leaf
+    users["contributions_per_user"] = 201
+    assert code(planned(plan_of, "poisson", adjacency, dataset=users)) == "user_level_sampling"
+
+
 @pytest.mark.parametrize(
-    ("scheme", "adjacency"), [("poisson", "add_remove"), ("fixed_size", "replace_one")]
+    ("scheme", "adjacency"), [("poisson", "replace_one"), ("fixed_size", "replace_one")]
 )
 def test_no_amplification_holds_for_a_user_of_several_records(
     plan_of: Make, scheme: str, adjacency: str

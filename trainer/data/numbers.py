@@ -1,12 +1,14 @@
 """Numbered features with a class each: CSV files, and scikit-learn's handwritten digits.
 
-    --data csv:PATH,label=COLUMN,classes=K
+    --data csv:PATH,label=COLUMN,classes=K[,user=COLUMN]
     --data digits[:part=train|test]
 
 A CSV file is UTF-8 with a header; every column but the label is a finite number, and labels are
 whole numbers from 0 to K-1. K is public and has to be said: reading it off the records would
 release what they hold. For the same reason features are taken as they stand; scale them by
-numbers that do not come from the data. What is wrong is refused with its line and column.
+numbers that do not come from the data. ``user`` names the column that says whose a record is, and
+is no feature: a plan for users is run only if none has more records than the plan allows. What is
+wrong is refused with its line and column.
 
 Digits are 1,797 images of 8 x 8 with 16 levels of grey, here from 0 to 1 (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49). ``test`` is every fifth
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,11 +46,15 @@ class WrongData(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Features (N, f) in float32 and classes (N,) from 0."""
+    """Features (N, f) in float32 and classes (N,) from 0.
+
+    ``most_of_a_user`` is the most records of one user; None where nothing says whose they are.
+    """
 
     inputs: Tensor
     labels: Tensor
     classes: int
+    most_of_a_user: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -95,35 +102,43 @@ def csv_file(argument: str) -> Labelled:
     options = Options.of(argument, "--data csv")
     path = options.file()
     label, classes = options.text("label"), options.integer("classes", least=2)
+    user = options.text("user", "") or None
     options.require_all_read()
     if classes > MOST_CLASSES:
         raise WrongOption(f"--data csv: classes={classes}; at most {MOST_CLASSES} are supported.")
-    return read_csv(path, label=label, classes=classes)
+    return read_csv(path, label=label, classes=classes, user=user)
 
 
-def read_csv(path: Path, *, label: str, classes: int) -> Labelled:
-    """The records of a file; raises ``WrongData``."""
+def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -> Labelled:
+    """The records of a file, ``label`` and ``user`` names of columns; raises ``WrongData``."""
     rows = _rows(path)
     _, header = next(rows, (1, []))
     place = _place_of(path, header, label)
+    whose = None if user is None else _place_of(path, header, user)
     inputs, labels = [], []
+    records: Counter[str] = Counter()
     for line, row in rows:
         if len(row) != len(header):
             raise WrongData(
                 f"{path}, line {line}: {len(row)} fields where the header has {len(header)}."
             )
-        labels.append(_label(f"{path}, line {line}, column {label}", row.pop(place), classes))
-        names = header[:place] + header[place + 1 :]
+        labels.append(_label(f"{path}, line {line}, column {label}", row[place], classes))
+        if whose is not None:
+            records[row[whose].strip()] += 1
         inputs.append(
             [
                 _number(f"{path}, line {line}, column {name}", value)
-                for name, value in zip(names, row, strict=True)
+                for at, (name, value) in enumerate(zip(header, row, strict=True))
+                if at not in (place, whose)
             ]
         )
     if not inputs:
         raise WrongData(f"{path}: there is no record below the header.")
     return Labelled(
-        torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels), classes=classes
+        torch.tensor(inputs, dtype=torch.float32),
+        torch.tensor(labels),
+        classes=classes,
+        most_of_a_user=max(records.values()) if records else None,
     )
 
 

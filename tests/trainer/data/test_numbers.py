@@ -22,6 +22,17 @@ def test_columns_keep_their_order_and_the_label_is_taken_out(tmp_path: Path) -> 
     assert labels.tolist() == [0, 2]
 
 
+def test_the_column_of_users_is_counted_and_is_no_feature(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("who,a,kind\nann,1,0\nbob,2,1\nann,3,1\n")
+    data = csv_file(f"{path},label=kind,classes=2,user=who")
+    assert data.inputs.tolist() == [[1], [2], [3]]
+    assert data.labels.tolist() == [0, 1, 1]
+    assert data.most_of_a_user == 2
+    with pytest.raises(WrongData, match="no column whom"):
+        csv_file(f"{path},label=kind,classes=2,user=whom")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

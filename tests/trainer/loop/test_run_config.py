@@ -176,6 +176,16 @@ def test_what_else_was_left_open_is_closed_as_certified(asked: dict[str, Any]) -
     assert bind(bundle_of(bound.plan), [KEY.public], bound.plan, records=RECORDS).execution.steps
 
 
+def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> None:
+    users = {"size": RECORDS, "unit": "user", "contributions_per_user": 2}
+    plan = plan_with(dataset=users, adjacency="zero_out")
+    bundle = bundle_of(plan)
+    assert bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=2)
+    with pytest.raises(NotCertified) as refusal:
+        bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=3)
+    assert refusal.value.code == "records_of_a_user"
+
+
 def test_every_obligation_of_every_mechanism_is_known() -> None:
     from affidavit.mechanisms import mechanism
 

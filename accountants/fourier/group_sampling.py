@@ -1,0 +1,150 @@
+"""Poisson sampling of several records of one user: the law of a release in each direction.
+
+Of m records K are drawn, K binomial, and the sum moves by at most K clip norms. The dominating
+pair is Σ P(K = k) N(kμ) against N(0), μ a clip norm in standard deviations of the noise; its loss
+is log Σ P(K = k) e^{kμz - k²μ²/2}, convex and increasing in z. Proof: docs/theorems/
+group-sampling.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
+from affidavit.plan import PoissonSampledGroupGaussian
+
+_SMALLEST_WEIGHT = 1e-300
+"""Smaller probabilities of numbers of records are raised to this one."""
+_STEPS = 60
+"""Of Newton's method, which converges from above; a handful is enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMixtureLaw(NormalPair):
+    """The loss law of Σ weights[k] N(kμ) against N(0), or reversed and reflected where ``added``.
+
+    μ is 1 / ``noise_multiplier``. ``weights`` sum to one, none of them is zero.
+    """
+
+    noise_multiplier: float
+    weights: tuple[float, ...]
+    added: bool = False
+
+    @property
+    def mu(self) -> float:
+        """How far the user moves the sum, in standard deviations of the noise."""
+        return (len(self.weights) - 1) / self.noise_multiplier
+
+    @property
+    def ceiling(self) -> float:
+        """No loss exceeds this: -log P(K = 0), rounded up, where added, else infinity."""
+        return -math.log(self.weights[0]) * (1 + 1e-14) if self.added else math.inf
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
+        return self.mu, -self.mu / self.noise_multiplier / 2
+
+    @property
+    def p_mixture(self) -> Mixture:
+        """Weights and means of P."""
+        return ((1.0, 0.0),) if self.added else self._mixture(1.0)
+
+    @property
+    def q_mixture(self) -> Mixture:
+        """Weights and means of Q."""
+        return self._mixture(-1.0) if self.added else ((1.0, 0.0),)
+
+    def _mixture(self, sign: float) -> Mixture:
+        return tuple((w, sign * k / self.noise_multiplier) for k, w in enumerate(self.weights))
+
+    def loss(self, z: Array) -> Array:
+        """The loss at ``z``. In nats, of the shape of ``z``."""
+        exponents = self._exponents(-z if self.added else z)
+        gain = self._drawn @ np.expm1(np.minimum(exponents, 1.0))
+        exact = (exponents.max(axis=0) < 1.0) & (np.abs(gain) < 0.5)
+        terms = np.vstack((np.full_like(z, math.log(self.weights[0])), self._logs + exponents))
+        peak = terms.max(axis=0)
+        total = peak + np.log(np.exp(terms - peak).sum(axis=0))
+        result = np.where(exact, np.log1p(np.where(exact, gain, 0.0)), total)
+        return np.asarray(-result if self.added else result)
+
+    def place(self, losses: Array) -> Array:
+        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+
+        Both have shape (n,). The terms of the records drawn, log-convex in z, are e^loss - P(K = 0)
+        together; Newton's method falls to the root from where one of them alone is that.
+        """
+        at = -losses if self.added else losses
+        rest = 1.0 - self.weights[0]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            near = np.log(np.maximum(np.expm1(np.minimum(at, 1.0)) + rest, 0.0))
+            far = at + np.log1p(-self.weights[0] * np.exp(-np.maximum(at, 1.0)))
+        target = np.where(at < 1.0, near, far)
+        finite = np.isfinite(target)
+        goal = target[finite]
+        k = np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
+        z = np.min((goal - self._logs + k * k / 2) / k, axis=0)
+        for _ in range(_STEPS):
+            terms = self._logs + self._exponents(z)
+            peak = terms.max(axis=0)
+            shares = np.exp(terms - peak)
+            total = shares.sum(axis=0)
+            step = (peak + np.log(total) - goal) / ((k * shares).sum(axis=0) / total)
+            z = z - step
+            if np.all(np.abs(step) <= 4e-16 * (1.0 + np.abs(z))):
+                break
+        result = np.where(target > 0, np.inf, -np.inf)
+        result[finite] = z
+        return np.asarray(-result if self.added else result)
+
+    def _exponents(self, z: Array) -> Array:
+        """kμz - k²μ²/2 for k from 1 on; shape (m, n)."""
+        k = np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
+        return np.asarray(k * z - k * k / 2)
+
+    @cached_property
+    def _drawn(self) -> Array:
+        return np.array(self.weights[1:])
+
+    @cached_property
+    def _logs(self) -> Array:
+        return np.log(self._drawn)[:, None]
+
+    def _misplaced(self, edges: Array, z: Array) -> Array:
+        """What rounding there is in finding z, in roundings of the loss.
+
+        The logarithm of the drawn terms' sum is good to some roundings of the largest exponent that
+        matters, and moves the loss by the drawn terms' share of the likelihood ratio at most.
+        """
+        del z  # how exact it is does not depend on where it is
+        at = np.clip(-edges if self.added else edges, math.log(self.weights[0]), None)
+        drawn = -np.expm1(math.log(self.weights[0]) - at)
+        return 32.0 + 8.0 * np.abs(edges) + 16.0 * drawn * (np.abs(edges) + self._spread)
+
+    @property
+    def _spread(self) -> float:
+        return abs(math.log(min(self.weights))) + self.mu * self.mu
+
+
+def group_law(leaf: PoissonSampledGroupGaussian, *, added: bool) -> GroupMixtureLaw:
+    """The law of ``leaf`` in one direction."""
+    return GroupMixtureLaw(
+        noise_multiplier=leaf.noise_multiplier,
+        weights=numbers_drawn(leaf.records, leaf.sampling_probability),
+        added=added,
+    )
+
+
+@lru_cache(maxsize=64)
+def numbers_drawn(records: int, probability: float) -> tuple[float, ...]:
+    """P(K = k) for k = 0..m, each the nearest double to the binomial probability."""
+    q = Fraction(probability)
+    exact = (math.comb(records, k) * q**k * (1 - q) ** (records - k) for k in range(records + 1))
+    return tuple(max(float(weight), _SMALLEST_WEIGHT) for weight in exact)
