@@ -34,6 +34,8 @@ from tests.trainer.loop.sharded import (
     weights,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage")  # PyTorch 2.7's own checkpoints
+
 WITHIN = 1e-6
 PAUSES = (4, 7, 10, -1)
 
