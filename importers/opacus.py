@@ -479,7 +479,7 @@ class OpacusReading(Reading):
         length = "steps" if "steps" in told else "epochs"
         needed = ("target_epsilon", "target_delta", "sample_rate", length)
         why = [
-            f"{name}: {text_of(value.node)}: {value.why}"
+            f"{name} ({text_of(value.node)}): {value.why}"
             for name, value in told.items()
             if isinstance(value, Unreadable)
         ]

@@ -174,13 +174,13 @@ def _require_nothing_private(script: Script) -> None:
     """Refuse a script that imports a training library, and calls nothing of it that is read."""
     for entry in TRAINING:
         if (statement := imports_of(script, entry.modules)) is not None:
-            names = " or ".join(
-                name for other in TRAINING if other.modules == entry.modules
-                for name in other.private.names[:2]
-            )  # fmt: skip
+            known = [name for other in TRAINING if other.modules == entry.modules
+                     for name in other.private.names[:2]]  # fmt: skip
+            names = " or ".join(known[:3])
             raise not_imported(
                 "script",
-                f"it imports {entry.modules[0]}, and makes no call of it that is read, as {names}.",
+                f"it imports {entry.modules[0]}, and makes no call of it that is read, such as "
+                f"{names}.",
                 "Check the file that makes it, or write a plan.",
                 statement.lineno,
             )

@@ -369,7 +369,8 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
     if decorators and not calls:
         return function  # its decorator runs it, as Flower's app.main() does
     if len(calls) != 1:
-        raise Unreadable(function, f"{name} is called {len(calls)} times in this file")
+        how = f"{len(calls)} calls of {name} are" if calls else f"no call of {name} is"
+        raise Unreadable(function, f"{how} in this file")
     # A call that app.run(main) stands for has no place of its own.
     place = calls[0] if calls[0] in values.script.parents else calls[0].func
     if place not in values.script.parents:

@@ -242,8 +242,7 @@ def test_what_is_no_file_is_passed_over(affidavit: Any) -> None:
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")
-    for requested in (".", "*.yaml"):
-        assert affidavit("check", requested).returncode == 2
+    assert affidavit("check", ".").returncode == 2
     Path("fine.yaml").write_text(FINE)
     for requested in (".", "*.yaml"):
         result = affidavit("check", requested)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.gate.checking.mutations import draw, least_epsilon, let_through, wrong
+from tests.gate.checking.mutations import draw, least_epsilon, let_through
 
 
-def test_no_mutated_plan_that_is_under_noised_is_let_through(tmp_path: Path) -> None:
-    source = random.Random(20260701)
-    assert [line for _ in range(15) for line in wrong(source, tmp_path)] == []
-
-
-def test_the_oracle_finds_both_kinds_and_the_gate_is_no_wall(tmp_path: Path) -> None:
+def test_mutated_plans_pass_where_an_oracle_of_its_own_says_so(tmp_path: Path) -> None:
     source = random.Random(7)
     plans = [draw(source) for _ in range(12)]
-    room = [plan["target"]["epsilon"] / (least_epsilon(plan) * 1.03 + 0.1) for plan in plans]
-    assert sum(item < 0.9 for item in room) > 0
-    passable = [plan for plan, entry in zip(plans, room, strict=True) if entry > 1]
-    assert len(passable) > 0
-    assert all(let_through(plan, tmp_path) for plan in passable)
+    least = [least_epsilon(plan) for plan in plans]
+    room = [
+        plan["target"]["epsilon"] / (epsilon * 1.03 + 0.1)
+        for plan, epsilon in zip(plans, least, strict=True)
+    ]
+    assert min(room) < 0.9
+    assert max(room) > 1
+    for plan, epsilon, entry in zip(plans, least, room, strict=True):
+        if epsilon > plan["target"]["epsilon"]:
+            assert not let_through(plan, tmp_path), plan
+        elif entry > 1:
+            assert let_through(plan, tmp_path), plan
