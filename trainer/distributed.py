@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -149,8 +149,6 @@ class Peers:
     def require_same(self, digest: str) -> None:
         """Raise ``RunFailure`` unless ``digest`` is the same on all ranks."""
         if len(set(self.gathered(digest))) > 1:
-            with suppress(RunFailure):
-                self.gathered(None)  # none ends its connections before all have compared
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "

@@ -25,31 +25,21 @@ from tests.trainer.loop.made import Made, Small, entropy_of, plan_with
 
 
 class Watched(Made):
-    """Data that writes down which records this rank reads, and may end the rank."""
+    """Data that writes down which records this rank reads, and may end it or move ``stray``."""
 
-    def __init__(self, folder: Path, rank: int, die: int | None) -> None:
+    def __init__(self, folder: Path, rank: int, die: int | None, stray: Small | None) -> None:
         super().__init__()
-        self.path, self.die = folder / f"read.{rank}", die
+        self.path, self.die, self.stray = folder / f"read.{rank}", die, stray
 
     def collate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if len(self.asked) == self.die:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.stray is not None and len(self.asked) > 2:
+            with torch.no_grad():
+                self.stray.module[0].weight[0, 0] += 1
         with self.path.open("a") as stream:
             stream.write(" ".join(map(str, indices.tolist())) + "\n")
         return super().collate(indices)
-
-
-class Stray(Small):
-    """A model that computes otherwise on this rank once it has been run a few times."""
-
-    calls = 0
-
-    def losses(self, batch: object) -> torch.Tensor:
-        self.calls += 1
-        if self.calls > 26:
-            with torch.no_grad():
-                self.module[0].weight[0, 0] += 1
-        return super().losses(batch)
 
 
 def threads_of_peers() -> list[str]:
@@ -64,10 +54,10 @@ def main() -> None:
     torch.set_num_threads(1)
     peers = Peers.joined("cpu")
     die = int(what[1]) if what[:1] == ["die"] and peers.rank else None
-    stray = what[:1] == ["stray"] and peers.rank == 1
-    model: Any = Stray() if stray else Small(seed=5 + peers.rank)
+    model: Any = Small(seed=5 + peers.rank)
+    stray = model if what[:1] == ["stray"] and peers.rank else None
     plan: Plan = plan_with()
-    data: Any = Watched(folder, peers.rank, die)
+    data: Any = Watched(folder, peers.rank, die, stray)
     if what == ["canaries"]:
         from tests.trainer.audit import test_canaries
 
