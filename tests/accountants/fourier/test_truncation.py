@@ -244,7 +244,14 @@ QUADRATURE = 1e-4
 
 
 @pytest.mark.parametrize("neighbours", ALL)
-@pytest.mark.parametrize(("largest", "q", "sigma"), [(1, 0.3, 0.6), (2, 0.3, 0.5), (3, 0.6, 1.0)])
+@pytest.mark.parametrize(
+    ("largest", "q", "sigma"),
+    [
+        (1, 0.3, 0.6),
+        (2, 0.3, 0.5),
+        pytest.param(3, 0.6, 1.0, marks=pytest.mark.soak),
+    ],
+)
 def test_no_data_set_by_enumeration_passes_the_bound(
     neighbours: Neighbours, largest: int, q: float, sigma: float
 ) -> None:
@@ -264,7 +271,10 @@ def test_no_data_set_by_enumeration_passes_the_bound(
 
 
 @pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
-@pytest.mark.parametrize(("q", "sigma"), [(0.3, 0.6), (0.01, 0.3), (0.7, 2.0)])
+@pytest.mark.parametrize(
+    ("q", "sigma"),
+    [(0.3, 0.6), (0.01, 0.3), pytest.param(0.7, 2.0, marks=pytest.mark.soak)],
+)
 def test_two_records_and_a_lot_of_one_attain_the_bound(
     neighbours: Neighbours, q: float, sigma: float
 ) -> None:

@@ -161,7 +161,7 @@ class TestDense:
         least = squared_error(ordered, np.tri(12)) * entry_sum(ordered, EPOCHS)
         assert least * (1 - 1e-4) <= loss <= least * (1 + gap) * (1 + 1e-4)
 
-    @pytest.mark.parametrize("momentum", [0.0, 0.9])
+    @pytest.mark.parametrize("momentum", [0.0, pytest.param(0.9, marks=pytest.mark.soak)])
     @pytest.mark.parametrize("schedule", ["linear", "cosine", "warmup"])
     def test_learning_rates_that_fall_to_nothing(self, schedule: str, momentum: float) -> None:
         place = np.arange(48) / 48
