@@ -308,7 +308,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
             one = RandomAllocationGaussian(
                 bins=bins,
                 noise_multiplier=joint,
-                attained_at=None if whole else math.inf,
+                attained_at=math.inf if steps % bins else None,
                 released=released,
             )
             return Repeated(event=one, count=epochs(steps))

@@ -192,7 +192,8 @@ class RandomAllocationGaussian:
 
     A run that ends within a pass is dominated by the leaf and does not attain it:
     ``attained_at`` is then the σ of the whole passes, infinite where there is none, and
-    lower bounds are taken there. ``released`` is the number of bins of the only pass where it
+    lower bounds are taken there; of several passes it is infinite where the last one is not whole.
+    ``released`` is the number of bins of the only pass where it
     ends before the last one; who does not use it bounds the whole pass.
     """
 

@@ -40,6 +40,7 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.fourier.refinement import refinement
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.random_allocation.attack import Losses, repeated_attack
 from affidavit.accountants.random_allocation.directions import Curves, Direction
 from affidavit.accountants.random_allocation.limits import NOISE_MULTIPLIERS, check_range
 from affidavit.accountants.random_allocation.partial_pass import PartialDirection
@@ -174,11 +175,16 @@ class AllocationAccountant:
         once = self._curve(leaf.bins, 1 / leaf.noise_multiplier)
         attained = once if leaf.attained_at is None else self._attained(leaf)
         if count > 1:
+            whole = count if leaf.attained_at is None else count - 1
             added = RenyiAllocationAccountant().curve(event)
             rate = math.sqrt(count) / leaf.noise_multiplier * (1 + 1e-15)
             # Many passes as one have less noise than the lattice's terms are doubles at.
             stored = (self._curve(leaf.bins, rate),) if rate <= 1 / NOISE_MULTIPLIERS[0] else ()
-            return DominatedAllocationCurve(attained=attained, dominating=(*stored, added))
+            return DominatedAllocationCurve(
+                attained=once,
+                attacks=repeated_attack(leaf.bins, 1 / leaf.noise_multiplier, whole),
+                dominating=(*stored, added),
+            )
         if leaf.attained_at is None:
             return once
         return DominatedAllocationCurve(attained=attained, dominating=(once,))
@@ -206,22 +212,26 @@ class DominatedAllocationCurve:
     A run that ends within a pass lies between its whole passes and one pass more. Passes
     whose bins are drawn afresh lie between one of them and the smaller of two bounds: their
     Rényi divergences added up, and the passes as if bins were kept
-    (docs/theorems/random-allocation.md, Theorem 2). ``attained`` is None where nothing is.
+    (docs/theorems/random-allocation.md, Theorem 2). ``attained`` is None where nothing is, and
+    ``attacks`` are further bounds from below.
     """
 
     attained: AllocationCurve | None
     dominating: tuple[AllocationCurve | RenyiAllocationCurve, ...]
+    attacks: tuple[Losses, ...] = ()
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``; raises as its parts do."""
         upper = min(item.epsilon(delta).upper for item in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.epsilon(delta).lower
+        lower = max(lower, *(attack.epsilon(delta) for attack in self.attacks), 0.0)
         return Bracket(lower=min(lower, upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of the smallest δ at ``epsilon`` (nats); raises as its parts do."""
         upper = min(item.delta(epsilon).upper for item in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.delta(epsilon).lower
+        lower = max(lower, *(attack.delta(epsilon) for attack in self.attacks), 0.0)
         return Bracket(lower=min(lower, upper), upper=upper)
 
 

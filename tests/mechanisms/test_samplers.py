@@ -283,8 +283,12 @@ def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Mak
 def test_bins_drawn_afresh_are_an_allocation_an_epoch(plan_of: Make) -> None:
     lots = {"scheme": "balls_in_bins", "lot_size": 100, "bins_drawn": "each_epoch"}
     plan = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=31)
+    # The fourth pass is not whole, so that a run attains three.
+    begun = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA, attained_at=math.inf)
+    assert only(plan) == Repeated(event=begun, count=4)
+    whole = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=40)
     once = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA)
-    assert only(plan) == Repeated(event=once, count=4)
+    assert only(whole) == Repeated(event=once, count=4)
 
 
 @pytest.mark.parametrize("drawn", [None, "once", "each_epoch"])
