@@ -3,18 +3,7 @@
 The worker's own verdict does not count. The record is checked against the certificate as
 ``affidavit conformance`` does (certificate, plan, chain, steps, noise, clip norms, sampler,
 keys), and then against what the service knows of the run's attempts, independent of the record:
-
-==================  ===========================================================================
-finding             what does not fit
-==================  ===========================================================================
-other_record        the worker signed for another record than it sent
-other_history       the record does not contain what was reported of it while it was written
-granted_not_passed  a worker before was allowed steps that the record does not pass over
-canaries_not_logged the log did not know the record's first line, which commits to the plan's
-                    canaries, before a step was granted
-other_search        the record is not of the search that the service drew
-key_in_two_steps    another record of the run has one of its noise keys, at another step
-==================  ===========================================================================
+the findings of ``RunFinding``.
 
 What it cannot show: that the noise was drawn and the data read as the record says. That is
 the word of whoever holds the worker's key.
@@ -41,6 +30,39 @@ from affidavit.certificate import (
 from affidavit.service.runs.repository import StoredRunEvent
 
 MOST_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFinding:
+    """What does not fit between a record and its run, with a stable ``code``."""
+
+    code: str
+    message: str
+
+
+OTHER_RECORD = RunFinding(
+    code="other_record", message="The worker signed another record than it sent."
+)
+OTHER_HISTORY = RunFinding(
+    code="other_history",
+    message="The record does not contain what was reported of it while it was written.",
+)
+GRANTED_NOT_PASSED = RunFinding(
+    code="granted_not_passed",
+    message="An earlier worker was granted steps that the record does not pass over.",
+)
+CANARIES_NOT_LOGGED = RunFinding(
+    code="canaries_not_logged",
+    message="The log did not have the record's first line, which commits to the plan's canaries, "
+    "before a step was granted.",
+)
+OTHER_SEARCH = RunFinding(
+    code="other_search", message="The record is not of the search that the service drew."
+)
+KEY_IN_TWO_STEPS = RunFinding(
+    code="key_in_two_steps",
+    message="Another record of the run has one of its noise keys, at another step.",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +109,8 @@ def check_record(sent: SentRecord) -> ConformanceResult:
     checked = check_conformance(record, predicate)
     more = {*_unlike_the_run(sent, record, predicate), *_of_keys(record, sent.others)}
     if checked.head != sent.signed_for:
-        more.add("other_record")
-    codes = sorted({finding.code for finding in checked.findings} | more)
+        more.add(OTHER_RECORD)
+    codes = sorted({item.code for item in checked.findings} | {item.code for item in more})
     steps = max(checked.steps_certified, checked.steps_charged) if more else checked.steps_to_charge
     return ConformanceResult(
         code="conformant" if checked.conformant and not more else "not_conformant",
@@ -99,7 +121,9 @@ def check_record(sent: SentRecord) -> ConformanceResult:
     )
 
 
-def _unlike_the_run(sent: SentRecord, record: bytes, predicate: dict[str, Any]) -> Iterator[str]:
+def _unlike_the_run(
+    sent: SentRecord, record: bytes, predicate: dict[str, Any]
+) -> Iterator[RunFinding]:
     """What does not fit in with the search, the log, and the attempts that there were.
 
     Where a run continues it may start again only if its steps are independent, and its record
@@ -111,25 +135,25 @@ def _unlike_the_run(sent: SentRecord, record: bytes, predicate: dict[str, Any]) 
     except BrokenLine:  # a finding already
         header = {}
     if predicate["plan"].get("canaries") is not None and header.get("digest") not in sent.logged:
-        yield "canaries_not_logged"
+        yield CANARIES_NOT_LOGGED
     if header.get("search") != sent.search:
-        yield "other_search"
+        yield OTHER_SEARCH
     resumed = {entry["step"] for entry in _entries(record, b"resumed")}
     if any(attempt.granted not in resumed for attempt in sent.before):
-        yield "granted_not_passed"
+        yield GRANTED_NOT_PASSED
     heads = [sent.reported]
     if not (sent.before and _steps_stand_alone(predicate)):
         heads += [attempt.body.get("head") for attempt in sent.before]
     if any(f'"digest":"{head}"'.encode() not in record for head in heads if head is not None):
-        yield "other_history"
+        yield OTHER_HISTORY
 
 
-def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[str]:
+def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[RunFinding]:
     """Keys that stand for one step here and for another in a record before."""
     steps = {fence: _steps_of_keys(_joined(parts)) for fence, parts in others.items()}
     mine = _steps_of_keys(record) if steps else {}
     if any(mine.get(key, step) != step for keys in steps.values() for key, step in keys.items()):
-        yield "key_in_two_steps"
+        yield KEY_IN_TWO_STEPS
 
 
 def _steps_of_keys(record: bytes) -> dict[str, int]:
