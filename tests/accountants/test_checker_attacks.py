@@ -30,12 +30,12 @@ from tests.accountants.exact_curves import BY_QUADRATURE, CLOSED, DIGITS, ExactR
 Draw = Callable[[random.Random], ExactRun]
 SURE = mpf(10) ** -15
 """Relative, above the errors of quadrature."""
-TINY = mpf(10) ** -20
+TINY = mpf(10) ** -10
 
 
 def witness_of(event: Event, fineness: int = 1) -> tuple[RunWitness, ...]:
     """A witness for each direction that proves a single release within a few percent."""
-    sums = Grid(step=2.0**-10 / fineness, reach=64 * fineness, scales=12, bits=176, linear=True)
+    sums = Grid(step=2.0**-10 / fineness, reach=64 * fineness, scales=16, bits=176, linear=True)
     grid = Grid(step=0.002 / fineness, reach=128 * fineness, scales=8, bits=128)
     spacing = 0.05 / fineness
     return tuple(
