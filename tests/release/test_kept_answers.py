@@ -27,6 +27,8 @@ PROMISED = 1e-4
 """The width of a bracket, of its upper end; of where laws leave a gap, a hundredth of that."""
 SLACK = 1e-3
 """How far what is solved for may move."""
+LIFTED = {"user_level_sampling"}
+"""Refusals of plans that a theorem of a later release covers."""
 SAME = ("adjacency", "unit", "trajectory", "target")
 
 
@@ -56,6 +58,9 @@ def test_certified_again_it_is_the_same_within_the_width_that_is_promised(
     result = certify(plan_named(release, name), second_opinion=False)
     key = SigningKey.generate("now")
     now = issue(result, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
+    if {item["code"] for item in before["reasons"]} & LIFTED and now["guarantee"] is not None:
+        assert before["verdict"] == "refused"
+        return
     assert now["verdict"] == before["verdict"]
     assert [item["code"] for item in now["reasons"]] == [
         entry["code"] for entry in before["reasons"]
