@@ -55,6 +55,7 @@ from .execution import StepRequirement as StepRequirement
 from .execution import certified_execution as certified_execution
 from .execution import certified_plan as certified_plan
 from .execution import noise_std as noise_std
+from .file_lock import locked as locked
 from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
 from .issuance import issue as issue

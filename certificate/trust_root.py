@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from affidavit.certificate.atomic_write import write_atomically
+from affidavit.certificate.file_lock import locked
 from affidavit.certificate.key_store import KeyStore, home, read_key_file, read_public_keys
 from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
 from affidavit.certificate.keyset import (
@@ -121,8 +122,11 @@ def _remembered(memory: Path) -> SignedKeyset | None:
 
 def _remember(memory: Path, keyset: SignedKeyset) -> None:
     try:
-        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(memory, keyset.as_bytes())
+        with locked(memory):
+            # Another process may have accepted a newer one by now.
+            seen = _remembered(memory)
+            if seen is None or seen.keyset.version < keyset.keyset.version:
+                write_atomically(memory, keyset.as_bytes())
     except OSError as error:
         log.warning("cannot write %s (%s): an older keyset will be accepted", memory, error)
 

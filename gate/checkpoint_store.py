@@ -10,11 +10,10 @@ use them at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.markup import escape
 
@@ -25,6 +24,7 @@ from affidavit.certificate import (
     VerificationOptions,
     current_status,
     home,
+    locked,
     write_atomically,
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
@@ -63,13 +63,6 @@ class Store:
         document = {"version": VERSION, self.field: entries}
         write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.path.with_name(self.path.name + ".lock").open("w") as lock:
-            _lock(lock)
-            yield
-
     def _bad(self, detail: str) -> BadStore:
         return BadStore(
             f"{self.path}: {detail}. The file is needed to detect {self.purpose}: restore it, or "
@@ -82,18 +75,6 @@ class Store:
             "be detected.",
             highlight=False,
         )
-
-
-def _lock(file: IO[str]) -> None:
-    """Wait for the lock on ``file``, which its closing gives back."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows locks bytes, and gives up after ten seconds
-        import msvcrt
-
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
-    else:
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class CheckpointStore(Store):
@@ -120,7 +101,7 @@ class CheckpointStore(Store):
         """Store ``note``, unless another process stored a larger tree; warns on failure."""
         checkpoint = read_checkpoint(note)
         try:
-            with self._locked():
+            with locked(self.path):
                 notes = self.notes()
                 stored = notes.get(checkpoint.origin)
                 if stored is None or read_checkpoint(stored).size <= checkpoint.size:
@@ -160,7 +141,7 @@ class StatusStore(Store):
         except VerificationError:
             return  # a later step reports it, unless an earlier one fails
         try:
-            with self._locked():
+            with locked(self.path):
                 last = self.newest().get(status.issuer)
                 seen = {} if last is None else {status.issuer: last}
                 current_status(options.status, trusted, seen, now)
