@@ -89,7 +89,7 @@ class GroupMixtureLaw(NormalPair):
         target = np.where(at < 1.0, near, far)
         finite = np.isfinite(target)
         goal = target[finite]
-        k = np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
+        k = self._shifts
         z = np.min((goal - self._logs + k * k / 2) / k, axis=0)
         for _ in range(_STEPS):
             terms = self._logs + self._exponents(z)
@@ -106,8 +106,13 @@ class GroupMixtureLaw(NormalPair):
 
     def _exponents(self, z: Array) -> Array:
         """kμz - k²μ²/2 for k from 1 on; shape (m, n)."""
-        k = np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
+        k = self._shifts
         return np.asarray(k * z - k * k / 2)
+
+    @cached_property
+    def _shifts(self) -> Array:
+        """kμ for k from 1 on; shape (m, 1)."""
+        return np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
 
     @cached_property
     def _drawn(self) -> Array:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
-from affidavit.accountants.cyclic_convolution import Array
+from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
 
-_U = 2.0**-53
 _ROUGHEST, _FINEST = 8, 400
 """Lattice steps in a deviation of one bin's ratio at least, and of the sum of all at most."""
 _DEVIATIONS = 41
@@ -77,20 +76,19 @@ def _laws(bins: int, rate: float) -> tuple[Array, Array, float]:
     largest = max(_DEVIATIONS * math.sqrt(bins) * deviation, math.exp(min(_REACH * rate, 300.0)))
     length = 1 << min(_MOST_LEVELS, math.ceil(math.log2(largest / step)))
     edges = (np.log(step * np.arange(1, length)) + rate * rate / 2) / rate
-    one, other = (np.fft.rfft(_cells(edges - shift)) for shift in (0.0, rate))
+    (one, one_off), (other, other_off) = (_transformed(edges, mean) for mean in (0.0, rate))
     rest = one ** (bins - 1)
     laws = [np.fft.irfft(rest * factor, length) for factor in (one, other)]
-    # Of cells at most four roundings of the tails that they are differences of, of transforms some
-    # a level, and each is multiplied as often as there are bins.
-    error = _U * (bins + 1) * (100 + 20 * math.log2(length) + 16 / step)
+    # Transforms round some units a level, and each is multiplied as often as there are bins.
+    rounded = UNIT_ROUNDOFF * (100 + 20 * math.log2(length))
+    error = (bins + 1) * (rounded + max(one_off, other_off))
     return laws[0], laws[1], error
 
 
-def _cells(edges: Array) -> Array:
-    """Normal masses below the first of increasing ``edges``, between them and above the last."""
-    below, above = ndtr(edges), ndtr(-edges)
-    inner = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
-    return np.concatenate(([below[0]], inner, [above[-1]]))
+def _transformed(edges: Array, mean: float) -> tuple[Any, float]:
+    """The transform of the masses of N(mean, 1) between ``edges``, and the sum of their errors."""
+    masses, errors = normal_masses(edges, mean)
+    return np.fft.rfft(masses), float(errors.sum())
 
 
 def _composed(p: Array, q: Array, passes: int) -> Losses:
@@ -106,7 +104,7 @@ def _composed(p: Array, q: Array, passes: int) -> Losses:
     places = np.floor((np.minimum(losses, reach) + reach) / step - 1e-6).astype(np.int64)
     lattice = np.bincount(places[places >= 0], masses[places >= 0], minlength=1)
     transformed = np.fft.rfft(lattice, _LENGTH)
-    error = _U * (passes + 1) * (8 + 5 * math.log2(_LENGTH)) * 2
+    error = UNIT_ROUNDOFF * (passes + 1) * (8 + 5 * math.log2(_LENGTH)) * 2
     return Losses(
         masses=np.fft.irfft(transformed**passes, _LENGTH),
         first=-reach * passes,
