@@ -80,11 +80,11 @@ class OpacusReading(Reading):
 
     def quantity(self, name: str) -> Any:
         """A quantity of the private call, else of its calibration, else of the calls beside it."""
-        told = (self._calibration() or {}).get(name) if name.startswith("target_") else None
-        if not is_number(told):
+        target = (self._calibration() or {}).get(name) if name.startswith("target_") else None
+        if not is_number(target):
             return super().quantity(name)
         self.lines.append((POINTERS[name], self.call.lineno))
-        return told
+        return target
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -420,8 +420,10 @@ class OpacusReading(Reading):
         self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None
     ) -> float:
         """The noise that the script calibrates, by Opacus' own function."""
-        told = self._calibration()
-        arguments = self._of_epsilon(plan, lots) if told is None else self._of_function(told)
+        calibration = self._calibration()
+        arguments = (
+            self._of_epsilon(plan, lots) if calibration is None else self._of_function(calibration)
+        )
         try:
             if calibrate is None:
                 raise ImportError
@@ -474,31 +476,34 @@ class OpacusReading(Reading):
         message += f": {why}." if why else "."
         return not_imported(self.kind, message, f"Add {remedy}", self.call.lineno)
 
-    def _of_function(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _of_function(self, calibration: dict[str, Any]) -> dict[str, Any]:
         """What ``get_noise_multiplier`` calibrates for, by its own arguments."""
-        length = "steps" if "steps" in told else "epochs"
+        length = "steps" if "steps" in calibration else "epochs"
         needed = ("target_epsilon", "target_delta", "sample_rate", length)
         why = [
             f"{name} ({text_of(value.node)}): {value.why}"
-            for name, value in told.items()
+            for name, value in calibration.items()
             if isinstance(value, Unreadable)
         ]
         why += [
             f"{name} is no number"
             for name in needed
-            if not isinstance(told.get(name), Unreadable) and not is_number(told.get(name))
+            if not isinstance(calibration.get(name), Unreadable)
+            and not is_number(calibration.get(name))
         ]
-        why += [f"{name} is not read" for name in told if name not in (*needed, "accountant")]
+        why += [
+            f"{name} is not read" for name in calibration if name not in (*needed, "accountant")
+        ]
         if why:
             sizes = "" if self.sizes else '"# affidavit: dataset_size=... lot_size=...", or '
             raise self._unsettled("get_noise_multiplier", "; ".join(why), sizes + STATE_NOISE)
-        rate, count = told["sample_rate"], told[length]
+        rate, count = calibration["sample_rate"], calibration[length]
         return {
-            "epsilon": told["target_epsilon"],
-            "delta": told["target_delta"],
+            "epsilon": calibration["target_epsilon"],
+            "delta": calibration["target_delta"],
             "sampling_probability": rate,
             "steps": int(count if length == "steps" else count / rate),
-            "mechanism": told.get("accountant", "rdp"),
+            "mechanism": calibration.get("accountant", "rdp"),
         }
 
     def _accountant(self) -> str:

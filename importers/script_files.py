@@ -78,7 +78,7 @@ def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: 
         raise Unreadable(function, "not one gin file is parsed by its name")
     bindings: dict[str, str] = {}
     macros: dict[str, str] = {}
-    for line in _ginparsed_file(values, parsers[0]):
+    for line in _gin_lines_parsed(values, parsers[0]):
         if (match := GIN.match(line)) and match[2] == function.name:
             if match[1] and "/" in match[1]:
                 raise Unreadable(parsers[0], f"a file binds {name} in a scope alone")
@@ -99,7 +99,7 @@ def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: 
         raise Unreadable(function, f"a file binds {name} to {text}, which is no value") from None
 
 
-def _ginparsed_file(values: Values, call: ast.Call) -> Iterator[str]:
+def _gin_lines_parsed(values: Values, call: ast.Call) -> Iterator[str]:
     """The lines that a call parses: those of its files, and the bindings that it is passed."""
     arguments = dict(zip(("config_files", "bindings"), call.args, strict=False)) | {
         item.arg: item.value for item in call.keywords if item.arg

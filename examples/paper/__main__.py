@@ -6,7 +6,7 @@
 E2E is a folder with trainset.csv and testset_w_refs.csv, DART one with dart-v1.1.1-full-train.json
 and -test.json, GPT2 one with config.json and model.safetensors. The plan has the paper's
 hyper-parameters, and the noise of its table (``--noise published``, certified at what it costs) or
-the noise that ε = 8 needs (``--noise certified``, unless said). What follows ``--`` goes to
+the noise that ε = 8 needs (``--noise certified``, the default). What follows ``--`` goes to
 ``affidavit train``: ``--device cuda --precision bfloat16``, say, or ``--resume``. Everything lies
 in ``--out``: plan.json, bundle.json, the run, texts.jsonl and scores.json.
 
@@ -119,7 +119,7 @@ def generated(model: GPT2LMHeadModel, sources: list[str], *, batch: int) -> Iter
         same = list(group)
         for some in (same[start : start + batch] for start in range(0, len(same), batch)):
             ids = torch.tensor([tokens for tokens, _ in some], device=model.device)
-            found = model.generate(
+            output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 num_beams=5,
@@ -133,7 +133,7 @@ def generated(model: GPT2LMHeadModel, sources: list[str], *, batch: int) -> Iter
                 eos_token_id=eos,
                 pad_token_id=pad,
             )
-            for (_, place), tokens in zip(some, found[:, length:].tolist(), strict=True):
+            for (_, place), tokens in zip(some, output[:, length:].tolist(), strict=True):
                 result[place] = decode([item for item in tokens if item < min(pad, eos)]).strip()
     return (result[place] for place in range(len(sources)))
 
@@ -201,14 +201,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     references: dict[str, list[str]] = defaultdict(list)
     for source, target in texts(row, Path(folder), "test"):
         references[source].append(target)
-    found = list(generated(decoder, list(references), batch=options.batch))
+    generations = list(generated(decoder, list(references), batch=options.batch))
     (out / "texts.jsonl").write_text(
         "".join(
             json.dumps({"source": source, "text": text, "references": of}) + "\n"
-            for (source, of), text in zip(references.items(), found, strict=True)
+            for (source, of), text in zip(references.items(), generations, strict=True)
         )
     )
-    result |= scores(found, list(references.values()))
+    result |= scores(generations, list(references.values()))
     (out / "scores.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 
