@@ -26,8 +26,8 @@ import pytest
 from typer.main import get_command
 
 from affidavit.certificate.evidence import manifest
+from affidavit.certificate.file_lock import locked as locked_file
 from affidavit.gate import entry
-from affidavit.gate.checkpoint_store import Store
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit
 from tests.seeds import seeded
@@ -222,7 +222,7 @@ def test_without_what_posix_alone_has(
     inside: Any, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     locked: list[int] = []
-    windows = SimpleNamespace(LK_LOCK=1, locking=lambda *given: locked.append(given[1]))
+    windows = SimpleNamespace(LK_LOCK=1, locking=lambda *arguments: locked.append(arguments[1]))
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.setitem(sys.modules, "msvcrt", windows)
     for module, name in ((os, "fchmod"), (os, "O_DIRECTORY"), (signal, "SIGALRM")):
@@ -233,7 +233,7 @@ def test_without_what_posix_alone_has(
     assert inside("keys", "new").code == 0
     assert inside("certify", files["certified"], "--out", bundle).code == 0
     assert inside("verify", bundle, "--plan", files["certified"]).code == 0
-    with Store(tmp_path / "seen.json")._locked():
+    with locked_file(tmp_path / "seen.json"):
         assert locked == [windows.LK_LOCK]
     model = tmp_path / "model"
     model.mkdir()
