@@ -150,6 +150,7 @@ from .trust_root import accept_keyset as accept_keyset
 from .trust_root import read_anchor as read_anchor
 from .verification import verify as verify
 from .verification_options import STEPS as STEPS
+from .verification_options import SeenCheckpoint as SeenCheckpoint
 from .verification_options import SeenStatus as SeenStatus
 from .verification_options import VerificationError as VerificationError
 from .verification_options import VerificationOptions as VerificationOptions

@@ -134,8 +134,8 @@ def read_provenance(
 ) -> RunProvenance:
     """What ``document`` says, signed by one of ``trusted``; raises ``BadProvenance``.
 
-    The key has to be one that may sign now; ``later``, one that was when the run finished, as the
-    statement says.
+    The key has to be one that may sign now; ``later``, one that might when the run finished, as the
+    statement says, and was not revoked since: whoever stole it can put any date on a statement.
     """
     try:
         envelope = read_envelope(document)
@@ -157,7 +157,12 @@ def read_provenance(
         result = _reported(json.loads(envelope.payload), envelope.key_id)
     except (KeyError, IndexError, TypeError, ValueError):
         raise BadProvenance("this is no provenance of a run.") from None
-    if key.development or not key.covers(result.finished_at if later else datetime.now(UTC)):
+    now = datetime.now(UTC)
+    if (
+        key.development
+        or key.revoked_at(now)
+        or not key.covers(result.finished_at if later else now)
+    ):
         raise BadProvenance("the key may not sign now: outside its window, revoked, or for trials.")
     return result
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,7 +74,7 @@ class TrustRoot:
             return self._of_keyset(self.root)
         if not self.keys:
             return KeyStore(home() / "keys").public_keys(), None
-        return tuple(key for file in self.keys for key in read_public_keys(file)), None
+        return _without_conflict(key for file in self.keys for key in read_public_keys(file)), None
 
     def _of_keyset(self, root: Path) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
         try:
@@ -88,6 +88,18 @@ class TrustRoot:
             return keyset.public_keys(), keyset.trust
         except KeysetError as error:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
+
+
+def _without_conflict(keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
+    """``keys``, each once; raises ``KeyFailure`` for two records of one key."""
+    trusted: dict[str, PublicKey] = {}
+    for key in keys:
+        if trusted.setdefault(key.key_id, key) != key:
+            raise KeyFailure(
+                f"--keys has two records of the key {key.key_id[:16]}, which differ; give the "
+                "newest alone."
+            )
+    return tuple(trusted.values())
 
 
 def _read(path: Path) -> bytes:

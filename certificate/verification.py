@@ -413,6 +413,6 @@ def _log(
     dated = by_id(trusted)[envelope.key_id].revoked_at(now)
     witnesses = log_steps.require_trusted(checkpoint, cosigned, options, now, dated=dated)
     report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
-    link = log_steps.consistent(checkpoint, options)
+    link = log_steps.consistent(checkpoint, trusted, options, now)
     (report.passed if link.checked else report.unchecked)(12, link.detail)
     return part.checkpoint if link.keep else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from affidavit.certificate.log.entry import Consistency
@@ -44,6 +45,13 @@ class VerificationError(Exception):
         super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
 
 
+class SeenCheckpoint(NamedTuple):
+    """The last checkpoint seen of a log, and when the verifier first saw it, where it knows."""
+
+    note: str
+    at: datetime | None = None
+
+
 class SeenStatus(NamedTuple):
     """The newest status list seen: its number, its digest and its key, where that is known."""
 
@@ -60,8 +68,8 @@ class VerificationOptions:
     of the policies accepted, and ``floors`` policies whose every rule the certificate must
     keep, whichever it was issued under. With ``require_log`` a bundle that was never logged, or
     whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
-    names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
-    origin, and ``consistency`` the proof that links one of them to the bundle's.
+    names the only log accepted. ``seen`` are the last checkpoints seen, by origin, and
+    ``consistency`` the proof that links one of them to the bundle's.
     ``status`` is a signed status list and ``status_seen`` the newest lists seen before, by issuer.
     With ``require_status`` it cannot be left out. ``trust`` says which log counts, who witnesses
     it, and how fresh all of it has to be; under it nothing of that is left unchecked.
@@ -72,7 +80,7 @@ class VerificationOptions:
     floors: tuple[Policy, ...] = ()
     require_log: bool = False
     log_origin: str | None = None
-    seen: Mapping[str, str] = field(default_factory=dict)
+    seen: Mapping[str, SeenCheckpoint] = field(default_factory=dict)
     consistency: Consistency | None = None
     status: bytes | None = None
     require_status: bool = False

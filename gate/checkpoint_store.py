@@ -10,7 +10,7 @@ use them at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,15 @@ from rich.markup import escape
 
 from affidavit.certificate import (
     PublicKey,
+    SeenCheckpoint,
     SeenStatus,
     VerificationError,
     VerificationOptions,
     current_status,
+    format_instant,
     home,
     locked,
+    parse_instant,
     write_atomically,
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
@@ -78,7 +81,7 @@ class Store:
 
 
 class CheckpointStore(Store):
-    """The last checkpoint (a signed note) of each log, by its origin."""
+    """The last checkpoint of each log, by its origin."""
 
     field = "checkpoints"
     purpose = "a rewritten log"
@@ -86,26 +89,38 @@ class CheckpointStore(Store):
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path or home() / "checkpoints.json")
 
-    def notes(self) -> dict[str, str]:
-        """All stored checkpoints; raises ``BadStore``."""
-        notes = self._load()
-        for origin, note in notes.items():
-            try:
-                if not isinstance(note, str) or read_checkpoint(note).origin != origin:
-                    raise self._bad(f"the entry of {origin!r} is not a checkpoint of that log")
-            except BadNote as error:
-                raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
-        return notes
+    def newest(self) -> dict[str, SeenCheckpoint]:
+        """The last checkpoint of each log; raises ``BadStore``."""
+        return {origin: self._seen(origin, entry) for origin, entry in self._load().items()}
 
-    def update(self, note: str) -> None:
-        """Store ``note``, unless another process stored a larger tree; warns on failure."""
+    def _seen(self, origin: str, entry: Any) -> SeenCheckpoint:
+        try:
+            # Earlier releases stored the signed note alone.
+            note, at = (entry, None) if isinstance(entry, str) else (entry["note"], entry["seen"])
+            if read_checkpoint(note).origin != origin:
+                raise ValueError("it is of another log")
+            return SeenCheckpoint(note, None if at is None else parse_instant(at))
+        except (BadNote, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
+
+    def update(self, note: str, compared: Mapping[str, SeenCheckpoint]) -> None:
+        """Store ``note``, which continues what it was ``compared`` with.
+
+        Unless another process stored a larger tree meanwhile; warns on failure.
+        """
         checkpoint = read_checkpoint(note)
         try:
             with locked(self.path):
-                notes = self.notes()
-                stored = notes.get(checkpoint.origin)
-                if stored is None or read_checkpoint(stored).size <= checkpoint.size:
-                    self._save({**notes, checkpoint.origin: note})
+                stored = self.newest().get(checkpoint.origin)
+                if stored is not None and stored.note == note:
+                    return
+                if (
+                    stored is None
+                    or stored == compared.get(checkpoint.origin)
+                    or read_checkpoint(stored.note).size <= checkpoint.size
+                ):
+                    entry = {"note": note, "seen": format_instant(datetime.now(UTC))}
+                    self._save({**self._load(), checkpoint.origin: entry})
         except OSError as error:
             self._warn(error)
 

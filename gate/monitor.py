@@ -160,18 +160,18 @@ def _round(
     source: HttpSource, store: CheckpointStore, known: Known, origin: str | None
 ) -> MonitorReport:
     """Follow the log once, and remember its checkpoint unless there was an alarm."""
-    notes = store.notes()
-    if origin is None and len(notes) == 1:
-        (origin,) = notes
+    seen = store.newest()
+    if origin is None and len(seen) == 1:
+        (origin,) = seen
     if origin is None:
         # Its name, as it says itself; who signed it is checked like every other checkpoint's.
         origin = source.checkpoint().partition("\n")[0]
     options = replace(known.options, log_origin=origin)
     report = follow(
-        source, replace(known, options=options, last=notes.get(origin)), datetime.now(UTC)
+        source, replace(known, options=options, last=seen.get(origin)), datetime.now(UTC)
     )
     if not report.alarms:
-        store.update(report.note)
+        store.update(report.note, seen)
     return report
 
 

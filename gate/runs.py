@@ -22,6 +22,7 @@ from affidavit.certificate import (
     KeyFailure,
     RunProvenance,
     TrustRoot,
+    VerificationError,
     decode_line,
     read_provenance,
 )
@@ -29,7 +30,7 @@ from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.render import upper_bound
 
 RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -82,7 +83,9 @@ def cancel(
 @runs.command("verify")
 def verify(
     provenance: Annotated[Path, typer.Argument(help="The run's provenance.json.")],
-    keys: Annotated[list[Path], typer.Option("--keys", help="Public keys of trusted workers.")],
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights file that the provenance must name.")
     ] = None,
@@ -94,7 +97,8 @@ def verify(
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     try:
         document = json.loads(read_file(provenance))
-        report = read_provenance(document, TrustRoot(keys).public_keys(), later=True)
+        trusted = TrustRoot(keys or [], keyset or [], root).public_keys()
+        report = read_provenance(document, trusted, later=True)
         if weights is not None:
             _require_weights(report, weights)
         if record is not None:
@@ -103,7 +107,7 @@ def verify(
         stop(f"cannot read {error.filename}: {error.strerror}.")
     except KeyFailure as failure:
         stop(str(failure))
-    except BadProvenance as error:
+    except (BadProvenance, VerificationError) as error:
         fail(str(error))
     except (ValueError, RecursionError):
         fail(f"{provenance} is not a JSON document.")

@@ -90,7 +90,7 @@ def verify(
             floors=required_policies(policies),
             require_log=require_log,
             log_origin=log_origin,
-            seen=checkpoints.notes(),
+            seen=checkpoints.newest(),
             consistency=read_consistency_file(consistency),
             status=None if status is None else read_file(status),
             require_status=require_status,
@@ -102,7 +102,7 @@ def verify(
         expected = None if file is None else file.plan
         verified = verify_bundle(raw, trusted, plan=expected, options=options)
         if verified.checkpoint is not None:
-            checkpoints.update(verified.checkpoint)
+            checkpoints.update(verified.checkpoint, options.seen)
     except VerificationError as error:
         _print_failure(bundle, error, as_json=as_json)
         raise typer.Exit(Exit.BLOCKED) from None

@@ -33,12 +33,16 @@ from affidavit.certificate.log.entry import Inclusion
 from affidavit.certificate.log.note import BadNote
 from affidavit.certificate.log.tiles import TILE_WIDTH, BadTile, frontier_hashes
 from affidavit.certificate.log.tree import Frontier, ProofError, leaf_hash
-from affidavit.certificate.verification_options import VerificationError, VerificationOptions
+from affidavit.certificate.verification_options import (
+    SeenCheckpoint,
+    VerificationError,
+    VerificationOptions,
+)
 
 SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")
 """Kinds of entries that name the key that signed what they record."""
 SLACK = timedelta(hours=1)
-"""How long before the last checkpoint a new certificate may be dated."""
+"""How long before it was looked at last a new certificate may be dated."""
 MOST_ALARMS = 100
 
 
@@ -73,14 +77,14 @@ class Alarm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What a monitor holds the log against.
+    """What a monitor compares the log with.
 
     ``last`` is the checkpoint that it saw last, ``elsewhere`` are those that others saw.
     """
 
     trusted: tuple[PublicKey, ...]
     options: VerificationOptions
-    last: str | None = None
+    last: SeenCheckpoint | None = None
     elsewhere: Sequence[str] = ()
 
 
@@ -117,9 +121,8 @@ def follow(source: Source, known: Known, now: datetime) -> MonitorReport:
         checkpoint = read_checkpoint(report.note)
         report.origin, report.size = checkpoint.origin, checkpoint.size
         _require_signed(report.note, checkpoint, known, now)
-        last = None if known.last is None else read_checkpoint(known.last)
         _require_same(source, checkpoint, known)
-        report.alarms += _new_entries(source, checkpoint, last, known, report)
+        report.alarms += _new_entries(source, checkpoint, known, report)
     except _Alarmed as alarmed:
         report.alarms.append(alarmed.alarm)
     except VerificationError as error:
@@ -174,15 +177,21 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
 def _new_entries(
     source: Source,
     newest: Checkpoint,
-    last: Checkpoint | None,
     known: Known,
     report: MonitorReport,
 ) -> list[Alarm]:
-    """Read what was added since ``last``, up to the signed root; what is wrong with entries."""
-    tree = Frontier() if last is None else _frontier(source, last, newest, "here before")
+    """Read what was added since the last time, up to the signed root; what is wrong with entries.
+
+    What is new was not there when this monitor last looked, by its own clock: the operator, who
+    signs the checkpoints, can put any time on them.
+    """
+    tree, since = Frontier(), None
+    if known.last is not None:
+        last = read_checkpoint(known.last.note)
+        tree = _frontier(source, last, newest, "here before")
+        since = known.last.at or last.signed_at
     first = tree.size
     alarms: list[Alarm] = []
-    since = None if last is None else last.signed_at
     for index, entry in _entries(source, first, newest.size):
         tree.append(leaf_hash(entry))
         if len(alarms) < MOST_ALARMS:

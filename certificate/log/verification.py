@@ -19,7 +19,11 @@ from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import BadNote, UnknownSigner
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
 from affidavit.certificate.trust_policy import AHEAD, TrustPolicy
-from affidavit.certificate.verification_options import VerificationError, VerificationOptions
+from affidavit.certificate.verification_options import (
+    SeenCheckpoint,
+    VerificationError,
+    VerificationOptions,
+)
 
 
 def require_logged(options: VerificationOptions) -> None:
@@ -223,12 +227,22 @@ class Link(NamedTuple):
     keep: bool
 
 
-def consistent(checkpoint: Checkpoint, options: VerificationOptions) -> Link:
-    """Step 12: the checkpoint and the last one seen of its log are of one growing tree."""
+def consistent(
+    checkpoint: Checkpoint,
+    trusted: tuple[PublicKey, ...],
+    options: VerificationOptions,
+    now: datetime,
+) -> Link:
+    """Step 12: the checkpoint and the last one seen of its log are of one growing tree.
+
+    One that was seen only after its key was revoked binds nobody: a thief may have signed it.
+    """
     seen = options.seen.get(checkpoint.origin)
     if seen is None:
         return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
-    last = _last(seen, checkpoint.origin)
+    last = _last(seen.note, checkpoint.origin)
+    if _revoked_when_seen(seen, trusted, options, now):
+        return Link("the key of the checkpoint seen before was revoked", True, True)
     older, newer = sorted((last, checkpoint), key=lambda item: item.size)
     if older.size > 0:
         hashes: tuple[bytes, ...] = ()
@@ -244,6 +258,21 @@ def consistent(checkpoint: Checkpoint, options: VerificationOptions) -> Link:
     grew = checkpoint.size >= last.size
     relation = "continues" if grew else "is continued by"
     return Link(f"{relation} the checkpoint of size {last.size} seen before", True, grew)
+
+
+def _revoked_when_seen(
+    seen: SeenCheckpoint,
+    trusted: tuple[PublicKey, ...],
+    options: VerificationOptions,
+    now: datetime,
+) -> bool:
+    try:
+        _, signers = open_checkpoint(seen.note, trusted)
+        cosigned = None if options.trust is None else options.trust.seen(seen.note, now)
+    except (BadNote, ModuleNotFoundError):
+        return False
+    at = min(seen.at or now, now if cosigned is None else cosigned[0])
+    return all(key.revoked_at(at) for key in signers)
 
 
 def _last(note: str, origin: str) -> Checkpoint:

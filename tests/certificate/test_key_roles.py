@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.key_store import KeyStore
 from affidavit.certificate.keys import KeyFailure, KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keyset import Roots, draft_keyset, read_keyset
 from affidavit.certificate.log.checkpoint import open_checkpoint
 from affidavit.certificate.log.note import UnknownSigner
-from affidavit.certificate.provenance import BadProvenance, read_provenance
+from affidavit.certificate.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.status import current_status, sign_status
 from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import (
@@ -100,6 +101,33 @@ def test_run_records_are_signed_by_keys_for_them(role: KeyRole) -> None:
     }
     with pytest.raises(BadProvenance, match="not for run records"):
         read_provenance(envelope, TRUSTED)
+
+
+def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
+    key = KEYS[KeyRole.RUN]
+    report = Conformance(
+        certificate_id="sha256:" + "1" * 64,
+        plan_digest="sha256:" + "2" * 64,
+        run="r",
+        head=None,
+        steps_certified=4,
+        steps_charged=4,
+        steps_released=4,
+        steps_to_charge=4,
+        findings=(),
+    )
+    about = {"run": "r", "fence": 1, "data": "d", "model": "m", "worker": "w", "weights": None}
+    signed = sign_provenance(key, report, **about, header={}, began=NOW)
+    finished = read_provenance(signed, [key.public]).finished_at
+    ended = replace(key.public, not_after=finished)
+    soon = replace(key.public, revoked_from=finished + HOUR)
+    assert read_provenance(signed, [ended], later=True).run == "r"
+    assert read_provenance(signed, [soon], later=True).run == "r"
+    # Revoked a moment after what it says: who holds the key may have said it just now.
+    revoked = replace(key.public, revoked_from=finished + timedelta(microseconds=1))
+    for refused, later in ((ended, False), (revoked, False), (revoked, True)):
+        with pytest.raises(BadProvenance, match="may not sign"):
+            read_provenance(signed, [refused], later=later)
 
 
 def test_a_checkpoint_under_another_role_is_unsigned(logs: dict[KeyRole, Log]) -> None:

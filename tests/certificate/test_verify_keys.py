@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys import PublicKey, SigningKey
+from affidavit.certificate.keys import KeyFailure, PublicKey, SigningKey
+from affidavit.certificate.trust_root import TrustRoot
 from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import VerificationError
 from affidavit.plan import Plan
@@ -95,3 +97,18 @@ def test_a_wrong_key_id_over_the_right_keys_signature_is_named(
     swapped = json.dumps(document).encode()
     assert outcome(swapped, key.public, other) == (4, "wrong_key_id")
     assert outcome(swapped, other) == (4, "bad_signature")
+
+
+def test_two_records_of_one_key_are_refused(key: SigningKey, tmp_path: Path) -> None:
+    """The later one would decide silently, and it may be the one with the longer window."""
+    newest = replace(key.public, not_after=key.public.not_after - SECOND)
+    other = SigningKey.generate().public
+    files = []
+    for number, record in enumerate((key.public, newest, key.public, other)):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(record.as_record()))
+        files.append(path)
+    assert TrustRoot([files[0], *files[2:]]).public_keys() == (key.public, other)
+    for pair in (files[:2], files[1::-1]):
+        with pytest.raises(KeyFailure, match="two records"):
+            TrustRoot(pair).public_keys()

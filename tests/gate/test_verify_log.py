@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from affidavit.certificate import Revocation, Roots, draft_keyset, format_instant
+from affidavit.certificate.keys import KeyRole
 from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
 from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
-from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
+from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, key_for, log_of
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
+CERTIFY, LOG = (KeyRole.CERTIFICATE,), (KeyRole.CHECKPOINT,)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def test_the_last_checkpoint_is_remembered_and_a_fork_is_caught(
     assert code == 0
     assert all(item["checked"] for item in result["steps"] if item["step"] in (10, 11, 12))
     stored = json.loads((home / "checkpoints.json").read_text())["checkpoints"]
-    assert read_checkpoint(stored[ORIGIN]).size == 40
+    assert read_checkpoint(stored[ORIGIN]["note"]).size == 40
     # Before the memory, nothing is wrong with the fork; with it, everything.
     code, result = check(fork.bundle(40))
     assert (code, result["step"], result["code"]) == (1, 12, "log_rewritten")
@@ -80,6 +84,46 @@ def test_a_log_that_grew_needs_its_proof(log: Log, fork: Log, check: Any, save: 
     forged = save(fork.consistency(40, 45).as_document(), "forged.json")
     code, result = check(fork.bundle(45), "--consistency", forged)
     assert (code, result["code"]) == (1, "log_rewritten")
+
+
+def test_a_forged_checkpoint_is_forgotten_once_its_key_is_revoked(
+    document: Any, save: Any, answer: Answer, home: Path
+) -> None:
+    """A thief of the log's key showed one victim a larger log of their own."""
+    root, signer, stolen, next_key = (key_for(*roles) for roles in ((), CERTIFY, LOG, LOG))
+    roots = Roots.of([root.public], threshold=1)
+    anchor = save(roots.model_dump_json(), "roots.json")
+    keys, version = [signer.public, stolen.public], None
+    since = format_instant(NOW - timedelta(minutes=1))
+
+    def verified(bundle: Any, revoked: Sequence[Revocation] = ()) -> str:
+        nonlocal version
+        draft = draft_keyset(
+            version,
+            roots=roots,
+            keys=keys,
+            revoked=revoked,
+            issued_at=NOW,
+            expires_at=NOW + timedelta(days=1),
+        )
+        version = draft.signed_by(root)
+        keyset = save(version.as_bytes(), "keyset.json")
+        told = ("--keyset", keyset, "--root", anchor, "--require-log", "--json")
+        return str(answer("verify", save(bundle), *told)[1].get("code", "verified"))
+
+    certificate = certified(document(), signer)
+    genuine, forged = log_of(certificate, 11, 40), log_of(certificate, 0, 300, b"forged")
+    before = NOW - timedelta(minutes=30)
+    assert verified(forged.bundle(300, key=stolen, at=before)) == "verified"
+    assert verified(genuine.bundle(40, key=stolen, at=before)) == "consistency_unproved"
+    keys.append(next_key.public)
+    revocation = Revocation(key_id=stolen.key_id, since=since)
+    assert verified(genuine.bundle(40, key=next_key), [revocation]) == "verified"
+    (seen,) = CheckpointStore(home / "checkpoints.json").newest().values()
+    assert read_checkpoint(seen.note).size == 40
+    assert verified(forged.bundle(300, key=stolen, at=before), [revocation]) == (
+        "checkpoint_key_revoked"
+    )
 
 
 def test_a_store_of_ones_own(log: Log, fork: Log, check: Any, tmp_path: Path, home: Path) -> None:
@@ -174,16 +218,16 @@ def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:
     def keep(number: int) -> None:
         size, origin = number // 4 + 1, f"example.com/{number % 4}"
         note = sign_checkpoint(KEY, origin=origin, size=size, root_hash=bytes(32), at=NOW)
-        CheckpointStore(path).update(note)
+        CheckpointStore(path).update(note, {})
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(keep, reversed(range(64))))
-    notes = CheckpointStore(path).notes()
-    assert {origin: read_checkpoint(note).size for origin, note in notes.items()} == {
+    newest = CheckpointStore(path).newest()
+    assert {origin: read_checkpoint(seen.note).size for origin, seen in newest.items()} == {
         f"example.com/{number}": 16 for number in range(4)
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     for damaged in ("{", "[" * 100_000):
         path.write_text(damaged)
         with pytest.raises(BadStore):
-            CheckpointStore(path).notes()
+            CheckpointStore(path).newest()

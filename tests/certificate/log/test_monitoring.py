@@ -19,7 +19,7 @@ from affidavit.certificate.log.monitoring import (
     follow,
 )
 from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
-from affidavit.certificate.verification_options import VerificationOptions
+from affidavit.certificate.verification_options import SeenCheckpoint, VerificationOptions
 from tests.certificate.log.test_trust_policy import policy
 
 ORIGIN = "example.com/log"
@@ -75,7 +75,7 @@ def honest(size: int = 600) -> MemoryLog:
 
 def look(
     log: MemoryLog,
-    last: str | None = None,
+    last: SeenCheckpoint | str | None = None,
     elsewhere: Sequence[str] = (),
     trusted: tuple[PublicKey, ...] = TRUSTED,
     options: VerificationOptions | None = None,
@@ -83,7 +83,7 @@ def look(
     known = Known(
         trusted=trusted,
         options=options or VerificationOptions(log_origin=ORIGIN),
-        last=last,
+        last=SeenCheckpoint(last) if isinstance(last, str) else last,
         elsewhere=elsewhere,
     )
     return follow(log, known, NOW)
@@ -151,6 +151,14 @@ def test_the_operator_with_a_stolen_key_cannot_backdate_into_the_log() -> None:
     seen = log.note
     log.grow(entry(3, at=NOW - timedelta(days=2)))
     assert codes(look(log, seen, trusted=trusted)) == [("backdated", 3)]
+    # The operator dates each checkpoint as well, but not when the monitor looked.
+    logger = replace(LOGGER.public, not_before=NOW - timedelta(days=9))
+    log = honest(3)
+    log.sign(3, log.tree.root(), NOW - timedelta(days=4))
+    seen = SeenCheckpoint(log.note, NOW)
+    log.grow(entry(3, at=NOW - timedelta(days=2)))
+    log.sign(4, log.tree.root(), NOW - timedelta(days=1))
+    assert codes(look(log, seen, trusted=(trusted[0], logger))) == [("backdated", 3)]
 
 
 def test_a_log_without_its_witnesses_or_of_another_name_alarms() -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from affidavit.certificate import SigningKey
 from affidavit.certificate.keys import PublicKey, format_instant
+from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.status import current_status, sign_status
 from affidavit.certificate.verification import VerificationError, VerificationOptions, verify
-from tests.certificate.log.logged import ORIGIN, Log, certified, log_of
+from affidavit.certificate.verification_options import SeenCheckpoint
+from tests.certificate.log.logged import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC).replace(microsecond=0) + 2 * HOUR
@@ -82,6 +84,26 @@ def test_a_log_that_another_key_signed_vouches_for_it(forged: Log, revoked: Publ
     bundle = forged.bundle(1, key=current, at=current.public.not_before)
     assert outcome(bundle, revoked, current.public) == (0, "verified")
     assert outcome(bundle, revoked) == (11, "unknown_checkpoint_key")
+
+
+def test_a_forged_checkpoint_binds_nobody_once_its_key_is_revoked(
+    document: Callable[..., dict[str, Any]], stolen: SigningKey, revoked: PublicKey
+) -> None:
+    """A verifier that was shown a view of the thief's own accepts the genuine log again."""
+    current = key_for()
+    genuine = log_of(certified(document(), current), 0, 2)
+    bundle = genuine.bundle(2, key=current)
+    huge = sign_checkpoint(stolen, origin=ORIGIN, size=2**50, root_hash=bytes(32), at=NOW)
+
+    def compared(at: datetime | None, *keys: PublicKey) -> tuple[int, str]:
+        seen = {ORIGIN: SeenCheckpoint(huge, at)}
+        return outcome(bundle, *keys, current.public, seen=seen, require_log=True)
+
+    for at in (None, NOW - HOUR, NOW):
+        assert compared(at, revoked) == (0, "verified")
+    # What was seen before the theft binds, as does what a key signed that nobody revoked.
+    assert compared(NOW - 1.1 * HOUR, revoked) == (12, "consistency_unproved")
+    assert compared(None, stolen.public) == (12, "consistency_unproved")
 
 
 def test_a_status_list_of_a_revoked_key_is_neither_accepted_nor_remembered(

@@ -29,6 +29,7 @@ from affidavit.certificate.log.verification import included
 from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import (
     STEPS,
+    SeenCheckpoint,
     VerificationError,
     VerificationOptions,
     VerifiedCertificate,
@@ -265,8 +266,8 @@ def test_step_11_a_checkpoint_without_a_time(log: Log) -> None:
 # ---- step 12: consistency with what was seen -------------------------------------------------
 
 
-def seen(log: Log, size: int) -> dict[str, str]:
-    return {ORIGIN: log.checkpoint(size)}
+def seen(log: Log, size: int) -> dict[str, SeenCheckpoint]:
+    return {ORIGIN: SeenCheckpoint(log.checkpoint(size))}
 
 
 def test_step_12_a_log_that_grew(log: Log) -> None:
@@ -317,14 +318,17 @@ def test_step_12_a_fork(log: Log, certificate: Certificate) -> None:
 
 
 def test_step_12_what_was_seen_of_another_log_does_not_matter(log: Log) -> None:
-    other = {"example.com/other": log.checkpoint(3, origin="example.com/other")}
+    other = {"example.com/other": SeenCheckpoint(log.checkpoint(3, origin="example.com/other"))}
     result = passed(log.bundle(40), seen=other, require_log=True)
     assert 12 not in result.unchecked
 
 
 def test_step_12_a_memory_that_cannot_be_read(log: Log) -> None:
     for note in ("", "x", log.checkpoint(7, origin="example.com/other")):
-        assert rejected(log.bundle(40), seen={ORIGIN: note}) == (12, "bad_seen_checkpoint")
+        assert rejected(log.bundle(40), seen={ORIGIN: SeenCheckpoint(note)}) == (
+            12,
+            "bad_seen_checkpoint",
+        )
 
 
 # ---- every byte -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from affidavit.certificate import (
     KeyStore,
     PublicKey,
+    SeenCheckpoint,
     VerificationError,
     VerificationOptions,
     verify,
@@ -73,14 +74,14 @@ def hashes(document: Any) -> list[bytes]:
 @pytest.mark.usefixtures("database_url")
 def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> None:
     locations = [certified(steps=number) for number in range(1, 6)]
-    seen: dict[str, str] = {}
+    seen: dict[str, SeenCheckpoint] = {}
     for location in reversed(locations):
         raw = client.get(f"{location}/bundle").content
         options = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
         result = verify(raw, keys(client), options=options)
         assert not {10, 11, 12} & set(result.unchecked)
         assert result.checkpoint is not None
-        seen = {"example.com/log": result.checkpoint}
+        seen = {"example.com/log": SeenCheckpoint(result.checkpoint)}
         # The signed envelope stands in it byte for byte, and the whole is canonical.
         stored = client.get(location).json()["certificate"]["bundle"]
         assert json.loads(raw)["envelope"] == stored["envelope"]
