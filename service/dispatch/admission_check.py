@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine
 
 from affidavit.certificate import KeyStore, PublicKey, VerificationError, verify
 from affidavit.service.database import reader
-from affidavit.service.dispatch.engine import JOB, job_id_of
+from affidavit.service.dispatch.engine import JOB, job_id_of, others_go_on
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesApi
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger import repository as ledger_repository
@@ -67,7 +67,8 @@ class AdmissionCheck:
             return
         names = {check["metadata"]["name"] for check in checks}
         for workload in self._api.answer("GET", self._workloads).get("items", []):
-            self._decide(workload, names, at)
+            with others_go_on():
+                self._decide(workload, names, at)
 
     def _decide(self, workload: Mapping[str, Any], names: Iterable[str], at: datetime) -> None:
         status = workload.get("status", {})

@@ -41,8 +41,10 @@ from affidavit.service.dispatch.engine import (
     Job,
     JobState,
     job_id_of,
+    others_go_on,
 )
 from affidavit.service.ledger.expiry import expire_reservations
+from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases
@@ -112,8 +114,11 @@ class Dispatcher:
         jobs = self.engine.jobs()  # before the leases: what has ended cannot hold one afterwards
         leases = self._open_leases()
         for lease in leases:
-            self._compare(self.engine, lease, jobs, call)
-        self._cancel_others(self.engine, jobs, {lease.run_id: lease.job for lease in leases})
+            with others_go_on():
+                self._compare(self.engine, lease, jobs, call)
+        for job_id in self._needless(jobs, {lease.run_id: lease.job for lease in leases}):
+            with others_go_on():
+                self.engine.cancel(job_id)
         if self._admission is not None:
             self._admission.round(at)
 
@@ -132,7 +137,8 @@ class Dispatcher:
         state, claimed = jobs.get(job_id), lease.worker == job_id
         if lease.state != "queued":
             if state == "ended" and claimed:
-                self._queue.lose(lease.run_id, lease.fence, f"its job {job_id} ended.", call)
+                why = f"its job {job_id} ended."
+                self._queue.change(lease.run_id, call, LockedRun.lose, lease.fence, why)
             return
         if state in ("waiting", "running") and not claimed:
             return
@@ -140,27 +146,26 @@ class Dispatcher:
         if state is not None:
             if state != "ended":
                 engine.cancel(job_id)
-            run = self._queue.next_job(lease.run_id, lease.job, call)
+            run = self._queue.change(lease.run_id, call, LockedRun.next_job, lease.job)
         if run is not None and run.state == "queued":
             engine.submit(Job(run=run.id, number=run.job, queue=run.queue, **run.requirements))
 
-    def _cancel_others(
-        self, engine: Engine, jobs: Mapping[str, JobState], numbers: Mapping[str, int]
-    ) -> None:
-        """Cancel jobs that no run needs: earlier ones of a run, and waiting ones of one over."""
+    def _needless(self, jobs: Mapping[str, JobState], numbers: Mapping[str, int]) -> list[str]:
+        """The jobs that no run needs: earlier ones of a run, and waiting ones of one over."""
+        needless, waiting = [], dict[str, str]()
         for job_id, state in jobs.items():
             match = JOB.fullmatch(job_id)
             if match is None or state == "ended":
                 continue
             run, number = match[1], int(match[2])
-            if run in numbers:
-                needless = number < numbers[run]
-            else:
-                needless = state == "waiting" and self._is_over(run)
-            if needless:
-                engine.cancel(job_id)
-
-    def _is_over(self, run: str) -> bool:
-        query = select(run_leases.c.state).where(run_leases.c.run_id == run)
+            if run in numbers and number < numbers[run]:
+                needless.append(job_id)
+            elif run not in numbers and state == "waiting":
+                waiting[job_id] = run
+        table = run_leases.c
+        over = select(table.run_id).where(
+            table.state == "ended", table.run_id.in_(waiting.values())
+        )
         with self._reader.connect() as connection:
-            return connection.execute(query).scalar() == "ended"
+            ended = set(connection.execute(over).scalars())
+        return needless + [job_id for job_id, run in waiting.items() if run in ended]

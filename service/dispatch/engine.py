@@ -19,8 +19,10 @@ True
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -28,13 +30,28 @@ JobState = Literal["waiting", "running", "ended"]
 PREFIX = "affidavit-"
 JOB = re.compile(rf"{PREFIX}([0-9a-f-]{{36}})-([0-9]+)")
 
+log = logging.getLogger("affidavit.service.dispatch")
+
 
 class EngineUnavailable(Exception):
-    """The engine did not answer, or refused; the next round tries again."""
+    """The engine did not answer; the next round tries again."""
+
+
+class JobRefused(EngineUnavailable):
+    """The engine answered and refused; the next round tries again, and other jobs go on."""
 
 
 class UnknownEngine(ValueError):
     """``AFFIDAVIT_DISPATCH`` names no engine; the text says what to give."""
+
+
+@contextmanager
+def others_go_on() -> Iterator[None]:
+    """Let a job that the engine refuses hold up no other."""
+    try:
+        yield
+    except JobRefused as error:
+        log.warning("a job was refused: %s", error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +87,7 @@ def job_id_of(run: str, number: int) -> str:
 
 
 class Engine(Protocol):
-    """What is needed of an engine; all methods raise ``EngineUnavailable``."""
+    """What is needed of an engine; all methods raise ``EngineUnavailable`` or ``JobRefused``."""
 
     def jobs(self) -> Mapping[str, JobState]:
         """The jobs that it knows whose ids have our prefix; it may forget those that ended."""

@@ -23,6 +23,7 @@ from affidavit.service.dispatch.engine import (
     PREFIX,
     EngineUnavailable,
     Job,
+    JobRefused,
     JobState,
     UnknownEngine,
 )
@@ -46,6 +47,8 @@ class KubernetesApi:
             if answer.status_code not in same:
                 answer.raise_for_status()
             return answer.json()
+        except httpx.HTTPStatusError as error:
+            raise JobRefused(f"{error}: {error.response.text[:500]}") from None
         except (httpx.HTTPError, ValueError, OSError) as error:
             raise EngineUnavailable(f"{method} {path}: {error}") from None
 

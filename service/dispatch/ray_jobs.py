@@ -11,7 +11,13 @@ from typing import Any
 
 import httpx
 
-from affidavit.service.dispatch.engine import PREFIX, EngineUnavailable, Job, JobState
+from affidavit.service.dispatch.engine import (
+    PREFIX,
+    EngineUnavailable,
+    Job,
+    JobRefused,
+    JobState,
+)
 
 MIB = 1024 * 1024
 STATES: Mapping[str, JobState] = {
@@ -77,5 +83,7 @@ class RayJobs:
                 return None
             answer.raise_for_status()
             return answer.json()
+        except httpx.HTTPStatusError as error:
+            raise JobRefused(f"{error}: {error.response.text[:500]}") from None
         except (httpx.HTTPError, ValueError) as error:
             raise EngineUnavailable(f"{method} {self._address}{path}: {error}") from None

@@ -12,7 +12,13 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from affidavit.service.dispatch.engine import PREFIX, EngineUnavailable, Job, JobState
+from affidavit.service.dispatch.engine import (
+    PREFIX,
+    EngineUnavailable,
+    Job,
+    JobRefused,
+    JobState,
+)
 
 TIMEOUT = 60
 """Seconds."""
@@ -82,5 +88,5 @@ def _run(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineUnavailable(f"{command[0]}: {error}") from None
     if ran.returncode:
-        raise EngineUnavailable(f"{command[0]}: {ran.stderr.strip()[:500]}")
+        raise JobRefused(f"{command[0]}: {ran.stderr.strip()[:500]}")
     return ran.stdout

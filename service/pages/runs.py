@@ -19,14 +19,12 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants.privacy_filter import UNIT
 from affidavit.plan import Reason
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import AccountingUnavailable, DomainError, MalformedRequest
+from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.models import charge_of
-from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Reader, Submitter, page_actor
 from affidavit.service.pages.charts import chart_response
@@ -38,8 +36,10 @@ from affidavit.service.pages.verdicts import TONES
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository
+from affidavit.service.runs.events import rounded_up
+from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
-from affidavit.service.runs.repository import Filters, StoredRun
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import current
@@ -48,8 +48,6 @@ from affidavit.service.tables import certificates
 router = APIRouter()
 
 LISTED = 50
-PARTS = 20
-"""Parts of a run for which what was spent so far is computed, each once."""
 EVENTS = {
     "queued": "waits for a worker",
     "claimed": "a worker takes it",
@@ -235,8 +233,8 @@ def queue(
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """The latest runs, of one state or queue or of all."""
-    filters = Filters(state=state or None, queue=queue or None)
-    runs, following = services.runs.queue.page(filters, cursor, LISTED)
+    filters = {"state": state or None, "queue": queue or None}
+    runs, following = services.runs.queue.page(cursor, LISTED, **filters)
     with services.engine.connect() as connection:
         lines = _lines(connection, runs)
     view = Queue(runs=ListPage(lines=lines, next=following), state=state, queue=queue or "")
@@ -328,7 +326,8 @@ async def stop_run(
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
     call = CommandContext.of(actor, request, None, cancellation)
-    await run_in_threadpool(services.runs.queue.cancel, run_id, cancellation.reason, call)
+    cancel, reason = LockedRun.cancel, cancellation.reason
+    await run_in_threadpool(services.runs.queue.change, run_id, call, cancel, reason)
     return see_other(f"/runs/{run_id}", done="stopped")
 
 
@@ -349,11 +348,15 @@ def _fields(form: Form) -> dict[str, object]:
 @page(router, "/runs/{run_id}")
 async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
     """The progress of a run, its events, its record and its charge."""
-    view, reservation = await run_in_threadpool(_read, services, run_id)
+    view, stored = await run_in_threadpool(_read, services, run_id)
     if view.ended and is_fragment(request):
         # The run has ended, which changes the whole page.
         return Response(headers={"HX-Refresh": "true"})
-    view = await _with_spent(services, view, reservation)
+    if not view.ended and stored.steps:
+        progress = await services.run_events.progress(stored, stored.steps)
+        if progress.spent is not None and math.isfinite(progress.spent.epsilon):
+            so_far = up(progress.spent.epsilon)
+            view = replace(view, so_far=so_far, so_far_steps=progress.spent.steps)
     rows = Rows(EventLine, view.events)
     return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
 
@@ -365,7 +368,7 @@ async def steps_chart(
     """ε over the steps, with those of the run so far and the certified cap."""
     run = await run_in_threadpool(services.runs.queue.find, run_id)
     charged = (run.outcome or {}).get("steps_charged")
-    steps = _in_parts(run.certified_steps, run.steps) if charged is None else charged
+    steps = rounded_up(run.steps, run.certified_steps) if charged is None else charged
     stored = await run_in_threadpool(find_certificate, services, run.certificate_id)
     drawn = await services.draw_certificate.charts(stored, steps or None)
     chart = dict(drawn.charts).get("steps")
@@ -374,14 +377,8 @@ async def steps_chart(
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
 
 
-def _in_parts(certified: int, steps: int) -> int:
-    """``steps``, rounded up to a twentieth of the run, so that watching it computes few bounds."""
-    part = math.ceil(certified / PARTS)
-    return min(certified, part * math.ceil(steps / part))
-
-
-def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
-    """One run with its reservation; raises ``UnknownRun``."""
+def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
+    """One run, and what its page shows; raises ``UnknownRun``."""
     with services.engine.connect() as connection:
         run = repository.find(connection, run_id)
         reservation = ledger_repository.find_reservation(connection, run.reservation_id)
@@ -415,7 +412,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         unit=reservation.scope.unit,
         adjacency=reservation.scope.adjacency,
         certificate_status=certificate.status.value,
-    ), reservation
+    ), run
 
 
 def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment, ...]:
@@ -491,21 +488,6 @@ def _event(row: Any) -> EventLine:
     body = json.loads(row.body)
     detail = {name: body.get(name) for name in ("worker", "code", "message")}
     return view_of(EventLine, row, tells=EVENTS.get(row.kind, row.kind), **detail)
-
-
-async def _with_spent(services: Services, view: RunView, reservation: StoredReservation) -> RunView:
-    """``view`` of a run in progress, with an upper bound of what its steps so far cost."""
-    if view.ended or not view.line.steps:
-        return view
-    steps = _in_parts(view.certified_steps, view.line.steps)
-    try:
-        cost = await services.ledger.cost_of_steps(reservation, steps)
-    except (AccountingUnavailable, DomainError):
-        return view
-    epsilon = (cost or reservation.cost).epsilon.value(UNIT)
-    if not math.isfinite(epsilon):
-        return view
-    return replace(view, so_far=up(epsilon), so_far_steps=steps)
 
 
 def read_provenance(envelope: Any) -> Record | None:

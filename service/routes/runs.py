@@ -21,8 +21,8 @@ from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId
+from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest, run_of
-from affidavit.service.runs.repository import Filters
 from affidavit.service.services import TheServices
 
 MEDIA_TYPE = "text/event-stream"
@@ -96,12 +96,10 @@ def runs(
     query: Annotated[RunQuery, Query()],
 ) -> Page[Run]:
     """Latest first; ``next`` is the path of the following page, or null."""
-    filters = Filters(
-        **query.model_dump(exclude={"certificate", "cursor", "limit"}),
-        certificate_id=query.certificate,
-    )
+    filters = query.model_dump(exclude={"certificate", "cursor", "limit"})
+    filters["certificate_id"] = query.certificate
     try:
-        page, cursor = services.runs.queue.page(filters, query.cursor, query.limit)
+        page, cursor = services.runs.queue.page(query.cursor, query.limit, **filters)
     except InvalidCursor as error:
         raise invalid_cursor(error) from None
     following = next_page(response, "/v1/runs", query, cursor=cursor)
@@ -133,7 +131,7 @@ def cancel(
             403, "not_yours", "You can cancel only your own runs. Ask whoever requested it."
         )
     call = CommandContext.of(actor, http, None, request)
-    return run_of(queue.cancel(run_id, request.reason, call))
+    return run_of(queue.change(run_id, call, LockedRun.cancel, request.reason))
 
 
 @router.get(

@@ -14,6 +14,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.routing import JsonRoute
+from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import (
     CompletionRequest,
     FailureRequest,
@@ -89,7 +90,7 @@ def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> Renewal:
     """The lease starts again now."""
-    return services.runs.queue.renew(run_id, request, _call(services, actor))
+    return services.runs.queue.change(run_id, _call(services, actor), LockedRun.renew, request)
 
 
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
@@ -97,7 +98,9 @@ def upload_record(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: RecordPartRequest
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""
-    return services.runs.queue.add_record_part(run_id, request, _call(services, actor))
+    return services.runs.queue.change(
+        run_id, _call(services, actor), LockedRun.add_record_part, request
+    )
 
 
 @router.post("/v1/runs/{run_id}/complete", summary="Report a run", responses=CHANGE)
@@ -113,4 +116,5 @@ def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
-    return run_of(services.runs.queue.fail(run_id, request, _call(services, actor)))
+    call = _call(services, actor)
+    return run_of(services.runs.queue.change(run_id, call, LockedRun.fail, request))

@@ -1,9 +1,8 @@
 """Conformance of a run's record, checked by the service itself on what the worker sent.
 
 The worker's own verdict does not count. The record is checked against the certificate as
-``affidavit conformance`` does (certificate, plan, chain, steps, noise, clip norms, sampler,
-keys), and then against what the service knows of the run's attempts, independent of the record:
-the findings of ``RunFinding``.
+``affidavit conformance`` does, and then against what the service knows of the run's attempts,
+independent of the record.
 
 What it cannot show: that the noise was drawn and the data read as the record says. That is
 the word of whoever holds the worker's key.
@@ -14,12 +13,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from affidavit.certificate import (
     START,
     BrokenLine,
+    Conformance,
+    ConformanceFinding,
     Execution,
     PlanNotClosed,
     certified_plan,
@@ -28,56 +29,6 @@ from affidavit.certificate import (
     read_envelope,
 )
 from affidavit.service.runs.repository import StoredRunEvent
-
-MOST_NAMED = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunFinding:
-    """What does not fit between a record and its run, with a stable ``code``."""
-
-    code: str
-    message: str
-
-
-OTHER_RECORD = RunFinding(
-    code="other_record", message="The worker signed another record than it sent."
-)
-OTHER_HISTORY = RunFinding(
-    code="other_history",
-    message="The record does not contain what was reported of it while it was written.",
-)
-GRANTED_NOT_PASSED = RunFinding(
-    code="granted_not_passed",
-    message="An earlier worker was granted steps that the record does not pass over.",
-)
-CANARIES_NOT_LOGGED = RunFinding(
-    code="canaries_not_logged",
-    message="The log did not have the record's first line, which commits to the plan's canaries, "
-    "before a step was granted.",
-)
-OTHER_SEARCH = RunFinding(
-    code="other_search", message="The record is not of the search that the service drew."
-)
-KEY_IN_TWO_STEPS = RunFinding(
-    code="key_in_two_steps",
-    message="Another record of the run has one of its noise keys, at another step.",
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConformanceResult:
-    """The outcome of checking a record; ``record`` is its last digest.
-
-    ``code`` is ``conformant``, ``not_conformant`` or ``no_record``, ``stopped`` says that it was
-    ended early, as somebody asked, and ``steps`` are to be charged.
-    """
-
-    code: str
-    steps: int
-    summary: str
-    stopped: bool = False
-    record: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,67 +52,81 @@ class SentRecord:
     search: str | None
 
 
-def check_record(sent: SentRecord) -> ConformanceResult:
+def check_record(sent: SentRecord) -> Conformance:
     """The record against the certificate and what is known of the run."""
     envelope = read_envelope(json.loads(sent.bundle)["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
     record = _joined(sent.parts)
     checked = check_conformance(record, predicate)
-    more = {*_unlike_the_run(sent, record, predicate), *_of_keys(record, sent.others)}
-    if checked.head != sent.signed_for:
-        more.add(OTHER_RECORD)
-    codes = sorted({item.code for item in checked.findings} | {item.code for item in more})
-    steps = max(checked.steps_certified, checked.steps_charged) if more else checked.steps_to_charge
-    return ConformanceResult(
-        code="conformant" if checked.conformant and not more else "not_conformant",
-        stopped="stopped" in codes,
-        steps=steps,
-        record=checked.head,
-        summary=", ".join(codes[:MOST_NAMED]) or "the record conforms.",
-    )
+    more = tuple(_contradictions(sent, record, checked.head, predicate))
+    if not more:
+        return checked
+    steps = max(checked.steps_certified, checked.steps_charged)
+    return replace(checked, findings=checked.findings + more, steps_to_charge=steps)
 
 
-def _unlike_the_run(
-    sent: SentRecord, record: bytes, predicate: dict[str, Any]
-) -> Iterator[RunFinding]:
-    """What does not fit in with the search, the log, and the attempts that there were.
+def _contradictions(
+    sent: SentRecord, record: bytes, head: str | None, predicate: dict[str, Any]
+) -> Iterator[ConformanceFinding]:
+    """What does not fit the signature, the search, the log, and the earlier attempts.
 
-    Where a run continues it may start again only if its steps are independent, and its record
-    has nothing then of the record before. Either way every step that was granted before is
-    passed over, so that the record has a line that says that it went on from there.
+    A run that continues may start again only if its steps are independent, and its record
+    has nothing then of the record before. Either way the record has a line for every step that
+    was granted before, which says that the run continued from there.
     """
     try:
         header = decode_line(record.partition(b"\n")[0] + b"\n", START)
     except BrokenLine:  # a finding already
         header = {}
+    if head != sent.signed_for:
+        yield ConformanceFinding(
+            code="other_record",
+            line=0,
+            message="The worker signed another record than it sent.",
+        )
     if predicate["plan"].get("canaries") is not None and header.get("digest") not in sent.logged:
-        yield CANARIES_NOT_LOGGED
+        yield ConformanceFinding(
+            code="canaries_not_logged",
+            line=1,
+            message="The log did not have the record's first line, which commits to the plan's "
+            "canaries, before a step was granted.",
+        )
     if header.get("search") != sent.search:
-        yield OTHER_SEARCH
+        yield ConformanceFinding(
+            code="other_search",
+            line=1,
+            message="The record is not of the search that the service drew.",
+        )
     resumed = {entry["step"] for entry in _entries(record, b"resumed")}
     if any(attempt.granted not in resumed for attempt in sent.before):
-        yield GRANTED_NOT_PASSED
+        yield ConformanceFinding(
+            code="granted_not_passed",
+            line=0,
+            message="An earlier worker was granted steps that the record does not pass over.",
+        )
     heads = [sent.reported]
     if not (sent.before and _steps_stand_alone(predicate)):
         heads += [attempt.body.get("head") for attempt in sent.before]
     if any(f'"digest":"{head}"'.encode() not in record for head in heads if head is not None):
-        yield OTHER_HISTORY
+        yield ConformanceFinding(
+            code="other_history",
+            line=0,
+            message="The record does not contain what was reported of it while it was written.",
+        )
+    keys = dict(_steps_of_keys(record)) if sent.others else {}
+    earlier = (_steps_of_keys(_joined(parts)) for parts in sent.others.values())
+    if any(keys.get(key, step) != step for record in earlier for key, step in record):
+        yield ConformanceFinding(
+            code="key_in_two_steps",
+            line=0,
+            message="Another record of the run has one of its noise keys, at another step.",
+        )
 
 
-def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[RunFinding]:
-    """Keys that stand for one step here and for another in a record before."""
-    steps = {fence: _steps_of_keys(_joined(parts)) for fence, parts in others.items()}
-    mine = _steps_of_keys(record) if steps else {}
-    if any(mine.get(key, step) != step for keys in steps.values() for key, step in keys.items()):
-        yield KEY_IN_TWO_STEPS
-
-
-def _steps_of_keys(record: bytes) -> dict[str, int]:
-    return {
-        key: entry["step"]
-        for entry in _entries(record, b"charge")
-        if isinstance(key := entry.get("key_commitment"), str)
-    }
+def _steps_of_keys(record: bytes) -> Iterator[tuple[str, int]]:
+    for entry in _entries(record, b"charge"):
+        if isinstance(key := entry.get("key_commitment"), str):
+            yield key, entry["step"]
 
 
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:

@@ -133,18 +133,20 @@ class RunEvents:
     ) -> AsyncIterator[tuple[EventId, str, ResponseModel]]:
         """What came after ``last``: states, progress, and the end."""
         state, steps = "queued", max([run.steps, *(attempt.granted for attempt in run.attempts)])
-        for event in run.events:
+        end = run.events[-1:] if run.state in ENDED else ()
+        for event in run.events[: len(run.events) - len(end)]:
             state = STATES.get(event.kind, state)
-            if event.kind in ENDED and run.begun and steps > last.steps:
-                last = EventId(last.seq, steps)
-                yield last, "progress", await self._progress(run, steps)
             if event.seq > last.seq:
-                last = EventId(event.seq, last.steps)
+                last = last._replace(seq=event.seq)
                 yield last, "state", event_of(event, state)
         if run.begun and steps > last.steps:
-            yield EventId(last.seq, steps), "progress", await self._progress(run, steps)
+            last = last._replace(steps=steps)
+            yield last, "progress", await self.progress(run, steps)
+        for event in end:
+            if event.seq > last.seq:
+                yield last._replace(seq=event.seq), "state", event_of(event, run.state)
 
-    async def _progress(self, run: StoredRun, steps: int) -> RunProgress:
+    async def progress(self, run: StoredRun, steps: int) -> RunProgress:
         """What ``steps`` steps have spent; that of all where the first one is charged in full."""
         counted, spent = rounded_up(steps, run.certified_steps), None
         with suppress(AccountingUnavailable, DomainError, TimeoutError):

@@ -159,29 +159,28 @@ class FailureRequest(FencedRequest):
 
 def run_of(run: StoredRun) -> Run:
     """The response for ``run``."""
-    return Run.model_validate(_document(run))
-
-
-def _document(run: StoredRun) -> dict[str, Any]:
     outcome = run.outcome or {}
     same = (
         *("id", "state", "issue", "plan_digest", "queue", "requirements", "worker"),
         *("cancel_asked", "requested_by", "requested_at", "changed_at"),
     )
-    return {
-        **{name: getattr(run, name) for name in same},
-        **{name: run.request[name] for name in TRAINED},
-        **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
-        "certificate": run.certificate_id,
-        "reservation": run.reservation_id,
-        "claims": run.fence,
-        "steps": {
-            "certified": run.certified_steps,
-            "granted": run.granted,
-            "reported": run.steps,
-            "charged": outcome.get("steps_charged"),
-        },
+    steps = {
+        "certified": run.certified_steps,
+        "granted": run.granted,
+        "reported": run.steps,
+        "charged": outcome.get("steps_charged"),
     }
+    return Run.model_validate(
+        {
+            **{name: getattr(run, name) for name in same},
+            **{name: run.request[name] for name in TRAINED},
+            **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
+            "certificate": run.certificate_id,
+            "reservation": run.reservation_id,
+            "claims": run.fence,
+            "steps": steps,
+        }
+    )
 
 
 def event_of(event: StoredRunEvent, state: str) -> RunEvent:
@@ -214,7 +213,7 @@ class StartedRun(Run):
 def started_run(run: StoredRun) -> StartedRun:
     """The response to the worker of ``run``."""
     opening = None if run.search is None else run.search.as_document()
-    return StartedRun.model_validate({**_document(run), "search": opening})
+    return StartedRun(**dict(run_of(run)), search=opening)
 
 
 class RecordPart(ResponseModel):

@@ -179,18 +179,6 @@ class StoredRun:
         return self.begun and self.steps >= granted + 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Filters:
-    """Which runs to list; None lets all through. The times themselves are left out."""
-
-    state: str | None = None
-    queue: str | None = None
-    certificate_id: str | None = None
-    requested_by: str | None = None
-    requested_after: datetime | None = None
-    requested_before: datetime | None = None
-
-
 # Built once: composing a statement takes as long as running it.
 _ROW = (
     *(column for column in runs.c if column.name not in ("idempotency_key", "team")),
@@ -207,39 +195,39 @@ _LOCK = _RUN.with_for_update(of=run_leases)
 _CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("run"))
 
 
-def find(connection: Connection, run_id: str) -> StoredRun:
-    """The run of that id; raises ``UnknownRun``."""
-    return _one(connection, _RUN, run_id)
-
-
-def lock(connection: Connection, run_id: str) -> StoredRun:
-    """The run, whose lease this transaction holds; raises ``UnknownRun``."""
-    return _one(connection, _LOCK, run_id)
-
-
-def _one(connection: Connection, query: Select[Any], run_id: str) -> StoredRun:
-    for run in _read(connection, query, run=run_id):
+def find(connection: Connection, run_id: str, *, locked: bool = False) -> StoredRun:
+    """The run of that id, its lease ``locked`` by this transaction; raises ``UnknownRun``."""
+    for run in _read(connection, _LOCK if locked else _RUN, run=run_id):
         return run
     raise UnknownRun(f"run {run_id} not found.", "GET /v1/runs lists all runs.")
 
 
 def page(
-    connection: Connection, filters: Filters, after: tuple[datetime, str] | None, limit: int
+    connection: Connection,
+    /,
+    after: tuple[datetime, str] | None,
+    limit: int,
+    *,
+    state: str | None = None,
+    requested_after: datetime | None = None,
+    requested_before: datetime | None = None,
+    **equal: str | None,
 ) -> list[StoredRun]:
-    """At most ``limit`` runs that pass ``filters``, latest first, beyond the one ``after``."""
+    """At most ``limit`` runs, latest first, beyond the one ``after``.
+
+    ``equal`` are values of columns; None lets all through. The times themselves are left out.
+    """
     query = _RUNS.order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
-    for name in ("queue", "certificate_id", "requested_by"):
-        if (value := getattr(filters, name)) is not None:
-            query = query.where(runs.c[name] == value)
-    if filters.state in ENDED:
-        ended = (run_events.c.once == "end", run_events.c.kind == filters.state)
-        query = query.join(run_events, run_events.c.run_id == runs.c.id).where(*ended)
-    elif filters.state is not None:
-        query = query.where(run_leases.c.state == filters.state)
-    if filters.requested_after is not None:
-        query = query.where(runs.c.requested_at > filters.requested_after)
-    if filters.requested_before is not None:
-        query = query.where(runs.c.requested_at < filters.requested_before)
+    query = query.where(*(runs.c[name] == value for name, value in equal.items() if value))
+    if state in ENDED:
+        query = query.join(run_events, run_events.c.run_id == runs.c.id)
+        query = query.where(run_events.c.once == "end", run_events.c.kind == state)
+    elif state is not None:
+        query = query.where(run_leases.c.state == state)
+    if requested_after is not None:
+        query = query.where(runs.c.requested_at > requested_after)
+    if requested_before is not None:
+        query = query.where(runs.c.requested_at < requested_before)
     if after is not None:
         place = tuple_(*after, types=[runs.c.requested_at.type, runs.c.id.type])
         query = query.where(tuple_(runs.c.requested_at, runs.c.id) < place)

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from pathlib import Path
 
+from sqlalchemy import Connection, insert
+from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import BadProvenance as UnsignedProvenance
-from affidavit.certificate import KeyStore, read_provenance
+from affidavit.certificate import KeyStore, read_envelope, read_provenance
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
+from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
-from affidavit.service.runs.conformance import ConformanceResult, SentRecord, check_record
-from affidavit.service.runs.enqueue import ReservationNotUsable
+from affidavit.service.runs.conformance import SentRecord, check_record
+from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CompletionRequest, RunRequest
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
-from affidavit.service.store import CertificateStore
+from affidavit.service.runs.run_tables import run_leases, runs
+from affidavit.service.store import CertificateStore, current
+from affidavit.service.store import hold as hold_certificate
+
+
+class ReservationNotUsable(DomainError):
+    """The reservation is of another certificate, not open any more, or another run's."""
+
+    code = "reservation_not_usable"
+
+
+class WrongSearch(DomainError):
+    """A run of a certificate for searches says nothing of a search, or the other way round."""
+
+    code = "wrong_search"
+    status = 422
 
 
 class BadProvenance(DomainError):
@@ -66,7 +87,8 @@ class RunService:
     ) -> tuple[StoredRun, bool]:
         """Queue a run, with the reservation that is named or one made in the same transaction.
 
-        ``any_reservation`` lets a reservation be used that somebody else made.
+        ``any_reservation`` lets a reservation be used that somebody else made. Returns the run and
+        whether it was queued now. Raises ``DomainError``.
         """
         earlier = await run_in_threadpool(self.queue.read, repository.repeated, call)
         if earlier is not None:
@@ -79,13 +101,35 @@ class RunService:
             )
         if request.reservation is None:
             costed = await self._ledger.costed(None, request.certificate)
-            return await run_in_threadpool(self.queue.enqueue, request, costed, call)
+            return await run_in_threadpool(self._enqueue, request, costed, call)
         reservation = await run_in_threadpool(self._ledger_store.reservation, request.reservation)
         if reservation.reserved_by != call.actor and not any_reservation:
             raise ReservationNotUsable(
                 "this reservation was made by somebody else.", "Leave `reservation` out."
             )
-        return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
+        return await run_in_threadpool(self._enqueue, request, reservation.id, call)
+
+    def _enqueue(
+        self, request: RunRequest, reservation: str | CostedRun, call: CommandContext
+    ) -> tuple[StoredRun, bool]:
+        """Queue a run on a reservation that exists, or is made in the same transaction."""
+        try:
+            with self.queue.transaction() as connection:
+                if isinstance(reservation, CostedRun):
+                    transitions.hold_for(connection, reservation)
+                if (earlier := repository.repeated(connection, call)) is not None:
+                    return earlier, False
+                if isinstance(reservation, CostedRun):
+                    # The run has the key; its reservation is no request of its own.
+                    unkeyed = CommandContext(actor=call.actor, at=call.at)
+                    reservation = transitions.reserve_usable(connection, reservation, unkeyed).id
+                return _enqueue(connection, request, reservation, call), True
+        except IntegrityError:
+            if (earlier := self.queue.read(repository.repeated, call)) is not None:
+                return earlier, False
+            raise ReservationNotUsable(
+                f"reservation {reservation} belongs to another run.", "Reserve for each run."
+            ) from None
 
     async def complete(
         self, run_id: str, report: CompletionRequest, call: CommandContext
@@ -96,15 +140,16 @@ class RunService:
         ``BadProvenance``.
         """
         run, sent = await run_in_threadpool(self._sent, run_id, report)
-        cost, certified = None, run.certified_steps
-        result = ConformanceResult(code="no_record", steps=certified, summary="no record was sent.")
-        if sent.parts:
-            result = await self._pool.run(check_record, sent)
-        if result.steps < certified:
+        checked = await self._pool.run(check_record, sent) if sent.parts else None
+        cost = None
+        if checked is not None and checked.steps_to_charge < run.certified_steps:
             store = self._ledger_store
             reservation = await run_in_threadpool(store.reservation, run.reservation_id)
-            cost = await self._ledger.cost_of_steps(reservation, result.steps)
-        return await run_in_threadpool(self.queue.complete, run_id, report, result, cost, call)
+            cost = await self._ledger.cost_of_steps(reservation, checked.steps_to_charge)
+        complete = LockedRun.complete
+        return await run_in_threadpool(
+            self.queue.change, run_id, call, complete, report, checked, cost
+        )
 
     def _sent(self, run_id: str, report: CompletionRequest) -> tuple[StoredRun, SentRecord]:
         """The run with the record that its worker sent and signed for."""
@@ -127,4 +172,79 @@ class RunService:
             before=[attempt for attempt in run.attempts if attempt.granted],
             logged=self.queue.read(repository.logged_records, run.id),
             search=None if run.search is None else run.search.digest,
+        )
+
+
+def _enqueue(
+    connection: Connection, request: RunRequest, reservation_id: str, call: CommandContext
+) -> StoredRun:
+    """Queue a run on its own reservation and a usable certificate; raises ``DomainError``."""
+    hold_certificate(connection, request.certificate)
+    # Held, so that it is not released meanwhile.
+    _, reservation = transitions.hold_reservation(connection, reservation_id)
+    if reservation.certificate_id != request.certificate:
+        raise ReservationNotUsable(
+            f"reservation {reservation_id} is not for this certificate.",
+            "Leave `reservation` out to have one made.",
+        )
+    if reservation.state != "reserved":
+        raise ReservationNotUsable(
+            f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
+        )
+    certificate = current(connection, request.certificate)
+    transitions.require_usable(
+        certificate,
+        reservation.scope.dataset,
+        allow_untrusted=reservation.untrusted,
+        issue=reservation,
+    )
+    assert certificate is not None
+    _require_search(request, certificate.bundle)
+    run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
+    same = {"queue": request.queue, "requested_at": call.at}
+    row = {
+        "id": run_id,
+        "certificate_id": request.certificate,
+        "issue": reservation.issue,
+        "untrusted": reservation.untrusted,
+        "plan_digest": reservation.plan_digest,
+        "reservation_id": reservation_id,
+        "request": json.dumps(document, sort_keys=True),
+        "requested_by": call.actor,
+        "idempotency_key": call.idempotency_key,
+        "request_digest": call.request_digest,
+        "team": certificate.team,
+        **same,
+    }
+    connection.execute(insert(runs), row)
+    lease = {"run_id": run_id, "state": "queued", "fence": 0, "steps": 0, "cancel": False}
+    connection.execute(insert(run_leases), {**lease, **same})
+    body = {
+        "certificate": request.certificate,
+        "issue": reservation.issue,
+        "reservation": reservation_id,
+        "request": document,
+    }
+    repository.add_event(connection, run_id, "queued", body, call)
+    return repository.find(connection, run_id)
+
+
+def _require_search(request: RunRequest, bundle: bytes) -> None:
+    plan = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)["predicate"]["plan"]
+    searches = any(event["kind"] == "repeat_and_select" for event in plan.get("extra", ()))
+    if searches != (request.search is not None):
+        raise WrongSearch(
+            f"the certificate covers {'a search' if searches else 'one run and no search'}.",
+            "Send search (choices, and public data as score) for a plan with repeat_and_select, "
+            "and for no other.",
+        )
+    if searches and plan.get("canaries") is not None:
+        raise WrongSearch(
+            "the canaries of a search cannot be logged before its trials.",
+            "Certify the plan without canaries.",
+        )
+    if searches and request.time_limit is not None:
+        raise WrongSearch(
+            "a search has no time limit: trials that it ends would tell how many there were.",
+            "Leave time_limit out.",
         )

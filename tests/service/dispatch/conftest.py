@@ -29,6 +29,7 @@ class RayCluster:
     entrypoints: dict[str, str] = field(default_factory=dict)
     down: bool = False
     lose_answers: bool = False
+    refused: set[str] = field(default_factory=set)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.down:
@@ -45,6 +46,8 @@ class RayCluster:
             return self._stop(words[-2])
         body = json.loads(request.content)
         job = body["submission_id"]
+        if job in self.refused:
+            return httpx.Response(500, text="no node has these resources")
         if job in self.status:
             return httpx.Response(500, text=EXISTS.format(job))
         self.status[job], self.entrypoints[job] = "PENDING", body["entrypoint"]
@@ -53,6 +56,8 @@ class RayCluster:
         return httpx.Response(200, json={"job_id": job, "submission_id": job})
 
     def _stop(self, job: str) -> httpx.Response:
+        if job in self.refused:
+            return httpx.Response(500, text="its supervisor is dead")
         if job not in self.status:
             return httpx.Response(404, text=f"Job {job} does not exist")
         active = self.status[job] in ("PENDING", "RUNNING")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import uuid
 from datetime import UTC, datetime
 from typing import Any
 
@@ -157,6 +158,37 @@ def test_the_job_of_a_cancelled_run_is_cancelled(
     look(dispatcher)
     assert cluster.active == ["affidavit-of-somebody-else"]
     assert claimed(yard, cluster, job_of(run)) is None
+
+
+@ON_SQLITE
+def test_a_job_that_the_engine_refuses_holds_up_no_other(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    first, second = (yard.request(yard.certify()).json() for _ in range(2))
+    cluster.refused = {job_of(first)}
+    look(dispatcher)
+    assert cluster.active == [job_of(second)]
+    cluster.refused.clear()
+    look(dispatcher)
+    assert cluster.active == [job_of(second), job_of(first)]
+    for run in (first, second):
+        yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
+    cluster.refused = {job_of(second)}
+    look(dispatcher)
+    assert cluster.active == [job_of(second)]
+
+
+@ON_SQLITE
+def test_thousands_of_jobs_are_compared_at_once(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    look(dispatcher)
+    yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
+    others = [f"affidavit-{uuid.uuid4()}-1" for _ in range(5_000)]
+    cluster.status.update(dict.fromkeys(others, "PENDING"))
+    look(dispatcher)
+    assert cluster.active == others
 
 
 @ON_SQLITE
