@@ -33,7 +33,7 @@ from tests.forked import end
 
 CHILD = [sys.executable, "-m", "affidavit.worker.child"]
 TRAINER = [sys.executable, "-m", "affidavit.trainer"]
-HELD_AFTER = 100
+HELD_AFTER = 20
 HELD = "held"
 
 

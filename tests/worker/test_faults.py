@@ -27,7 +27,8 @@ from tests.worker.test_runs import LONG, alive, trainers_of
 
 KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
 DATABASES = ["sqlite", "postgresql"] if KILLS > 1 else ["postgresql"]
-STEPS = 600 + 200 * KILLS
+STEPS = 100 + 200 * KILLS
+"""No attempt is granted more than 100 steps beyond those before it while trainers are held."""
 LEASE = "2"
 LIMIT = 600.0
 """Seconds for what takes a few where nothing else runs."""
@@ -109,14 +110,14 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
     shop.held.touch()  # no attempt may come to the end
     run = shop.request(shop.certify(STEPS))
     zombie = shop.worker("--lease", LEASE, name="w0")
-    fence = trains(shop, run, 0, drawn.randint(1, 40))
+    fence = trains(shop, run, 0, drawn.randint(1, HELD_AFTER))
     zombie.send_signal(signal.SIGSTOP)
     (orphan,) = trainers_of(zombie)
     for number in range(1, KILLS + 1):
         worker = shop.worker("--lease", LEASE, name=f"w{number}")
         trainers: list[int] = []
         # The last one is held where it has charged a step that it has not taken.
-        steps = drawn.randint(1, 40) if number < KILLS else HELD_AFTER + 1
+        steps = drawn.randint(1, HELD_AFTER) if number < KILLS else HELD_AFTER + 1
         while not trainers:  # a worker that is given no time to renew its lease in loses it
             fence = trains(shop, run, fence, steps)
             trainers = trainers_of(worker)
@@ -146,7 +147,7 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
     killed = shop.request(certificate)
     full = shop.request(certificate, model="mlp:200,seed=1,blocks=all")
     workers = [shop.worker("--lease", "6", name=f"w{number}") for number in range(1, 5)]
-    stopped, late = shop.request(endless), shop.request(endless, time_limit=8)
+    stopped, late = shop.request(endless), shop.request(endless, time_limit=5)
     for run in (killed, full, stopped):
         trains(shop, run, 0, 3)
     os.kill(trainer_of(killed, *workers), signal.SIGKILL)

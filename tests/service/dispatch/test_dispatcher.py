@@ -20,7 +20,7 @@ from tests.service.dispatch.conftest import RayCluster, dispatcher_of
 from tests.service.runs.conftest import ON_SQLITE, Yard
 
 STEPS = 10
-SEEDS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "3"))
+SEEDS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "2"))
 """Random histories in each database; `make soak` takes more."""
 
 

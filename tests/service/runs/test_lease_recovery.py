@@ -25,7 +25,7 @@ from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
 
 STEPS = 10
-HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "4"))
+HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "2"))
 """Random histories in each database; `make soak` takes more."""
 
 
