@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
-from sqlalchemy import Connection, Engine, event, func, select
+from sqlalchemy import Connection, Engine, ExceptionContext, event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.plan import Reason
@@ -38,7 +38,9 @@ LOOK_SECONDS = 5.0
 """For how long what was found counts; each write looks at its ledger and the log's size besides."""
 LEAST_FREE_BYTES = 16 * 1024 * 1024
 """Of the file system of an SQLite database, below which nothing more is begun."""
-
+FULL_SECONDS = 30.0
+"""For how long nothing is begun after PostgreSQL reported a full disk."""
+DISK_FULL = "53100"
 
 _LARGEST = select(func.max(log_checkpoints.c.tree_size))
 
@@ -61,10 +63,12 @@ class SafetyWatch:
         self._newest = newest
         self._clock = clock or DatabaseClock(engine)
         self._place = _place_of(engine)
+        self._full_until = 0.0
         self._lock = Lock()
         self._looked_at = -LOOK_SECONDS
         self._fault: Reason | None = None
         event.listen(engine, "begin", self._begin)
+        event.listen(engine, "handle_error", self._note_full_disk)
 
     def _begin(self, connection: Connection) -> None:
         """Let no transaction write into a log that is smaller than the one that was seen."""
@@ -133,7 +137,17 @@ class SafetyWatch:
             "Synchronise it (NTP).",
         )
 
+    def _note_full_disk(self, context: ExceptionContext) -> None:
+        if getattr(context.original_exception, "sqlstate", None) == DISK_FULL:
+            self._full_until = time.monotonic() + FULL_SECONDS
+
     def _disk(self) -> Reason | None:
+        if time.monotonic() < self._full_until:
+            return _reason(
+                "disk_full",
+                f"PostgreSQL reported a full disk less than {FULL_SECONDS:g} s ago.",
+                "Free space on the server's disks.",
+            )
         if self._place is None:
             return None
         try:
@@ -150,7 +164,7 @@ class SafetyWatch:
 
 
 def _place_of(engine: Engine) -> Path | None:
-    """The folder of an SQLite file; what a server's disk has left only the server knows."""
+    """The folder of an SQLite file; only PostgreSQL itself knows how full its disks are."""
     if engine.dialect.name != "sqlite" or not engine.url.database:
         return None
     return Path(engine.url.database).parent

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore
 from affidavit.service.identity.actor import Scope
+from affidavit.service.operation import safety
 from affidavit.service.settings import Settings, database_url
 from tests.service.operation.databases import statements
 from tests.service.operation.logged import until_logged
@@ -65,6 +68,38 @@ def test_what_cannot_be_kept_is_not_answered_and_is_kept_once_it_can_be(
         assert client.get("/v1/certificates", headers=headers).json()["items"] == []
         pages[0] = 1_000_000 if fault == "full" else 0
         assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
+        until_logged(client.app.state.services)
+
+
+FULL = """
+    CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+    CREATE TRIGGER full_disk AFTER INSERT ON log_pending EXECUTE FUNCTION full_disk();
+"""
+"""The last row of a change no longer fits: as where a disk fills in the middle of a transaction."""
+
+
+def test_a_disk_that_fills_in_a_transaction_stops_all_writes_until_there_is_room(
+    postgresql_url: str, serving: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, headers = serving(postgresql_url)
+    body = json.dumps(plan())
+    with app as client:
+        statements(postgresql_url, FULL)
+        assert unavailable(client.post("/v1/certificates", content=body, headers=headers))
+        assert client.get("/v1/certificates", headers=headers).json()["items"] == []
+        for path, provided in (("/v1/certificates", plan()), *WRITES[:1]):
+            answer = client.post(path, content=json.dumps(provided), headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended"), path
+            assert answer.json()["reasons"][0]["code"] == "disk_full"
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["reasons"][0]["code"]) == (503, "disk_full")
+        assert "affidavit_writes_suspended 1" in client.get("/metrics", headers=headers).text
+        statements(postgresql_url, "DROP TRIGGER full_disk ON log_pending")
+        later = time.monotonic() + safety.FULL_SECONDS
+        monkeypatch.setattr(safety, "time", SimpleNamespace(monotonic=lambda: later))
+        assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
+        assert client.get("/readyz").status_code == 200
         until_logged(client.app.state.services)
 
 
