@@ -45,6 +45,7 @@ from affidavit.certificate import (
 )
 from affidavit.client import ResponseModel
 from affidavit.service.database import reader, writer
+from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.log.entries import append
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
 
@@ -104,7 +105,9 @@ class KeysetStore:
         with self._reader.connect() as connection:
             return connection.execute(query).scalar_one_or_none()
 
-    def publish(self, content: bytes, *, actor: str, at: datetime) -> tuple[SignedKeyset, bool]:
+    def publish(
+        self, content: bytes, *, actor: str, at: datetime, approve: Approve = alone
+    ) -> tuple[SignedKeyset, bool]:
         """Store the keyset in ``content``; returns it and whether it is new.
 
         Raises ``KeysetError``: that of ``accept_keyset``, or ``keyset_gap`` if a version between is
@@ -112,11 +115,13 @@ class KeysetStore:
         """
         signed = read_keyset(content)
         try:
-            return signed, self._insert(signed, content, actor, at)
+            return signed, self._insert(signed, content, actor, at, approve)
         except IntegrityError:  # another transaction published first: compare with its version
-            return signed, self._insert(signed, content, actor, at)
+            return signed, self._insert(signed, content, actor, at, approve)
 
-    def _insert(self, signed: SignedKeyset, content: bytes, actor: str, at: datetime) -> bool:
+    def _insert(
+        self, signed: SignedKeyset, content: bytes, actor: str, at: datetime, approve: Approve
+    ) -> bool:
         with self._writer.begin() as connection:
             newest = _newest(connection)
             last = None if newest is None else read_keyset(newest)
@@ -131,6 +136,7 @@ class KeysetStore:
                     f"The keyset has version {version}, but the next version is {expected}.",
                     "Publish the versions between first, oldest first.",
                 )
+            approve(connection)
             _insert_rows(connection, signed, content, actor, at)
             return True
 

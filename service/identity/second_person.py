@@ -3,11 +3,11 @@
 Budgets, policies, keysets, grants to other teams, and tokens, because whoever makes tokens alone
 is two people with the next one. How many is part of the keyset (``administrators``): t of n root
 keys sign it, and as many administrators as the one before asks for publish it, so that nobody
-loosens it alone. Each administrator sends the same request; the last of them carries it out. What
-one asks counts for ``LASTS``, and once. What only takes a right away needs one. Whoever submits or
-approves plans may ask for a budget too: it waits for the administrators, and is none of theirs.
-One administrator can decline what waits. A waiver, which loosens a policy for a plan, takes as many
-approvers.
+loosens it alone. Each administrator sends the same request. That of the last is carried out, in one
+transaction with the note that it was. A request counts for ``LASTS``, and once. What only takes a
+right away needs one. Whoever submits or approves plans may ask for a budget too: it waits for the
+administrators, and is none of theirs. One administrator can decline what waits. A waiver, which
+loosens a policy for a plan, takes as many approvers.
 
 ``admin_proposals``
     Each request, who made it and why, what it asks for, and whether it was the one that was
@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Boolean,
@@ -78,6 +79,19 @@ class Proposal:
     at: datetime
 
 
+Approve = Callable[[Connection], object]
+"""What a change calls in its transaction, which ends where others have to agree first."""
+Result = TypeVar("Result")
+
+
+def alone(_: Connection) -> None:
+    """The approval of a change that one person makes."""
+
+
+class _Otherwise(Exception):
+    """More people have to agree, or enough have."""
+
+
 class SecondPerson:
     """The rule behind one engine; ``administrators`` is how many the newest keyset wants."""
 
@@ -86,39 +100,52 @@ class SecondPerson:
         self._writer = writer(engine)
         self._administrators = administrators
 
-    def require(
+    def carry_out(
         self,
         kind: str,
         content: Mapping[str, Any],
         actor: Actor,
         at: datetime,
+        change: Callable[[Approve], Result],
+        *,
         reason: str = "",
         scope: Scope = Scope.ADMIN,
-    ) -> None:
-        """Return once enough people of ``scope`` asked for this; else note it and raise.
+    ) -> Result:
+        """The result of ``change`` once enough people of ``scope`` asked for this; else note it.
 
-        Raises ``Problem``.
+        ``change`` calls what it gets in its transaction, before it writes. Raises ``Problem``.
         """
         needed, counts = self._administrators(), actor.may(scope)
         if needed < 2 and counts:
-            return
+            return change(alone)
         if actor.anonymous:
             raise Problem(403, "missing_scope", "This needs several people, each with a token.")
         digest = digest_of({"kind": kind, **content})
-        with self._writer.begin() as connection:
+
+        def note(connection: Connection, *, to_carry_out: bool) -> int:
+            """Store the request if it is, or is not, the last one needed; how many agree."""
             hold(connection, f"proposal {digest}")
             agreed = len(_proposers(connection, digest, at - LASTS) - {actor.name}) + counts
-            enough = counts and agreed >= needed
-            entry = {"kind": kind if counts else f"{kind}_request", "carried_out": enough}
+            if (counts and agreed >= needed) != to_carry_out:
+                raise _Otherwise
+            entry = {"kind": kind if counts else f"{kind}_request", "carried_out": to_carry_out}
             row = {**entry, "digest": digest, "proposer": actor.name, "at": at, "reason": reason}
             _store(connection, row, content)
-        if not enough:
-            raise Problem(
-                409,
-                "second_person_needed",
-                f"Your request was noted: {agreed} of {needed} {_PEOPLE[scope]} asked for it. It "
-                f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
-            )
+            return agreed
+
+        while True:
+            with suppress(_Otherwise):
+                return change(lambda connection: note(connection, to_carry_out=True))
+            with suppress(_Otherwise):  # somebody agreed meanwhile
+                with self._writer.begin() as connection:
+                    agreed = note(connection, to_carry_out=False)
+                break
+        raise Problem(
+            409,
+            "second_person_needed",
+            f"Your request was noted: {agreed} of {needed} {_PEOPLE[scope]} asked for it. It "
+            f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
+        )
 
     def decline(self, dataset: str, digest: str, reason: str, actor: Actor, at: datetime) -> bool:
         """End the wait of a proposal about ``dataset``; return whether it waited."""

@@ -58,6 +58,7 @@ from affidavit.service.identity.actor import (
     Scope,
     Serves,
 )
+from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.identity.tokens import TokenText, mint
 from affidavit.service.log.entries import append
 from affidavit.service.tables import UtcDateTime, metadata
@@ -161,6 +162,7 @@ class TokenRepository:
         team: str | None = None,
         queues: Iterable[str] = (),
         datasets: Iterable[str] = (),
+        approve: Approve = alone,
     ) -> tuple[Token, TokenText]:
         """Make a token for ``days`` days, and return it once; raises ``TokenError``.
 
@@ -187,6 +189,7 @@ class TokenRepository:
         text = mint()
         expires_at = at + timedelta(days=days)
         with self._writer.begin() as connection:
+            approve(connection)
             connection.execute(
                 insert(tokens).values(
                     id=text.id,

@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
+from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.transitions import CostedRun, Transition
@@ -89,6 +90,7 @@ class LedgerStore:
         reason: str,
         call: CommandContext,
         team: str | None = None,
+        approve: Approve = alone,
     ) -> tuple[StoredLedger, bool]:
         """Set a version of the budget of ``scope``; the first one begins its ledger, of ``team``.
 
@@ -100,6 +102,7 @@ class LedgerStore:
             repository.hold(connection, scope)
             created = not transitions.is_repeated(connection, call)
             if created:
+                approve(connection)
                 transitions.set_budget(connection, scope, epsilon, delta, reason, call, team)
             ledger = repository.find_ledger(connection, scope)
             assert ledger is not None
@@ -113,11 +116,18 @@ class LedgerStore:
             return repository.grants_of(connection, dataset)
 
     def grant(
-        self, dataset: str, team: str, may: str, reason: str, call: CommandContext
+        self,
+        dataset: str,
+        team: str,
+        may: str,
+        reason: str,
+        call: CommandContext,
+        approve: Approve = alone,
     ) -> list[RowMapping]:
         """Let ``team`` reserve from ``dataset``, read its ledger, or do nothing any more."""
 
         def work(connection: Connection) -> list[RowMapping]:
+            approve(connection)
             repository.add_grant(connection, dataset, team, may, reason, call)
             return repository.grants_of(connection, dataset)
 

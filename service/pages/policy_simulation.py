@@ -25,8 +25,9 @@ from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import up
 from affidavit.service.policies import service
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
-from affidavit.service.policies.service import activate, simulate
+from affidavit.service.policies.service import simulate
 from affidavit.service.problems import Problem
+from affidavit.service.routes.policies import agreed
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -189,16 +190,8 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
     policy, reasons = read_draft(view.yaml)
     if policy is None:
         return _respond(request, replace(view, reasons=reasons), 422)
-    now = services.clock.now()
-    services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
     try:
-        stored, _ = activate(
-            services.policies,
-            policy,
-            services.keyring.current(),
-            actor=actor.name,
-            at=now,
-        )
+        stored, _ = agreed(services, actor, policy)
     except PolicyConflict as error:
         return _respond(request, replace(view, reasons=(error.reason,)), error.status)
     return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")

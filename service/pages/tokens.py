@@ -100,17 +100,23 @@ def create_token(
         scopes, days = _scopes(draft), _days(draft)
         # Whoever made tokens alone would be two people with the next one.
         proposal = {**asdict(draft), "scopes": sorted(scopes)}
-        services.second_person.require("token", proposal, actor, now)
-        token, secret = services.tokens.new(
-            draft.name,
-            scopes,
-            days,
-            by=actor.name,
-            at=now,
-            person=draft.person or None,
-            team=draft.team or None,
-            queues=draft.queues.split(),
-            datasets=draft.datasets.split(),
+        token, secret = services.second_person.carry_out(
+            "token",
+            proposal,
+            actor,
+            now,
+            lambda approve: services.tokens.new(
+                draft.name,
+                scopes,
+                days,
+                by=actor.name,
+                at=now,
+                person=draft.person or None,
+                team=draft.team or None,
+                queues=draft.queues.split(),
+                datasets=draft.datasets.split(),
+                approve=approve,
+            ),
         )
     except TokenError as error:
         return _respond(request, services, 422, draft=draft, wrong=f"{error}.")

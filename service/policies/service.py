@@ -33,6 +33,7 @@ from affidavit.certificate.policy import (
 )
 from affidavit.plan import Reason
 from affidavit.service.errors import DomainError, OtherTeam
+from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.lifecycle.decisions import insert_revocation
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import DECIDED, Status
@@ -68,7 +69,13 @@ MAX_VALIDITY = timedelta(days=366)
 
 
 def activate(
-    store: PolicyStore, policy: Policy, key: SigningPort, *, actor: str, at: datetime
+    store: PolicyStore,
+    policy: Policy,
+    key: SigningPort,
+    *,
+    actor: str,
+    at: datetime,
+    approve: Approve = alone,
 ) -> tuple[StoredPolicy, bool]:
     """The stored policy, and whether this call activated it.
 
@@ -84,6 +91,7 @@ def activate(
             return stored, False
         _require_next_version(policy, last)
         policies.with_policy(policy)
+        approve(connection)
         stored = insert_policy(connection, policy, key, actor, at)
         body = {
             **policy.reference(),
@@ -130,6 +138,7 @@ def grant(
     actor: str,
     at: datetime,
     team: str = DEFAULT,
+    approve: Approve = alone,
 ) -> StoredWaiver:
     """Grant a waiver to ``team``, or to the one that ``request`` names.
 
@@ -150,18 +159,11 @@ def grant(
                     code="granted_to_another_team",
                 )
             return granted
+        approve(connection)
         stored = insert_waiver(connection, waiver, team, key, now)
         body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
         append(connection, "waiver", waiver.id, body, actor=actor, at=now)
         return stored
-
-
-def require_grantable(
-    store: PolicyStore, request: WaiverRequest, *, actor: str, at: datetime
-) -> None:
-    """Raise what ``grant`` would, of whoever asks for a waiver that others have to ask for too."""
-    with store.reader.connect() as connection:
-        _checked(store, connection, request, actor, at.replace(microsecond=0))
 
 
 def _checked(

@@ -71,11 +71,15 @@ def publish(
     """
     now = services.clock.now()
     try:
-        digest = read_keyset(content).digest
-        newest = services.keysets.newest()
-        if newest is None or read_keyset(newest).digest != digest:
-            services.second_person.require("keyset", {"keyset": digest}, actor, now)
-        signed, new = services.keysets.publish(content, actor=actor.name, at=now)
+        signed, new = services.second_person.carry_out(
+            "keyset",
+            {"keyset": read_keyset(content).digest},
+            actor,
+            now,
+            lambda approve: services.keysets.publish(
+                content, actor=actor.name, at=now, approve=approve
+            ),
+        )
     except KeysetError as error:
         raise _problem(error) from None
     response.status_code = 201 if new else 200

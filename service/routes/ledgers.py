@@ -123,9 +123,16 @@ def change_budget(
     if actor.team is not None and team is None and not services.ledger_store.ledgers(dataset):
         team = actor.team  # a data set that has no owner yet, as far as they know
     proposal = request.asked_of(dataset, team)
-    services.second_person.require("budget", proposal, actor, call.at, request.reason)
     scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
-    return services.ledger_store.set_budget(scope, *request.decimals(), request.reason, call, team)
+    set_to = (scope, *request.decimals(), request.reason, call, team)
+    return services.second_person.carry_out(
+        "budget",
+        proposal,
+        actor,
+        call.at,
+        lambda approve: services.ledger_store.set_budget(*set_to, approve),
+        reason=request.reason,
+    )
 
 
 @router.get(
@@ -206,10 +213,17 @@ def change_grant(
     """Grant a team the use of a data set, or note the request and raise ``Problem``."""
     if not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
-    if request.may != "nothing":
-        proposal = {"dataset": dataset, "team": request.team, "may": request.may}
-        services.second_person.require("grant", proposal, actor, call.at, request.reason)
-    return services.ledger_store.grant(dataset, request.team, request.may, request.reason, call)
+    granted = (dataset, request.team, request.may, request.reason, call)
+    if request.may == "nothing":
+        return services.ledger_store.grant(*granted)
+    return services.second_person.carry_out(
+        "grant",
+        {"dataset": dataset, "team": request.team, "may": request.may},
+        actor,
+        call.at,
+        lambda approve: services.ledger_store.grant(*granted, approve),
+        reason=request.reason,
+    )
 
 
 def _grants(rows: Sequence[RowMapping]) -> Page[Grant]:

@@ -21,9 +21,10 @@ from affidavit.service.policies.models import (
     version_of,
 )
 from affidavit.service.policies.service import SimulatedChange, activate, simulate
+from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem, not_well_formed
 from affidavit.service.routing import next_page, read_body, syntax_of_body
-from affidavit.service.services import TheServices
+from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 
@@ -102,13 +103,24 @@ def activate_policy(
     response: Response,
 ) -> PolicyVersion:
     """Versions of a name count up; certificates name the version that judged them."""
-    now = services.clock.now()
-    services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
-    key = services.keyring.current()
-    stored, new = activate(services.policies, policy, key, actor=actor.name, at=now)
+    stored, new = agreed(services, actor, policy)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
     return version_of(stored.policy, stored, services.policies.policy_set())
+
+
+def agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:
+    """Activate a policy for the API and the pages, or note the request and raise ``Problem``."""
+    now, key = services.clock.now(), services.keyring.current()
+    return services.second_person.carry_out(
+        "policy",
+        {"policy": policy.digest()},
+        actor,
+        now,
+        lambda approve: activate(
+            services.policies, policy, key, actor=actor.name, at=now, approve=approve
+        ),
+    )
 
 
 @router.post(

@@ -13,7 +13,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.policies.models import WaiverRequest, WaiverView
-from affidavit.service.policies.service import grant, require_grantable, revoke
+from affidavit.service.policies.service import grant, revoke
 from affidavit.service.policies.store import StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import PolicyReader
@@ -78,12 +78,18 @@ def grant_waiver(
 
 def agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
     """Grant a waiver for the API and the pages, or note the request and raise ``Problem``."""
-    now, store = services.clock.now(), services.policies
-    require_grantable(store, request, actor=actor.name, at=now)
-    proposal = {**request.model_dump(mode="json"), "team": request.team or actor.works_for}
-    services.second_person.require("waiver", proposal, actor, now, scope=Scope.APPROVE)
-    key = services.keyring.current()
-    return grant(store, request, key, actor=actor.name, at=now, team=actor.works_for)
+    now, key = services.clock.now(), services.keyring.current()
+    team = request.team or actor.works_for
+    return services.second_person.carry_out(
+        "waiver",
+        {**request.model_dump(mode="json"), "team": team},
+        actor,
+        now,
+        lambda approve: grant(
+            services.policies, request, key, actor=actor.name, at=now, team=team, approve=approve
+        ),
+        scope=Scope.APPROVE,
+    )
 
 
 @router.delete(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from affidavit.certificate import (
     KeyStore,
@@ -22,6 +25,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from affidavit.service.teams import acting_for
+from tests.service.runs.test_dying import dying
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
 POLICY = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"]}
@@ -127,7 +131,9 @@ def test_a_policy_needs_them_too_and_the_roots_loosen_it(
     monkeypatch.setattr(second_person, "LASTS", timedelta(seconds=-1))
     assert ask("bob", "/v1/policies", POLICY) == NEEDED
     monkeypatch.undo()
-    assert ask("bob", "/v1/policies", {**POLICY, "version": 2}) == NEEDED
+    # What could not be activated is refused at once, and notes nothing.
+    assert ask("bob", "/v1/policies", {**POLICY, "version": 2}) == (409, "policy_version")
+    assert ask("bob", "/v1/policies", {**POLICY, "datasets": ["other"]}) == NEEDED
     assert ask("cyd", "/v1/policies", POLICY) == (201, "")
     ask.publish(None)
     assert ask("ada", "/v1/policies", {**POLICY, "version": 2}) == (201, "")
@@ -163,14 +169,7 @@ def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -
 def test_waivers_take_as_many_approvers(ask: Any) -> None:
     """Or one of them would loosen for each plan what takes several administrators to loosen."""
     assert ask("ada", "/v1/policies", POLICY) == (201, "")
-    waiver = {
-        "rule": "policy_adjacency",
-        "policy": "strict",
-        "dataset": "toy",
-        "owner": "dana",
-        "reason": "a trial",
-        "expires_at": format_instant(NOW + timedelta(days=9)),
-    }
+    waiver = {**WAIVER, "reason": "a trial"}
     assert ask("pat", "/v1/waivers", waiver) == (201, "")
     ask.publish(2)
     asked = {**waiver, "reason": "another trial"}
@@ -185,6 +184,84 @@ def test_waivers_take_as_many_approvers(ask: Any) -> None:
     assert ask("quin", "/v1/waivers", asked) == (201, "")
     assert len(ask.services.policies.granted()) == 2
     with snapshot(ask.services.engine) as connection:
+        assert list(audit(connection, [])) == []
+
+
+WAIVER = {
+    "rule": "policy_adjacency",
+    "policy": "strict",
+    "dataset": "toy",
+    "owner": "dana",
+    "expires_at": format_instant(NOW + timedelta(days=9)),
+}
+Change = tuple[str, Any]
+"""A path and a body."""
+
+
+def a_keyset(ask: Any, _: int) -> Change:
+    return "/v1/keysets", json.loads(ask.draft(2))
+
+
+def a_policy(ask: Any, number: int) -> Change:
+    version = ask.services.policies.policy_set().policies["strict"].version + 1
+    return "/v1/policies", {**POLICY, "version": version, "epsilon_cap": 1 + number}
+
+
+CHANGES: dict[str, tuple[tuple[str, str], Callable[[Any, int], Change]]] = {
+    "ledger_events": (
+        ("ada", "bob"),
+        lambda _, number: ("/v1/ledgers/toy/budget", {**BUDGET, "epsilon": 9 + number}),
+    ),
+    "dataset_grants": (
+        ("ada", "bob"),
+        lambda _, number: ("/v1/ledgers/toy/grants", {"team": f"t{number}", "may": "read"}),
+    ),
+    "policies": (("ada", "bob"), a_policy),
+    "keysets": (("ada", "bob"), a_keyset),
+    "waivers": (
+        ("pat", "quin"),
+        lambda _, number: ("/v1/waivers", {**WAIVER, "reason": f"trial {number}"}),
+    ),
+}
+"""Of each kind of change the table that it adds a row to, who agrees, and the request."""
+
+
+@pytest.mark.parametrize("table", CHANGES)
+def test_a_service_that_dies_carries_out_what_was_agreed_or_leaves_it_waiting(
+    ask: Any, table: str
+) -> None:
+    """Between any two statements: what the log says was carried out is there, and once."""
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
+    assert ask("ada", "/v1/policies", POLICY) == (201, "")
+    ask.publish(2)
+    (first, last), change = CHANGES[table]
+    engine = ask.services.engine
+
+    def counted(query: str) -> int:
+        with engine.connect() as connection:
+            return int(connection.execute(text(query)).scalar_one())
+
+    def changes() -> int:
+        carried_out = counted("SELECT COUNT(*) FROM admin_proposals WHERE carried_out")
+        assert counted(f"SELECT COUNT(*) FROM {table}") - initial == carried_out
+        return carried_out
+
+    initial = counted(f"SELECT COUNT(*) FROM {table}")
+    for after in count():
+        path, body = change(ask, after)
+        assert ask(first, path, body) == NEEDED
+        before = changes()
+        with dying(engine, after) as denied:
+            status, _ = ask(last, path, body)
+        made = changes() - before
+        if not denied[0]:
+            assert (status, made) == (200 if table == "dataset_grants" else 201, 1)
+            break
+        again, code = ask(last, path, body)
+        assert again in (200, 201) or (made and code == "second_person_needed"), (again, code)
+        assert changes() - before == 1
+    assert after > 3
+    with snapshot(engine) as connection:
         assert list(audit(connection, [])) == []
 
 
