@@ -39,8 +39,7 @@ from affidavit.service.runs import repository
 from affidavit.service.runs.events import rounded_up
 from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
-from affidavit.service.runs.repository import StoredRun
-from affidavit.service.runs.run_tables import run_events
+from affidavit.service.runs.repository import StoredRun, StoredRunEvent
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import current
 from affidavit.service.tables import certificates
@@ -382,12 +381,10 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
     with services.engine.connect() as connection:
         run = repository.find(connection, run_id)
         reservation = ledger_repository.find_reservation(connection, run.reservation_id)
-        query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
-        events = tuple(_event(row) for row in connection.execute(query))
         certificate = current(connection, run.certificate_id)
     assert reservation is not None
     assert certificate is not None
-    outcome = run.outcome or {}
+    outcome, events = run.outcome or {}, tuple(map(_event, run.events))
     record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
     done = run.steps if charged is None else charged
@@ -484,10 +481,9 @@ def _instant(text: str) -> datetime | None:
     return at if at.tzinfo else None
 
 
-def _event(row: Any) -> EventLine:
-    body = json.loads(row.body)
-    detail = {name: body.get(name) for name in ("worker", "code", "message")}
-    return view_of(EventLine, row, tells=EVENTS.get(row.kind, row.kind), **detail)
+def _event(event: StoredRunEvent) -> EventLine:
+    detail = {name: event.body.get(name) for name in ("worker", "code", "message")}
+    return view_of(EventLine, event, tells=EVENTS.get(event.kind, event.kind), **detail)
 
 
 def read_provenance(envelope: Any) -> Record | None:
