@@ -13,8 +13,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,25 @@ from affidavit.worker.trainer_process import Stop
 
 MIN_STEPS = 2
 DIGEST = re.compile(rb'"digest":"(sha256:[0-9a-f]{64})"')
+
+
+@contextmanager
+def renewing(renew: Callable[[], object], lease: float) -> Iterator[None]:
+    """Renew a lease of so many seconds from a thread, whatever else takes long meanwhile."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(lease / 3):
+            with suppress(LeaseLost, Refused, Unreachable):  # what comes after it learns of it
+                renew()
+
+    thread = threading.Thread(target=repeat, name="lease")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @dataclass
@@ -71,26 +90,11 @@ class Heartbeat:
             self.reason = self.reason or "time_limit"
         return None if self.reason is None else "ask"
 
-    @contextmanager
-    def keep_alive(self) -> Iterator[None]:
-        """Keep renewing the lease from a thread: checking a long record takes a while.
-
-        No more steps are requested.
-        """
-        self._finished, done = True, threading.Event()
+    def keep_alive(self) -> AbstractContextManager[None]:
+        """Keep renewing the lease while a long record is checked; no more steps are requested."""
+        self._finished = True
         self.renew()
-
-        def renew() -> None:
-            while self.lost is None and not done.wait(self.lease / 3):
-                self.renew()
-
-        thread = threading.Thread(target=renew, name=f"lease of {self.job.run}")
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        return renewing(self.renew, self.lease)
 
     def renew(self) -> None:
         """Report progress, and learn how many steps the trainer may charge."""

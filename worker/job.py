@@ -25,6 +25,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from affidavit.certificate import (
 from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import trainer_process
 from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints
-from affidavit.worker.heartbeat import Heartbeat
+from affidavit.worker.heartbeat import Heartbeat, renewing
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.queue import RunQueue
 
@@ -84,12 +85,14 @@ class WorkerConfig:
 def run_job(config: WorkerConfig, job: Job) -> bool:
     """Execute a claimed run; whether its record conforms. Raises ``LeaseLost`` and ``Refused``."""
     began, folder = datetime.now(UTC), _folder(config, job, job.fence)
+    renew = partial(config.source.renew, job, 0, wants=0, head=None)
     try:
-        predicate = _prepare(config, job, folder)
-        # Without granted steps the run starts afresh.
-        resumes = bool(job.previous and job.granted) and copy_attempt(
-            _folder(config, job, job.previous) / "run", folder / "run"
-        )
+        with renewing(renew, config.lease):  # a large checkpoint takes longer to copy than a lease
+            predicate = _prepare(config, job, folder)
+            # Without granted steps the run starts afresh.
+            resumes = bool(job.previous and job.granted) and copy_attempt(
+                _folder(config, job, job.previous) / "run", folder / "run"
+            )
     except (VerificationError, KeyFailure, PlanError, Refused, OSError, ValueError) as error:
         text = "".join(char if char.isprintable() else " " for char in str(error))[:500]
         code = str(getattr(error, "code", "not_prepared"))

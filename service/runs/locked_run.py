@@ -160,7 +160,7 @@ class LockedRun:
         A run that does not conform has failed, and keeps its charge. A report that came before is
         answered as it was.
         """
-        if (self.run.outcome or {}).get("provenance") == report.provenance:
+        if self.run.ended_by(report.provenance):
             return self.run
         self._require_held(report, running=True)
         verdict = self._verdict(checked)

@@ -149,6 +149,10 @@ class StoredRun:
         """The body of the event that ended it."""
         return self.events[-1].body if self.state in ENDED else None
 
+    def ended_by(self, provenance: dict[str, Any]) -> bool:
+        """Whether a worker's report with this provenance ended it."""
+        return self.outcome is not None and self.outcome.get("provenance") == provenance
+
     @property
     def begun(self) -> bool:
         """Whether its first step was started, which committed its budget."""

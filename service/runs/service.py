@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from pathlib import Path
@@ -28,6 +29,7 @@ from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.store import CertificateStore, current
 from affidavit.service.store import hold as hold_certificate
+from affidavit.service.turns import leave_turn
 
 
 class ReservationNotUsable(DomainError):
@@ -81,6 +83,7 @@ class RunService:
         self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
         self._spreads = spreads
+        self._completions: dict[tuple[str, int, str, str], asyncio.Task[StoredRun]] = {}
 
     async def request(
         self, request: RunRequest, call: CommandContext, *, any_reservation: bool
@@ -136,10 +139,24 @@ class RunService:
     ) -> StoredRun:
         """Settle a run by its record, which its signed provenance names.
 
-        The record is what was sent; without one the run is charged in full. Raises
-        ``BadProvenance``.
+        The record is what was sent; without one the run is charged in full. A worker's request
+        may end before the check of a long record: it goes on, and the same report sent again
+        waits for it. Raises ``BadProvenance``.
         """
+        key = (run_id, report.fence, report.secret, json.dumps(report.provenance, sort_keys=True))
+        if key not in self._completions:
+            task = asyncio.create_task(self._complete(run_id, report, call))
+            self._completions[key] = task
+            task.add_done_callback(lambda _: self._completions.pop(key))
+        leave_turn()
+        return await asyncio.shield(self._completions[key])
+
+    async def _complete(
+        self, run_id: str, report: CompletionRequest, call: CommandContext
+    ) -> StoredRun:
         run, sent = await run_in_threadpool(self._sent, run_id, report)
+        if run.ended_by(report.provenance):
+            return run
         checked = await self._pool.run(check_record, sent) if sent.parts else None
         cost = None
         if checked is not None and checked.steps_to_charge < run.certified_steps:

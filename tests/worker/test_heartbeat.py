@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from affidavit.client import Unreachable
 from affidavit.worker import heartbeat as heartbeat_module
+from affidavit.worker import job as job_module
 from affidavit.worker.heartbeat import MIN_STEPS, Heartbeat
 from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 
@@ -175,6 +177,29 @@ def test_time_limit_counts_from_the_first_checkpoint(tmp_path: Path, clock: Cloc
     assert heartbeat() is None
     clock.now += 0.2
     assert (heartbeat(), heartbeat.reason) == ("ask", "time_limit")
+
+
+def test_lease_is_renewed_while_a_checkpoint_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large it is; what comes of it is reported once."""
+    source, reports = Granting(), list[tuple[str, bool]]()
+    source.raises = Unreachable("for a moment")
+
+    def copy(*_: Path) -> bool:
+        end = time.monotonic() + 10
+        while len(source.requests) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        raise OSError("no space left")
+
+    vars(source)["report"] = lambda _, action, **body: reports.append((action, body["again"]))
+    monkeypatch.setattr(job_module, "_prepare", lambda *_: {})
+    monkeypatch.setattr(job_module, "copy_attempt", copy)
+    config: Any = SimpleNamespace(source=source, outputs=tmp_path, lease=0.03)
+    assert not job_module.run_job(config, job(previous=1, granted=4))
+    assert set(source.requests) == {(0, 0, None)}
+    assert reports == [("fail", True)]
 
 
 def test_lease_is_renewed_while_the_record_is_checked(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +22,7 @@ from affidavit.service.database import writer
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.models import CompletionRequest
 from tests.seeds import seeded
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
@@ -170,6 +173,53 @@ def test_a_key_that_another_attempt_had_for_another_step_is_found(yard: Yard) ->
     steps_of(other, STEPS - 5)
     ended = yard.complete(job, other.end()).json()
     assert "key_in_two_steps" in ended["message"]
+    assert yard.charged(run) == ("settled", STEPS)
+
+
+@ON_SQLITE
+def test_the_check_of_a_record_goes_on_when_its_worker_hangs_up(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check may take longer than a client waits, and would begin again with each repetition."""
+    run, job = begun(yard)
+    record = steps_of(Record(yard.predicate(job)), STEPS).end()
+    reported: dict[str, Any] = {}
+
+    class Silent(Yard):
+        def say(self, job: Any, what: str, **body: Any) -> Any:
+            if what != "complete":
+                return super().say(job, what, **body)
+            reported.update(fence=job["fence"], secret=job["secret"], **body)
+            return None
+
+    Silent(**vars(yard)).complete(job, record)
+    runs = yard.client.app.state.services.runs
+    report = CompletionRequest.from_data(reported)
+    call = CommandContext(actor=runs.queue.find(run["id"]).holder, at=datetime.now(UTC))
+
+    async def story() -> None:
+        checking, slow, checks = asyncio.Event(), asyncio.Event(), []
+
+        async def check(work: Callable[[Any], Any], sent: Any) -> Any:
+            checks.append(sent)
+            checking.set()
+            await slow.wait()
+            return work(sent)
+
+        monkeypatch.setattr(runs._pool, "run", check)
+        first = asyncio.create_task(runs.complete(run["id"], report, call))
+        await checking.wait()
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        again = asyncio.create_task(runs.complete(run["id"], report, call))
+        await asyncio.sleep(0)
+        slow.set()
+        assert (await again).state == "settled"
+        assert (await runs.complete(run["id"], report, call)).state == "settled"
+        assert len(checks) == 1
+
+    asyncio.run(story())
     assert yard.charged(run) == ("settled", STEPS)
 
 
