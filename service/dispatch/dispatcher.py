@@ -5,18 +5,20 @@ in between loses nothing, and two that hand over the same run submit the same jo
 word only decides how soon a lost worker's run goes on. What may be charged and trained is decided
 by the lease: a job that an engine lost, doubled or revived holds no lease, and is refused.
 
-=====================  =======================  ===========================================
-lease                  job                      what follows
-=====================  =======================  ===========================================
-waits                  unknown                  it is submitted
-waits                  waits or runs            nothing: it is about to claim the run
-waits                  runs, and lost its lease  it is cancelled, and another is submitted
-waits                  ended                    another is submitted; given up after a few
-                                                that never claimed the run
-held by the job        ended                    the lease is lost
-held                   anything else            nothing: the lease ends by itself
-over, or another job   waits, or is another's   it is cancelled
-=====================  =======================  ===========================================
+=======================  =======================  =========================================
+lease                    job                      what follows
+=======================  =======================  =========================================
+waits                    unknown                  it is submitted
+waits                    waits or runs            nothing: it is about to claim the run
+waits                    runs, and lost its       it is cancelled, and another is submitted
+                         lease
+waits                    ended                    another is submitted; given up after a
+                                                  few that never claimed the run
+held by the job          ended                    the lease is lost
+held                     anything else            nothing: the lease ends by itself
+over, and expired        waits or runs            it is cancelled
+the run has a later job  waits or runs            it is cancelled
+=======================  =======================  =========================================
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Engine as Database
-from sqlalchemy import Row, select
+from sqlalchemy import Row, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.service.command import CommandContext
@@ -116,7 +118,8 @@ class Dispatcher:
         for lease in leases:
             with others_go_on():
                 self._compare(self.engine, lease, jobs, call)
-        for job_id in self._needless(jobs, {lease.run_id: lease.job for lease in leases}):
+        numbers = {lease.run_id: lease.job for lease in leases}
+        for job_id in self._needless(jobs, numbers, at):
             with others_go_on():
                 self.engine.cancel(job_id)
         if self._admission is not None:
@@ -150,22 +153,23 @@ class Dispatcher:
         if run is not None and run.state == "queued":
             engine.submit(Job(run=run.id, number=run.job, queue=run.queue, **run.requirements))
 
-    def _needless(self, jobs: Mapping[str, JobState], numbers: Mapping[str, int]) -> list[str]:
-        """The jobs that no run needs: earlier ones of a run, and waiting ones of one over."""
-        needless, waiting = [], dict[str, str]()
-        for job_id, state in jobs.items():
-            match = JOB.fullmatch(job_id)
-            if match is None or state == "ended":
-                continue
-            run, number = match[1], int(match[2])
-            if run in numbers and number < numbers[run]:
-                needless.append(job_id)
-            elif run not in numbers and state == "waiting":
-                waiting[job_id] = run
-        table = run_leases.c
-        over = select(table.run_id).where(
-            table.state == "ended", table.run_id.in_(waiting.values())
+    def _needless(
+        self, jobs: Mapping[str, JobState], numbers: Mapping[str, int], at: datetime
+    ) -> list[str]:
+        """The jobs that no run needs: earlier ones of a run, and those of one long over."""
+        ours = (JOB.fullmatch(job_id) for job_id, state in jobs.items() if state != "ended")
+        active = [(match[0], match[1], int(match[2])) for match in ours if match is not None]
+        lease = run_leases.c
+        # The worker of a run that just ended is about to end by itself.
+        over = select(lease.run_id).where(
+            lease.state == "ended",
+            or_(lease.expires_at.is_(None), lease.expires_at < at),
+            lease.run_id.in_([run for _, run, _ in active if run not in numbers]),
         )
         with self._reader.connect() as connection:
             ended = set(connection.execute(over).scalars())
-        return needless + [job_id for job_id, run in waiting.items() if run in ended]
+        return [
+            job_id
+            for job_id, run, number in active
+            if run in ended or number < numbers.get(run, number)
+        ]

@@ -6,7 +6,7 @@ import os
 import random
 import shlex
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -158,6 +158,23 @@ def test_the_job_of_a_cancelled_run_is_cancelled(
     look(dispatcher)
     assert cluster.active == ["affidavit-of-somebody-else"]
     assert claimed(yard, cluster, job_of(run)) is None
+
+
+@ON_SQLITE
+def test_a_job_that_outlives_its_run_is_cancelled_when_its_lease_is_over(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run, stuck = (yard.request(yard.certify()).json() for _ in range(2))
+    look(dispatcher)
+    job = claimed(yard, cluster, job_of(run))
+    yard.start(job)
+    assert yard.complete(job, STEPS).json()["state"] == "settled"
+    cluster.status[job_of(stuck)] = "RUNNING"  # and never claims its run
+    assert yard.ask("POST", f"/v1/runs/{stuck['id']}/cancel", "submit", {}).is_success
+    look(dispatcher)
+    assert cluster.active == [job_of(run)]
+    dispatcher.reconcile(datetime.now(UTC) + timedelta(seconds=61))
+    assert cluster.active == []
 
 
 @ON_SQLITE
