@@ -39,6 +39,7 @@ from .protocol import PrivacyCurve as PrivacyCurve
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .rdp import RdpAccountant as RdpAccountant
+from .registry import CERTAIN as CERTAIN
 from .registry import NAMES as NAMES
 from .registry import OURS as OURS
 from .registry import SECOND_OPINIONS as SECOND_OPINIONS

@@ -39,6 +39,7 @@ _PLACES = {
         "RenyiAllocationAccountant",
     ),
     "monte_carlo": (OURS, "affidavit.accountants.monte_carlo", "MonteCarloAccountant"),
+    "largest_bin": (OURS, "affidavit.accountants.largest_bin", "LargestBinAccountant"),
     "analytic_gaussian": (
         DP_ACCOUNTING,
         "affidavit.accountants.analytic_gaussian",
@@ -66,9 +67,11 @@ SOLVERS = (
     "rdp",
 )
 """The engines that a search asks: all answer in milliseconds, ``monte_carlo`` in seconds."""
-SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp")
+CERTAIN = "largest_bin"
+"""The engine whose bounds replace sampled ones where they are no higher."""
+SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp", CERTAIN)
 """Engines in the order in which they are asked whether ours are right: other people's, and
-for allocations, which nobody else's reaches, one of another method."""
+for balls in bins, which nobody else's reaches, those of another method."""
 
 
 @cache

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from affidavit.accountants import (
+    CERTAIN,
     NAMES,
     OURS,
     QUICK_NODES,
@@ -148,7 +149,7 @@ def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
     plan = lowered.plan
     for name in _solvers(names) if plan.is_open else names:
         try:
-            return _ask(accountant(name), lowered)
+            return _certain(_ask(accountant(name), lowered), lowered, names)
         except NoSolution as failure:
             raise RefusedPlan(_as_reason(failure, "/target")) from None
         except AccountantError as failure:
@@ -157,6 +158,18 @@ def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
             failures[name] = _fault(name, fault)
     reached = [reason for reason in failures.values() if reason.code != "unsupported"]
     raise RefusedPlan(*(reached or failures.values()))
+
+
+def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answer:
+    """``answer``, or where it was sampled bounds that hold with certainty and are no higher."""
+    if not isinstance(answer.engine, Sampling) or CERTAIN not in names or lowered.plan.is_open:
+        return answer
+    try:
+        other = _ask(accountant(CERTAIN), lowered)
+    except (AccountantError, *FAULTS):
+        return answer
+    higher = other.epsilon.upper > answer.epsilon.upper or other.delta.upper > answer.delta.upper
+    return answer if higher else other
 
 
 def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
@@ -213,7 +226,8 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
         return 1.0
     if plan.is_open or plan.target.epsilon is None or plan.target.delta is None:
         return None
-    if isinstance(answer.engine, Sampling) and answer.epsilon.upper <= plan.target.epsilon:
+    slow = isinstance(answer.engine, Sampling) or answer.engine.name == CERTAIN
+    if slow and answer.epsilon.upper <= plan.target.epsilon:
         return None  # seconds a bracket are spent on what is missing, not on what could be saved
     for name in _solvers(names):
         try:

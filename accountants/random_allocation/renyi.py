@@ -157,15 +157,7 @@ def _sampled(probability: float, rate: float) -> Array:
 @lru_cache(maxsize=64)
 def _remove(bins: int, rate: float) -> Array:
     k = np.arange(MOST_ORDER + 1)
-    power, base = np.full(k.size, -np.inf), rate**2 * k * (k - 1) / 2 - gammaln(k + 1)
-    power[0] = 0.0
-    left = bins
-    while left:
-        if left & 1:
-            power = _product(power, base)
-        left >>= 1
-        if left:
-            base = _product(base, base)
+    power = power_of_series(rate**2 * k * (k - 1) / 2 - gammaln(k + 1), bins)
     moments = (power + gammaln(k + 1) - k * math.log(bins))[2:]
     # Each coefficient is a sum of positive terms; its exponents are what is rounded.
     size = rate**2 * ORDERS**2 / 2 + 2 * gammaln(ORDERS + 1) + ORDERS * math.log(bins + 1)
@@ -173,6 +165,19 @@ def _remove(bins: int, rate: float) -> Array:
     # No mixture of bins costs more than a bin that is known.
     alone = ORDERS * rate**2 / 2
     return np.asarray(np.minimum((np.maximum(moments, 0.0) + slack) / (ORDERS - 1), alone))
+
+
+def power_of_series(base: Array, exponent: int) -> Array:
+    """The logarithms of the coefficients of a power of a series from its own, (k,) each."""
+    power = np.full(base.size, -np.inf)
+    power[0] = 0.0
+    while exponent:
+        if exponent & 1:
+            power = _product(power, base)
+        exponent >>= 1
+        if exponent:
+            base = _product(base, base)
+    return power
 
 
 def _product(first: Array, second: Array) -> Array:

@@ -39,9 +39,26 @@ def test_the_result_and_its_engine_carry_confidence_and_seed(found: Assessment) 
     assert found.confidence is not None
     result = found.as_result()
     assert result["confidence"] == CONFIDENCE == 1 - FAILURE_PROBABILITY
-    (engine,) = result["accountants"]
+    engine, second = result["accountants"]
     assert (engine["name"], engine["confidence"]) == ("monte_carlo", CONFIDENCE)
     assert len(engine["seed"]) == 32
+    assert second["name"] == "largest_bin"
+    assert "confidence" not in second
+
+
+def test_proved_bounds_replace_sampled_ones_where_they_are_no_higher(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are where draws are too few for a small δ."""
+    for limit in ("MOST_DRAWS", "LEAST_DRAWS"):
+        monkeypatch.setattr(f"affidavit.accountants.monte_carlo.pilot.{limit}", 4096)
+    plan = plan_of(**BINNED | {"target": {"delta": 1e-9}})
+    proved, sampled = certify(plan), certify(plan, engine="monte_carlo")
+    assert proved.confidence is None
+    assert sampled.confidence is not None
+    assert proved.epsilon is not None
+    assert sampled.epsilon is not None
+    assert sampled.epsilon.lower <= proved.epsilon.upper <= sampled.epsilon.upper
 
 
 def test_the_signed_statement_carries_them(found: Assessment) -> None:
@@ -63,7 +80,7 @@ def test_no_print_leaves_it_out(found: Assessment, plan_of: Callable[..., Plan])
         console = Console(record=True, width=200)
         print_assessment(console, "plan", item.reasons, item)
         printed = console.export_text().splitlines()
-        lines = [line for line in printed if "ε ≤" in line or "ε in" in line]
+        lines = [line for line in printed if "ε ≤" in line or "monte_carlo" in line]
         assert len(lines) >= 2
         assert all("with confidence 0.999999999" in line for line in lines)
 
