@@ -54,7 +54,7 @@ def plain_draws(delta: float, relative: float, failure: float) -> float:
 
 def main() -> None:
     """Print a table in Markdown, a row a case."""
-    heads = "bins epochs λ σ δ ε s draws".split() + ["plain draws", "times as many", "proved"]
+    heads = ("bins", "epochs", "λ", "σ", "δ", "ε", "s", "draws", "plain", "plain / draws", "proved")
     sys.stdout.write(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n")
     for bins, epochs, rate, sigma, delta in CASES:
         run = event(bins, epochs, rate, sigma)
