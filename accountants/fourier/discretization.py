@@ -181,7 +181,7 @@ def choose_grid(
     saddle = at_order(atoms, order)
     spread = math.sqrt(saddle.variance)
     if step is None:
-        step = _step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
+        step = grid_step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
     step = down(step, rungs(tolerance))
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
     scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
@@ -210,7 +210,7 @@ def choose_grids_in_strata(
     atoms, tops = laws.cut(1e-3 * min(0.1, tolerance) * delta)
     cut = CUT * epsilon
     if step is None:
-        step = _step(
+        step = grid_step(
             atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _SPENT_IN_STRATA * tolerance
         )
     step = down(step, rungs(tolerance))
@@ -228,7 +228,7 @@ def rungs(tolerance: float) -> int:
     return _STEPS if tolerance < _ROUGH else _ROUGH_STEPS
 
 
-def _step(
+def grid_step(
     laws: tuple[tuple[Atoms, int], ...],
     order: float,
     tilt: float,

@@ -1,11 +1,4 @@
-"""The parameters at which random allocations are bounded; refused outside, before work.
-
-ε of one direction at a given δ, and δ at a given ε, to a width.
-
-A bracket that is too wide is tried again with a smaller step, and one whose crossing lies
-far from where the curves were made is tried again from there, a few times.
-
-The accountant of one 1-of-b random allocation, both directions bracketed.
+"""The accountant of random allocations, both directions bracketed.
 
 A record is thrown into one of b bins; each bin's release adds Gaussian noise. The worst
 pair is P = (1/b) Σ_i N(e_i, σ² I_b) against Q = N(0, σ² I_b), whose likelihood ratio is a
@@ -22,6 +15,7 @@ Guarantees
     * ``upper`` is at least, and ``lower`` at most, the tight value over both directions.
     * The bracket of ε is at most ``relative_width`` of ε wide (1e-6 where that is larger)
       wherever rounding allows; where it does not the bracket is wider, never wrong.
+    * Several allocations, and releases beside them, are bracketed nearly as narrowly.
     * Parameters out of range, and lattices too long to hold, are refused.
 
 References: docs/theorems/random-allocation.md for the pair and both bounds; Chua et al.,
@@ -32,31 +26,50 @@ arXiv:2502.08202 and arXiv:2602.17284, for random allocation and its convolution
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.enclosure import Enclosed
+from affidavit.accountants.fourier import dominating_pairs as fourier
+from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.fourier.refinement import refinement
-from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.random_allocation.attack import Losses, repeated_attack
+from affidavit.accountants.protocol import (
+    OutOfReach,
+    PrivacyCurve,
+    Unsupported,
+    require_delta,
+    require_epsilon,
+)
+from affidavit.accountants.random_allocation.composed import (
+    ComposedAllocationCurve,
+    Ordered,
+    Orders,
+    Pass,
+    Side,
+)
 from affidavit.accountants.random_allocation.directions import Curves, Direction
 from affidavit.accountants.random_allocation.limits import NOISE_MULTIPLIERS, check_range
 from affidavit.accountants.random_allocation.partial_pass import PartialDirection
-from affidavit.accountants.random_allocation.power import Side
-from affidavit.accountants.random_allocation.renyi import (
-    RenyiAllocationAccountant,
-    RenyiAllocationCurve,
-)
+from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.registry import OURS
-from affidavit.plan import Event, RandomAllocationGaussian
+from affidavit.plan import Composed, Event, RandomAllocationGaussian, Repeated
 
-Ordered = Direction | PartialDirection
 SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
-SIDES: tuple[Side, ...] = ("remove", "add")
+SIDES: tuple[Literal["remove"], Literal["add"]] = ("remove", "add")
 _ROUNDS = 8
+
+
+# ---- one allocation
+#
+# A bracket that is too wide is tried again with a smaller step, and one whose crossing lies far
+# from where the curves were made is tried again from there, a few times.
 
 
 def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> Bracket:
@@ -148,98 +161,120 @@ SMALLEST_DELTA, LARGEST_DELTA = 1e-15, 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationAccountant:
-    """Two-sided accounting of one random allocation.
+    """Two-sided accounting of random allocations, alone or composed with other releases.
 
-    ``relative_width`` is the width of the brackets asked for, relative to ε (or δ).
+    ``relative_width`` is the width of the brackets of one allocation, relative to ε (or δ).
     """
 
     relative_width: float = 1e-4
     name: str = "allocation"
     version: str = OURS
 
-    def curve(self, event: Event) -> AllocationCurve | DominatedAllocationCurve:
+    def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
             return AllocationCurve(directions=(), relative_width=self.relative_width)
-        leaf, count = parts[0]
-        if len(parts) > 1 or not isinstance(leaf, RandomAllocationGaussian):
+        allocations = [
+            (leaf, count) for leaf, count in parts if isinstance(leaf, RandomAllocationGaussian)
+        ]
+        if not allocations:
             raise Unsupported(
-                "the allocation accountant knows runs that are one kind of random allocation.",
-                "Use one phase of balls in bins, or the allocation_rdp accountant.",
+                "nothing of this run is a random allocation.", "Use the fourier or rdp accountant."
             )
-        check_range(leaf)
-        if leaf.released is not None and count == 1:
-            share = leaf.released / leaf.bins
-            return self._curve(leaf.released, 1 / leaf.noise_multiplier, share)
-        once = self._curve(leaf.bins, 1 / leaf.noise_multiplier)
-        attained = once if leaf.attained_at is None else self._attained(leaf)
-        if count > 1:
-            whole = count if leaf.attained_at is None else count - 1
-            added = RenyiAllocationAccountant().curve(event)
-            rate = math.sqrt(count) / leaf.noise_multiplier * (1 + 1e-15)
-            # Many passes as one have less noise than the lattice's terms are doubles at.
-            stored = (self._curve(leaf.bins, rate),) if rate <= 1 / NOISE_MULTIPLIERS[0] else ()
-            return DominatedAllocationCurve(
-                attained=once,
-                attacks=repeated_attack(leaf.bins, 1 / leaf.noise_multiplier, whole),
-                dominating=(*stored, added),
+        for leaf, _ in allocations:
+            check_range(leaf)
+        runs = [(_orders(leaf), count) for leaf, count in allocations]
+        attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
+        if len(parts) == 1 and parts[0][1] == 1:
+            once = self._curve(runs[0][0])
+            return Enclosed(above=once, below=tuple(self._curve(one) for one, _ in attained))
+        others = directions(
+            Composed(
+                events=tuple(
+                    Repeated(event=leaf, count=count)
+                    for leaf, count in parts
+                    if not isinstance(leaf, RandomAllocationGaussian)
+                )
             )
-        if leaf.attained_at is None:
-            return once
-        return DominatedAllocationCurve(attained=attained, dominating=(once,))
+        )
+        dominating: list[PrivacyCurve] = [_composed(runs, others)]
+        with suppress(Unsupported):
+            dominating.append(RenyiAllocationAccountant().curve(event))
+        below = (_composed(attained, others),) if attained else ()
+        return Enclosed(above=LeastCurve(tuple(dominating)), below=below)
 
-    def _attained(self, leaf: RandomAllocationGaussian) -> AllocationCurve | None:
-        """The curve of the whole passes of ``leaf``; None where nothing is said of them."""
-        sigma = leaf.attained_at
-        if sigma is None or sigma > NOISE_MULTIPLIERS[1]:
-            return None
-        return self._curve(leaf.bins, 1 / sigma)
-
-    def _curve(self, bins: int, rate: float, share: float = 1.0) -> AllocationCurve:
-        """The curve of a pass over ``bins`` bins, in one of which the record is by ``share``."""
-        whole = [Direction(bins=bins, rate=rate, side=side) for side in SIDES]
-        directions: list[Ordered] = [*whole]
-        if share < 1:
-            directions = [PartialDirection(inner=inner, share=share) for inner in whole]
-        return AllocationCurve(directions=tuple(directions), relative_width=self.relative_width)
+    def _curve(self, orders: Orders) -> AllocationCurve:
+        return AllocationCurve(directions=orders, relative_width=self.relative_width)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DominatedAllocationCurve:
-    """ε against δ of a run between one that it contains and others that dominate it.
+def _orders(leaf: RandomAllocationGaussian) -> Orders:
+    """Both orders of the pair that dominates ``leaf``."""
+    if leaf.released is None:
+        return _whole(leaf.bins, leaf.noise_multiplier)
+    remove, add = _whole(leaf.released, leaf.noise_multiplier)
+    share = leaf.released / leaf.bins
+    return PartialDirection(inner=remove, share=share), PartialDirection(inner=add, share=share)
 
-    A run that ends within a pass lies between its whole passes and one pass more. Passes
-    whose bins are drawn afresh lie between one of them and the smaller of two bounds: their
-    Rényi divergences added up, and the passes as if bins were kept
-    (docs/theorems/random-allocation.md, Theorem 2). ``attained`` is None where nothing is, and
-    ``attacks`` are further bounds from below.
-    """
 
-    attained: AllocationCurve | None
-    dominating: tuple[AllocationCurve | RenyiAllocationCurve, ...]
-    attacks: tuple[Losses, ...] = ()
+def _whole(bins: int, noise_multiplier: float) -> tuple[Direction, Direction]:
+    rate = 1 / noise_multiplier
+    remove, add = (Direction(bins=bins, rate=rate, side=side) for side in SIDES)
+    return remove, add
+
+
+def _attained(leaf: RandomAllocationGaussian, count: int) -> list[tuple[Orders, int]]:
+    """The pairs that ``count`` of ``leaf`` attain; none where nothing is said of them."""
+    if leaf.attained_at is None or leaf.released is not None:
+        return [(_orders(leaf), count)]
+    if leaf.attained_at <= NOISE_MULTIPLIERS[1]:
+        return [(_whole(leaf.bins, leaf.attained_at), count)]
+    # The last of the passes is not whole.
+    return [(_orders(leaf), count - 1)] if count > 1 else []
+
+
+def _composed(
+    runs: list[tuple[Orders, int]], others: tuple[fourier.Direction, ...]
+) -> ComposedAllocationCurve:
+    remove = tuple((Pass(this=first, other=second), count) for (first, second), count in runs)
+    add = tuple((Pass(this=second, other=first), count) for (first, second), count in runs)
+    beside = (None, None) if not others else (others[0], others[-1])
+    return ComposedAllocationCurve(
+        sides=(Side(passes=remove, beside=beside[0]), Side(passes=add, beside=beside[1]))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeastCurve:
+    """The least upper ends of several curves of one event, of which some may be out of reach."""
+
+    curves: tuple[PrivacyCurve, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``; raises as its parts do."""
-        upper = min(item.epsilon(delta).upper for item in self.dominating)
-        lower = 0.0 if self.attained is None else self.attained.epsilon(delta).lower
-        lower = max(lower, *(attack.epsilon(delta) for attack in self.attacks), 0.0)
-        return Bracket(lower=min(lower, upper), upper=upper)
+        """Bracket of the smallest ε (nats) at ``delta``; raises where every curve does."""
+        return self._least(lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats); raises as its parts do."""
-        upper = min(item.delta(epsilon).upper for item in self.dominating)
-        lower = 0.0 if self.attained is None else self.attained.delta(epsilon).lower
-        lower = max(lower, *(attack.delta(epsilon) for attack in self.attacks), 0.0)
-        return Bracket(lower=min(lower, upper), upper=upper)
+        """Bracket of the smallest δ at ``epsilon`` (nats); raises where every curve does."""
+        return self._least(lambda curve: curve.delta(epsilon))
+
+    def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        results, errors = [], []
+        for curve in self.curves:
+            try:
+                results.append(answer(curve))
+            except OutOfReach as error:
+                errors.append(error)
+        if not results:
+            raise errors[0]
+        return reduce(Bracket.intersect, results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationCurve:
     """ε against δ of one random allocation, over both directions; ``relative_width`` as above."""
 
-    directions: tuple[Ordered, ...]
+    directions: Orders | tuple[()]
     relative_width: float
 
     def epsilon(self, delta: float) -> Bracket:

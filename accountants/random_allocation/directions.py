@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from scipy.special import ndtr
@@ -69,11 +69,22 @@ class Saddle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """Upper and lower bounds of δ(ε), ε in nats, narrow near the ε they were made for."""
+    """Upper and lower bounds of δ(ε), narrow near the ε they were made for.
 
-    upper: Callable[[float], float]
-    lower: Callable[[float], float]
+    ``uppers`` and ``lowers`` take ε in nats and return δ, of shape (n,) both.
+    """
+
+    uppers: Callable[[Array], Array]
+    lowers: Callable[[Array], Array]
     step: float
+
+    def upper(self, epsilon: float) -> float:
+        """An upper bound of δ at ``epsilon`` (nats)."""
+        return float(self.uppers(np.array([epsilon]))[0])
+
+    def lower(self, epsilon: float) -> float:
+        """A lower bound of δ at ``epsilon`` (nats)."""
+        return float(self.lowers(np.array([epsilon]))[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +95,24 @@ class Direction:
     rate: float
     side: Side
 
+    def thresholds(self, epsilons: Array) -> Array:
+        """Θ at ``epsilons`` (nats), of their shape."""
+        sign = 1.0 if self.side == "remove" else -1.0
+        return sign * self.bins * _ratios(sign * epsilons)
+
+    def scales(self, epsilons: Array) -> Array:
+        """δ over the mean of (ΣV - Θ)_+, at ``epsilons`` (nats), of their shape."""
+        return (1.0 if self.side == "remove" else _ratios(epsilons)) / np.full(
+            epsilons.size, float(self.bins)
+        )
+
     def threshold(self, epsilon: float) -> float:
         """Θ at ``epsilon`` (nats)."""
-        sign = 1.0 if self.side == "remove" else -1.0
-        return sign * self.bins * _ratio(sign * epsilon)
+        return float(self.thresholds(np.array([epsilon]))[0])
 
     def scale(self, epsilon: float) -> float:
         """δ over the mean of (ΣV - Θ)_+, at ``epsilon`` (nats)."""
-        return (1.0 if self.side == "remove" else _ratio(epsilon)) / self.bins
+        return float(self.scales(np.array([epsilon]))[0])
 
     @cached_property
     def _others(self) -> LeastOfOthers:
@@ -136,7 +157,7 @@ class Direction:
             variance=self.bins * variance,
             log_moment=self.bins * log_moment,
             inside=inside,
-            delta=inside + beyond.lower(_ratio(epsilon)),
+            delta=inside + float(beyond.lower(np.array([_ratio(epsilon)]))[0]),
         )
 
     def about(self, epsilon: float) -> float:
@@ -160,21 +181,27 @@ class Direction:
     # ---- bounds -------------------------------------------------------------------
 
     def curves(
-        self, epsilon: float, delta: float, tolerance: float, step: float | None = None
+        self,
+        epsilon: float,
+        delta: float,
+        tolerance: float,
+        step: float | None = None,
+        upto: float = 0.0,
     ) -> Curves:
         """Bounds of δ about ``tolerance`` apart in log δ near ``epsilon`` (nats).
 
-        ``delta`` is about what δ is there. Raises ``OutOfReach`` where the lattice would be
-        too long.
+        ``delta`` is about what δ is there. The lattice holds what the payoff is made of up to
+        ``upto`` (nats), where that is larger. Raises ``OutOfReach`` where it would be too long.
         """
         allowed = 0.01 * tolerance * delta
-        cut = self.cut(epsilon, allowed)
+        cut = self.cut(max(epsilon, upto), allowed)
         saddle = self.saddle(epsilon, cut)
         term, beyond = self._parts(cut)
         if saddle.inside <= 10 * allowed:
             ceiling = self._ceiling(term, epsilon)
-            if self.scale(epsilon) * ceiling.upper(self.threshold(epsilon)) <= 10 * allowed:
-                return self._join(ceiling.upper, lambda _: 0.0, beyond, term.top)
+            most = float(ceiling.upper(np.array([self.threshold(epsilon)]))[0])
+            if self.scale(epsilon) * most <= 10 * allowed:
+                return self._join(ceiling.upper, np.zeros_like, beyond, term.top)
         if step is None:
             step = math.sqrt(4 * tolerance / self.bins) / saddle.tilt
             step = min(step, 0.5 * math.sqrt(saddle.variance + 1e-300))
@@ -191,37 +218,40 @@ class Direction:
         upper = PowerOfMeasure(
             above, upper_masses(term, above, raise_below=not ends), self.bins, window
         )
-        lower = PowerOfMeasure(
-            below, lower_masses(term, below, open_left=open_left), self.bins, window
-        )
+
+        @cache
+        def lower() -> PowerOfMeasure:
+            masses = lower_masses(term, below, open_left=open_left)
+            return PowerOfMeasure(below, masses, self.bins, window)
+
         least = float(above[0]) if ends else -math.inf
         return self._join(
-            lambda threshold: upper.upper(threshold) if threshold >= least else math.inf,
-            lower.lower,
+            lambda thresholds: np.where(thresholds >= least, upper.upper(thresholds), np.inf),
+            lambda thresholds: lower().lower(thresholds),
             beyond,
             step,
         )
 
     def _join(
         self,
-        upper: Callable[[float], float],
-        lower: Callable[[float], float],
+        upper: Callable[[Array], Array],
+        lower: Callable[[Array], Array],
         beyond: Beyond,
         step: float,
     ) -> Curves:
         """δ from bounds of the lattice's payoff and of what lies beyond it; 1 and 0 from NaN."""
 
-        def upper_delta(epsilon: float) -> float:
-            inside = self.scale(epsilon) * upper(self.threshold(epsilon))
-            result = (inside + beyond.upper(_ratio(epsilon))) * (1 + 1e-13)
-            return result if result < 1 else 1.0
+        def upper_deltas(epsilons: Array) -> Array:
+            inside = self.scales(epsilons) * upper(self.thresholds(epsilons))
+            result = (inside + beyond.upper(_ratios(epsilons))) * (1 + 1e-13)
+            return np.where(result < 1, result, 1.0)
 
-        def lower_delta(epsilon: float) -> float:
-            inside = self.scale(epsilon) * lower(self.threshold(epsilon))
-            result = (inside + beyond.lower(_ratio(epsilon))) * (1 - 1e-13)
-            return result if result > 0 else 0.0
+        def lower_deltas(epsilons: Array) -> Array:
+            inside = self.scales(epsilons) * lower(self.thresholds(epsilons))
+            result = (inside + beyond.lower(_ratios(epsilons))) * (1 - 1e-13)
+            return np.where(result > 0, result, 0.0)
 
-        return Curves(upper=upper_delta, lower=lower_delta, step=step)
+        return Curves(uppers=upper_deltas, lowers=lower_deltas, step=step)
 
     def _ceiling(self, term: Term, epsilon: float) -> PayoffCeiling:
         bottom = term.place(-_REACH)
@@ -310,9 +340,13 @@ def _ending_at(top: float, bottom: float, step: float) -> Array:
     return nodes
 
 
-def _ratio(epsilon: float) -> float:
+def _ratios(epsilons: Array) -> Array:
     """e^ε, kept within a double's range with room for the bins."""
-    return math.exp(min(epsilon, 650.0))
+    return np.exp(np.minimum(epsilons, 650.0))
+
+
+def _ratio(epsilon: float) -> float:
+    return float(_ratios(np.array([epsilon]))[0])
 
 
 def _moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.random_allocation.directions import (
     Curves,
     Direction,
@@ -28,6 +31,11 @@ class PartialDirection:
 
     inner: Direction
     share: float
+
+    @property
+    def bins(self) -> int:
+        """The bins that are released."""
+        return self.inner.bins
 
     def guess(self, delta: float) -> float:
         """About the ε (nats) at which δ(ε) is ``delta``; not a bound."""
@@ -47,28 +55,37 @@ class PartialDirection:
         return -math.log1p(self.share * math.expm1(-most))
 
     def curves(
-        self, epsilon: float, delta: float, width: float, step: float | None = None
+        self,
+        epsilon: float,
+        delta: float,
+        width: float,
+        step: float | None = None,
+        upto: float = 0.0,
     ) -> Curves:
         """Bounds made for ``epsilon`` (nats) and ``delta``, as ``Direction.curves`` makes them."""
         scale, inside = self._inside(epsilon, self.share, 0.0)
-        inside = min(inside, self.inner.largest_epsilon)
-        inner = self.inner.curves(inside, min(0.5, delta / (scale or 1.0)), width, step)
+        _, end = self._inside(upto, self.share, 0.0)
+        most = self.inner.largest_epsilon
+        likely = min(0.5, delta / (scale or 1.0))
+        inner = self.inner.curves(min(inside, most), likely, width, step, min(end, most))
         return Curves(
-            upper=self._outside(inner.upper, ROUNDING),
-            lower=self._outside(inner.lower, -ROUNDING),
+            uppers=self._outside(inner.uppers, ROUNDING),
+            lowers=self._outside(inner.lowers, -ROUNDING),
             step=inner.step,
         )
 
     def _outside(
-        self, bound: Callable[[float], float], outwards: float
-    ) -> Callable[[float], float]:
+        self, bound: Callable[[Array], Array], outwards: float
+    ) -> Callable[[Array], Array]:
         share = min(1.0, self.share * (1 + outwards))
 
-        def delta(epsilon: float) -> float:
-            scale, inside = self._inside(epsilon, share, outwards)
-            return scale * bound(inside) * (1 + outwards) if scale > 0 else 0.0
+        def deltas(epsilons: Array) -> Array:
+            pairs = [self._inside(epsilon, share, outwards) for epsilon in epsilons.tolist()]
+            scales, inside = np.array(pairs).reshape(-1, 2).T
+            none = scales <= 0
+            return np.where(none, 0.0, scales * bound(np.where(none, 0.0, inside)) * (1 + outwards))
 
-        return delta
+        return deltas
 
     def _inside(self, epsilon: float, share: float, outwards: float) -> tuple[float, float]:
         """The factor on the inner δ and the inner ε (nats); δ moves ``outwards`` by rounding."""

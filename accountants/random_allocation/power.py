@@ -69,6 +69,8 @@ from affidavit.accountants.cyclic_convolution import (
 
 Side = Literal["remove", "add"]
 
+_FAR = 40.0
+"""θ times the distance beyond which the payoff is an error: y e^{-θy} is below a rounding there."""
 _Z_REACH = 12.5
 """Normal deviations kept by the atoms; mass beyond is below 1e-35."""
 
@@ -170,7 +172,7 @@ class PowerOfMeasure:
 
     Guarantees
     ----------
-    * ``upper(Θ)`` is at least, and ``lower(Θ)`` at most, the mean of (ΣV - Θ)_+, for
+    * ``upper`` is at least, and ``lower`` at most, the mean of (ΣV - Θ)_+, for
       every Θ; far from the window they are loose.
     """
 
@@ -199,7 +201,8 @@ class PowerOfMeasure:
         self._below = _chernoff(law, nodes, copies, -window.below, low)
         self._above = _chernoff(law, nodes, copies, window.above, high)
         reach = copies * float(np.abs(nodes).max()) + max(abs(low), abs(high))
-        self._placing = 8 * UNIT_ROUNDOFF * reach
+        self._placing = 16 * UNIT_ROUNDOFF * reach
+        self._sum_in_blocks()
 
     def _tilted(self, nodes: Array, masses: Array, copies: int) -> Array:
         exponents = self._tilt * nodes
@@ -212,45 +215,74 @@ class PowerOfMeasure:
         self._relative = copies * UNIT_ROUNDOFF * (64.0 + 4.0 * size)
         return law / total
 
-    def _sum(self, threshold: float) -> tuple[float, float]:
-        """Σ c(x) g(x - Θ) over the window, and a bound of its computed value's error."""
-        start = int(np.searchsorted(self._sums, threshold))
-        beyond = self._sums[start:] - threshold
-        total = float(self._law[start:] @ (beyond * np.exp(-self._tilt * beyond)))
+    def _sum_in_blocks(self) -> None:
+        """Sums of c(x) e^{-θ(x - x₀)} and of (x - x₀) times as much, in blocks that begin at x₀."""
+        size = self._law.size
+        self._width = max(1, min(size, math.ceil(_FAR / (self._tilt * self._step))))
+        law = np.zeros((-(-size // self._width) + 1) * self._width)
+        law[:size] = self._law
+        offsets = self._step * np.arange(self._width)
+        weighted = law.reshape(-1, self._width) * np.exp(-self._tilt * offsets)
+        self._masses = np.cumsum(weighted[:, ::-1], axis=1)[:, ::-1]
+        self._moments = np.cumsum((weighted * offsets)[:, ::-1], axis=1)[:, ::-1]
+        span = self._width * self._step + 2 / self._tilt
+        total = 1 + self._error * math.sqrt(size)
+        # Blocks are summed one term after the other; after two of them g is next to nothing.
+        self._summing = total * (
+            2 * UNIT_ROUNDOFF * (self._width + 32) * span + _FAR * math.exp(-_FAR) / self._tilt
+        )
+
+    def _sum(self, thresholds: Array) -> tuple[Array, float]:
+        """Σ c(x) g(x - Θ) over the window, and a bound of its computed values' error."""
+        start = np.searchsorted(self._sums, thresholds)
+        row, column = np.divmod(np.minimum(start, self._sums.size - 1), self._width)
+        inside = np.where(start < self._sums.size, thresholds - self._sums[row * self._width], 0.0)
+        total = np.zeros(thresholds.size)
+        for first, index in (
+            (inside, (row, column)),
+            (
+                inside - self._width * self._step,
+                (row + 1, 0),
+            ),
+        ):
+            moment = self._moments[index] - first * self._masses[index]
+            total += np.exp(self._tilt * first) * moment
+        total[start == self._sums.size] = 0.0
         peak = self._peak
-        return total, self._error * math.sqrt(peak * (peak + 1 / (self._step * self._tilt**2)))
+        spread = math.sqrt(peak * (peak + 1 / (self._step * self._tilt**2)))
+        return total, self._error * spread + self._summing
 
     @property
     def _peak(self) -> float:
         return 1 / (math.e * self._tilt)
 
-    def _log_scale(self, threshold: float) -> tuple[float, float]:
-        exponent = self._tilt * threshold
-        size = 1 + abs(self._log_total) + abs(exponent)
-        return self._log_total - exponent, self._relative + 16 * UNIT_ROUNDOFF * size
+    def _scale(self, thresholds: Array, outwards: float) -> Array:
+        """M^b e^{-θΘ}, moved ``outwards`` (1 or -1) by the errors of all that it multiplies."""
+        exponents = self._tilt * thresholds
+        sizes = 1 + abs(self._log_total) + np.abs(exponents)
+        relative = self._relative + 16 * UNIT_ROUNDOFF * sizes
+        return _exp(self._log_total - exponents + outwards * relative)
 
-    def upper(self, threshold: float) -> float:
-        """An upper bound of E (ΣV - Θ)_+ at Θ = ``threshold``."""
+    def upper(self, thresholds: Array) -> Array:
+        """Upper bounds of E (ΣV - Θ)_+ at each Θ of ``thresholds``, shape (m,) as they."""
         if not self._alive:
-            return 0.0
-        threshold -= self._placing
-        total, error = self._sum(threshold)
-        reach = max(float(self._sums[-1]) - threshold, 1 / self._tilt)
-        total = max(total, 0.0) + error + self._above * reach * math.exp(-self._tilt * reach)
-        if threshold < float(self._sums[0]):
-            total += self._below * self._peak
-        log_scale, relative = self._log_scale(threshold)
-        return _exp(log_scale + relative) * total
+            return np.zeros(thresholds.size)
+        thresholds = thresholds - self._placing
+        totals, error = self._sum(thresholds)
+        reach = np.maximum(float(self._sums[-1]) - thresholds, 1 / self._tilt)
+        totals = np.maximum(totals, 0.0) + error
+        totals += self._above * reach * np.exp(-self._tilt * reach)
+        totals[thresholds < self._sums[0]] += self._below * self._peak
+        return self._scale(thresholds, 1) * totals
 
-    def lower(self, threshold: float) -> float:
-        """A lower bound of E (ΣV - Θ)_+ at Θ = ``threshold``, at least 0."""
+    def lower(self, thresholds: Array) -> Array:
+        """Lower bounds of E (ΣV - Θ)_+ at each Θ of ``thresholds``, at least 0; (m,) as they."""
         if not self._alive:
-            return 0.0
-        threshold += self._placing
-        total, error = self._sum(threshold)
-        total -= error + (self._below + self._above) * self._peak
-        log_scale, relative = self._log_scale(threshold)
-        return max(0.0, _exp(log_scale - relative) * total)
+            return np.zeros(thresholds.size)
+        thresholds = thresholds + self._placing
+        totals, error = self._sum(thresholds)
+        totals -= error + (self._below + self._above) * self._peak
+        return np.maximum(0.0, self._scale(thresholds, -1) * totals)
 
 
 def transform_length(window: Window, step: float) -> int:
@@ -271,11 +303,11 @@ class PayoffCeiling:
             [_log_power(masses, nodes, copies, float(tilt)) for tilt in tilts]
         ) - np.log(math.e * tilts)
 
-    def upper(self, threshold: float) -> float:
-        """The least of the bounds at Θ = ``threshold``."""
-        exponents = self._log_bounds - self._tilts * threshold
+    def upper(self, thresholds: Array) -> Array:
+        """The least of the bounds at each Θ of ``thresholds``, shape (k,) as they."""
+        exponents = self._log_bounds - np.outer(thresholds, self._tilts)
         rounding = 16 * UNIT_ROUNDOFF * (1 + np.abs(self._log_bounds) + np.abs(exponents))
-        return _exp(float((exponents + rounding).min()))
+        return _exp((exponents + rounding).min(axis=1))
 
 
 def _log_power(masses: Array, nodes: Array, copies: int, tilt: float) -> float:
@@ -296,5 +328,5 @@ def _chernoff(law: Array, nodes: Array, copies: int, tilt: float, end: float) ->
     return math.exp(min(0.0, log_mass)) * (1 + 1e-9)
 
 
-def _exp(exponent: float) -> float:
-    return math.exp(exponent) if exponent < 700.0 else math.inf
+def _exp(exponents: Array) -> Array:
+    return np.where(exponents < 700.0, np.exp(np.minimum(exponents, 700.0)), np.inf)

@@ -131,12 +131,12 @@ _LEAST_Z = -10.0
 class Beyond(Protocol):
     """The part of δ that the lattice leaves out, at α = e^ε."""
 
-    def upper(self, ratio: float) -> float:
-        """An upper bound of it at α = ``ratio``."""
+    def upper(self, ratios: Array) -> Array:
+        """Upper bounds of it at each α of ``ratios``, shape (n,) as they."""
         ...
 
-    def lower(self, ratio: float) -> float:
-        """A lower bound of it at α = ``ratio``."""
+    def lower(self, ratios: Array) -> Array:
+        """Lower bounds of it at each α of ``ratios``, shape (n,) as they."""
         ...
 
 
@@ -152,13 +152,13 @@ class SmallTerms:
         """The least X on the lattice."""
         return math.exp(self.rate * _LEAST_Z - self.rate**2 / 2)
 
-    def upper(self, ratio: float) -> float:  # noqa: ARG002  (the chance bounds every α)
-        """Pr(some term is left out), at most."""
-        return self.bins * float(ndtr(_LEAST_Z)) * (1 + 1e-9)
+    def upper(self, ratios: Array) -> Array:
+        """Pr(some term is left out), at most, whatever α is."""
+        return np.full(ratios.size, self.bins * float(ndtr(_LEAST_Z)) * (1 + 1e-9))
 
-    def lower(self, ratio: float) -> float:  # noqa: ARG002  (nothing is claimed at any α)
+    def lower(self, ratios: Array) -> Array:
         """0: nothing is claimed."""
-        return 0.0
+        return np.zeros(ratios.size)
 
 
 def log_laplace(tilts: Array, rate: float) -> Array:
@@ -218,23 +218,23 @@ class LargeTerms:
         error = 2.0**-53 * (128 + 8 * (abs(z) + rate + 1) * (abs(z) + 2 * rate + 1))
         return mean, -math.expm1(none + math.log1p(-q)), q, error
 
-    def _linear(self, ratio: float) -> tuple[float, float]:
+    def _linear(self, ratios: Array) -> tuple[Array, Array]:
         mean, chance, _, error = self._chances
-        return mean - ratio * chance, error * (mean + ratio * chance)
+        return mean - ratios * chance, error * (mean + ratios * chance)
 
-    def upper(self, ratio: float) -> float:
-        """An upper bound of E[(S - α)_+; J]."""
-        linear, error = self._linear(ratio)
+    def upper(self, ratios: Array) -> Array:
+        """Upper bounds of E[(S - α)_+; J]."""
+        linear, error = self._linear(ratios)
         mean, _, q, relative = self._chances
-        reach = self.others.bins * ratio * (1 + 1e-15) - self.cut
-        short = q * float(self.others.shortfall(np.array([reach]))[0]) * (1 + relative)
-        # numpy's keep a NaN, which bounds nothing; Python's would make 0 of it.
-        return float(np.maximum(0.0, np.minimum(mean * (1 + relative), linear + error + short)))
+        reach = self.others.bins * ratios * (1 + 1e-15) - self.cut
+        short = q * self.others.shortfall(reach) * (1 + relative)
+        # numpy's keep a NaN, which bounds nothing.
+        return np.maximum(0.0, np.minimum(mean * (1 + relative), linear + error + short))
 
-    def lower(self, ratio: float) -> float:
-        """A lower bound of E[(S - α)_+; J]."""
-        linear, error = self._linear(ratio)
-        return max(0.0, linear - error)
+    def lower(self, ratios: Array) -> Array:
+        """Lower bounds of E[(S - α)_+; J]."""
+        linear, error = self._linear(ratios)
+        return np.maximum(0.0, linear - error)
 
 
 def choose_cut(others: LeastOfOthers, ratio: float, allowed: float) -> float:

@@ -21,6 +21,7 @@ from affidavit.accountants.random_allocation.directions import Direction
 from affidavit.plan import (
     Composed,
     Gaussian,
+    Laplace,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     Repeated,
@@ -204,10 +205,8 @@ def test_a_run_that_ends_within_a_pass_lies_between_the_whole_passes() -> None:
 
 def test_what_it_does_not_know_is_refused() -> None:
     engine = AllocationAccountant()
-    for event in (
-        Gaussian(noise_multiplier=1.0),
-        Composed(events=(allocated(10, 1.0), allocated(11, 1.0))),
-    ):
+    metric = Laplace(noise_multiplier=1.0)
+    for event in (Gaussian(noise_multiplier=1.0), Composed(events=(allocated(10, 1.0), metric))):
         with pytest.raises(Unsupported):
             engine.curve(event)
     for leaf in (allocated(10, 0.05), allocated(10, 2000.0), allocated(2_000_000, 1.0)):

@@ -21,8 +21,20 @@ def call(strike: float, sigma: float) -> float:
     """E (X - strike)_+ for X = exp(z/σ - 1/(2σ²))."""
     if strike <= 0:
         return 1 - strike
-    d = sigma * (1 / (2 * sigma**2) - math.log(strike))
+    d = deviation(strike, sigma)
     return float(norm.cdf(d) - strike * norm.cdf(d - 1 / sigma))
+
+
+def put(strike: float, sigma: float) -> float:
+    """E (strike - X)_+ for the same X, without cancelling against E (X - strike)_+."""
+    if strike <= 0:
+        return 0.0
+    d = deviation(strike, sigma)
+    return float(strike * norm.sf(d - 1 / sigma) - norm.sf(d))
+
+
+def deviation(strike: float, sigma: float) -> float:
+    return sigma * (1 / (2 * sigma**2) - math.log(strike))
 
 
 def truth(released: int, bins: int, sigma: float, epsilon: float) -> float:
@@ -38,12 +50,7 @@ def truth(released: int, bins: int, sigma: float, epsilon: float) -> float:
 
     up, down = (ratio - 1 + q) * released / q, (1 - ratio * (1 - q)) * released / (ratio * q)
     remove = mean(lambda others: q / released * call(up - others, sigma))
-
-    def put(others: float) -> float:
-        strike = down - others
-        return 0.0 if strike <= 0 else call(strike, sigma) - 1 + strike
-
-    return max(remove, mean(lambda others: ratio * q / released * put(others)))
+    return max(remove, mean(lambda others: ratio * q / released * put(down - others, sigma)))
 
 
 @pytest.mark.parametrize(("released", "bins", "sigma"), CASES)

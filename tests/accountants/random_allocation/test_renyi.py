@@ -94,20 +94,6 @@ def test_bins_drawn_afresh_lie_between_one_pass_and_bins_that_are_kept() -> None
     assert back.lower <= 1e-6 <= back.upper * (1 + 1e-6)
 
 
-def test_where_moments_are_loose_kept_bins_bound_fresh_ones() -> None:
-    run = Repeated(event=allocated(1000, 20.0), count=4)
-    result = AllocationAccountant().curve(run).epsilon(1e-6)
-    assert result.upper < upper(run)
-
-
-def test_so_many_fresh_passes_that_kept_bins_have_no_number_are_bounded_by_moments() -> None:
-    run = Repeated(event=allocated(1000, 0.5), count=1000)
-    curve = AllocationAccountant().curve(run)
-    assert curve.epsilon(1e-5).upper == upper(run, 1e-5)
-    assert 0 < curve.epsilon(1e-5).lower < curve.epsilon(1e-5).upper
-    assert curve.delta(10.0).upper == RenyiAllocationAccountant().curve(run).delta(10.0).upper
-
-
 def test_a_moment_that_is_no_number_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = np.full(ORDERS.size, np.nan)
     monkeypatch.setattr(renyi, "_divergences", lambda _: (failed, failed))
