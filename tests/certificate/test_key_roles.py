@@ -14,11 +14,12 @@ import pytest
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.key_store import KeyStore
 from affidavit.certificate.keys import KeyFailure, KeyRole, PublicKey, SigningKey, format_instant
-from affidavit.certificate.keyset import Roots, draft_keyset, read_keyset
+from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
 from affidavit.certificate.log.checkpoint import open_checkpoint
 from affidavit.certificate.log.note import UnknownSigner
 from affidavit.certificate.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.status import current_status, sign_status
+from affidavit.certificate.trust_root import accept_keyset
 from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import (
     SeenStatus,
@@ -170,6 +171,53 @@ def test_a_forged_number_binds_nobody_under_the_next_key() -> None:
         with pytest.raises(VerificationError) as caught:
             current_status(status_of(key, sequence=1, **times), trusted, seen, now)
         assert caught.value.code == "status_rollback"
+
+
+LATER = NOW + HOUR
+"""When version 2 of a keyset is read that version 1 signed the certificate under."""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (0, "verified")),
+        ({"not_after": LATER}, (0, "verified")),
+        ({"not_after": LATER - timedelta(seconds=1)}, (9, "expired")),
+        ({"not_after": NOW}, (9, "expired")),
+        ({"not_after": NOW - timedelta(seconds=1)}, (6, "key_outside_window")),
+        ({"not_before": NOW}, (0, "verified")),
+        ({"not_before": NOW + timedelta(seconds=1)}, (6, "key_outside_window")),
+        ({"roles": frozenset({KeyRole.STATUS})}, (3, "key_outside_role")),
+        ({"roles": frozenset({KeyRole.CERTIFICATE, KeyRole.STATUS})}, (0, "verified")),
+        (None, (3, "unknown_key")),
+    ],
+    ids=str,
+)
+def test_the_newest_keyset_decides_about_window_and_roles(
+    document: Callable[..., dict[str, Any]], change: dict[str, Any] | None, expected: Any
+) -> None:
+    """A window that was shortened or lengthened since, a key that was moved, and one left out."""
+    key, root = KEYS[KeyRole.CERTIFICATE], SigningKey.generate()
+    bundle = json.loads(certified(document(), key).bundle)
+    records = [KEYS[KeyRole.STATUS].public]
+    records += [] if change is None else [replace(key.public, **change)]
+    version = None
+    for keys in ([key.public], records):
+        version = draft_keyset(
+            version,
+            roots=Roots.of([root.public], threshold=1),
+            keys=keys,
+            revoked=[],
+            issued_at=NOW,
+            expires_at=LATER,
+        ).signed_by(root)
+    assert version is not None
+    anchor = Roots.of([root.public], threshold=1)
+    accepted = accept_keyset([read_keyset(version.as_bytes())], anchor, LATER)
+    assert outcome(bundle, accepted.public_keys(), now=LATER) == expected
+    with pytest.raises(KeysetError) as caught:
+        accept_keyset([version], anchor, LATER + timedelta(seconds=1))
+    assert caught.value.code == "keyset_expired"
 
 
 def test_roles_travel_in_records_and_keysets() -> None:
