@@ -32,8 +32,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
-GRACE = 60.0
-"""Seconds a trainer has to start, to end its step and to write its weights before it is killed."""
+GRACE = 600.0
+"""Seconds a trainer has to start, to end its step and to write its weights before it is killed.
+
+Steps and weights of large models take minutes; a run whose trainer is killed is charged in full.
+"""
 
 Stop = Literal["ask", "kill"]
 

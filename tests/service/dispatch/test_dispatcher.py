@@ -100,6 +100,7 @@ def test_an_engine_that_is_away_delays_and_changes_nothing(
     assert yard.complete(job, STEPS).json()["state"] == "settled"
 
 
+@ON_SQLITE
 def test_a_job_that_dies_loses_its_lease_at_once_and_another_goes_on(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:

@@ -50,6 +50,7 @@ def ask(yard: Yard, run: str, seen: str | None = None) -> Any:
     return yard.ask("GET", f"/v1/runs/{run}/events", "audit", **more)
 
 
+@ON_SQLITE
 def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
     yard: Yard,
 ) -> None:

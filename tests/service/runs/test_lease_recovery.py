@@ -57,6 +57,7 @@ def steps_of(record: Record, count: int) -> Record:
     return record
 
 
+@ON_SQLITE
 def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
     run, zombie = begun(yard)
     record = steps_of(Record(yard.predicate(zombie)), 3)

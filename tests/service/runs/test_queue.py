@@ -151,6 +151,7 @@ def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> No
     assert yard.run(run)["code"] == "not_conformant"
 
 
+@ON_SQLITE
 def test_a_lost_lease_gives_back_what_was_not_begun_and_charges_what_was(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate).json()
@@ -198,6 +199,7 @@ def test_what_changed_since_the_request_stops_the_run(yard: Yard) -> None:
     assert yard.request(certificate).json()["code"] == "certificate_not_usable"
 
 
+@ON_SQLITE
 def test_cancelling_and_asking_again(yard: Yard) -> None:
     certificate = yard.certify()
     body = {"certificate": certificate, "data": "d", "model": "m", "output": "o"}
