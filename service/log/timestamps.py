@@ -14,7 +14,10 @@ QUERY = "application/timestamp-query"
 
 
 def request_timestamp(content: bytes, url: str) -> bytes:
-    """The authority's reply for ``content``, DER; raises ``PublishError`` if not granted."""
+    """The authority's reply for ``content``, DER; raises ``PublishError`` unless it granted that.
+
+    What it granted with changes no verifier accepts.
+    """
     from rfc3161_client import TimestampRequestBuilder, decode_timestamp_response
     from rfc3161_client.tsp import PKIStatus
 
@@ -28,8 +31,10 @@ def request_timestamp(content: bytes, url: str) -> bytes:
         raise PublishError(
             f"the time-stamping authority's response is not a timestamp: {error}"
         ) from None
-    if PKIStatus(reply.status) not in (PKIStatus.GRANTED, PKIStatus.GRANTED_WITH_MODS):
+    if reply.status != PKIStatus.GRANTED.value:
         raise PublishError(f"the time-stamping authority refused: {reply.status_string}")
     if reply.tst_info.nonce != request.nonce:
         raise PublishError("the time-stamping authority's reply has another request's nonce")
+    if reply.tst_info.message_imprint.message != request.message_imprint.message:
+        raise PublishError("the time-stamping authority stamped something else")
     return bytes(reply.as_bytes())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -31,6 +33,7 @@ from affidavit.service.log.checkpoint_publisher import (
     published_checkpoints,
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+from affidavit.service.log.timestamps import request_timestamp
 from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
@@ -244,6 +247,29 @@ def test_a_checkpoint_is_stamped_and_the_stamp_verified(
     assert main(verify) == 2
     Path(f"{path}.tsr").unlink()
     assert main(verify) == 2
+
+
+GRANTED = b"\x02\x01\x00"
+
+
+@pytest.mark.parametrize("status", [1, 2, 77, None], ids=str)
+def test_a_stamp_that_no_verifier_would_accept_is_not_stored(
+    listening: Any, authority: tuple[str, Path], status: int | None
+) -> None:
+    """Granted with changes, refused, of no status there is, or of something else."""
+    content = b"a checkpoint"
+    digest = hashlib.sha512(content).digest()
+
+    def altered(body: bytes, _headers: Any) -> tuple[int, str, bytes]:
+        provided = body if status is not None else body.replace(digest, bytes(len(digest)))
+        reply = httpx.post(authority[0], content=provided).content
+        if status is not None:
+            reply = reply.replace(GRANTED, GRANTED[:2] + bytes([status]), 1)
+        return 200, "application/timestamp-reply", reply
+
+    assert request_timestamp(content, authority[0])
+    with pytest.raises(PublishError):
+        request_timestamp(content, listening(altered))
 
 
 @pytest.mark.parametrize("reply", [b"", b"no", b"<html>"])
