@@ -81,7 +81,7 @@ class Guard:
                 "for one, or ask the operator to raise AFFIDAVIT_CONCURRENCY.",
                 headers={"Retry-After": "1"},
             )
-        CALLER.set(caller.counted_as)
+        CALLER.set(caller.actor.name)  # with each token of theirs it is one share of the work
         TEAM.set(caller.actor.sees)
         add_after_response(request, partial(_ended, services, caller))
         turn = Turn(services.turns)

@@ -14,6 +14,7 @@ from starlette.routing import Mount, Route
 
 from affidavit.service import app as application
 from affidavit.service.app import create_app
+from affidavit.service.fair_queue import CALLER
 from affidavit.service.identity.access import (
     Reader,
     UndeclaredAccess,
@@ -145,6 +146,23 @@ def test_a_route_that_says_so_is_let_in(
     monkeypatch.setattr(application, "ROUTERS", (*ROUTERS, router))
     with client_of(settings) as client:
         assert client.get("/v1/new").json() == {"name": "anonymous@loopback"}
+
+
+def test_a_person_has_one_share_of_the_work_with_however_many_tokens(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, client_of: Any, token_for: Any
+) -> None:
+    router = APIRouter()
+
+    @router.get("/v1/new")
+    def new(_: Reader) -> str:
+        return CALLER.get()
+
+    monkeypatch.setattr(application, "ROUTERS", (*ROUTERS, router))
+    people = (("one", "ada"), ("two", "ada"), ("two", None), ("two", None), ("other", None))
+    tokens = [token_for(settings, "submit", name=name, person=of) for name, of in people]
+    with client_of(settings) as client:
+        shares = [client.get("/v1/new", headers=token).json() for token in tokens]
+    assert shares == ["person:ada", "person:ada", "token:two", "token:two", "token:other"]
 
 
 def test_a_guard_names_a_scope() -> None:
