@@ -93,6 +93,7 @@ BENCHES = (
     Bench(name="proofs", command=("-m", "bench.proofs"), minutes=3),
     Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
     Bench(name="loose-corners", command=("bench/loose_corners.py",), minutes=3),
+    Bench(name="fresh-lots", command=("bench/fresh_lots.py",), minutes=20),
     Bench(name="schedules", command=("bench/schedules.py",), minutes=3),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
