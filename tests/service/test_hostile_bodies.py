@@ -84,7 +84,10 @@ def running(
     home = tmp_path_factory.mktemp("hostile")
     (home / "affidavit.db").write_bytes(migrated_sqlite.read_bytes())
     KeyStore(home / "keys").new("test")
-    with serving(home, forked=True) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with (
+        serving(home, forked=True) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
         assert client.post(
             "/v1/certificates", content=_body(), headers={"content-type": JSON}
         ).status_code in (200, 201)
