@@ -38,6 +38,7 @@ from affidavit.accountants.fourier.discretization import (
 from affidavit.accountants.fourier.dominating_pairs import Direction, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
+from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.refinement import (
     SMALLEST_WIDTH,
     DeltaSearch,
@@ -45,7 +46,12 @@ from affidavit.accountants.fourier.refinement import (
     nested,
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS
-from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
+from affidavit.accountants.protocol import (
+    OutOfReach,
+    Unsupported,
+    require_delta,
+    require_epsilon,
+)
 from affidavit.plan import Event
 
 SMALLEST_DELTA = 1e-20
@@ -55,6 +61,8 @@ LARGEST_EPSILON = 1000.0
 
 _LONG, _WIDE = 10_000_000, 0.05
 """Steps beyond which rounding leaves little of a narrow bracket, and the relative width then."""
+_CLOSED = 1e-5
+"""Relative width where a law has a closed form: other engines are as narrow there."""
 _SCHEDULE = 5e-3
 """Relative width where releases are brought together (``schedules.py``)."""
 
@@ -101,13 +109,20 @@ class FourierAccountant:
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)
+        laplace = [isinstance(law, LaplaceLaw) for one in both for law, _ in one.laws]
+        if laplace and all(laplace):
+            raise Unsupported(
+                "a run of Laplace releases alone has losses that no tilt separates.",
+                "Use the pld accountant.",
+            )
         steps = max((direction.steps for direction in both), default=0)
         widest = max(
             _SCHEDULE if len(leaves(event)) > MOST_KINDS else 0.0, _WIDE if steps > _LONG else 0.0
         )
+        narrow = _CLOSED if any(laplace) else math.inf
         return FourierCurve(
             directions=both,
-            relative_width=max(self.relative_width, widest),
+            relative_width=max(min(self.relative_width, narrow), widest),
             answers=self.answers,
             shared=self.shared,
         )

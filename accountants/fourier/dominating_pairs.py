@@ -30,6 +30,7 @@ from typing import Literal, assert_never
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.displacement import attained_law, truncated_law
 from affidavit.accountants.fourier.group_sampling import group_law
+from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
@@ -134,7 +135,7 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
 
 def _sampling_probability(leaf: Leaf) -> float:
     match leaf:
-        case Gaussian():
+        case Gaussian() | Laplace():
             return 1.0
         case (
             PoissonSubsampledGaussian(sampling_probability=probability)
@@ -149,10 +150,6 @@ def _sampling_probability(leaf: Leaf) -> float:
             )
         case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
             return sample / size
-        case Laplace():
-            raise Unsupported(
-                "Laplace noise is not known to the fourier engine.", "Use the pld accountant."
-            )
         case BallsInBinsGaussian():
             raise Unsupported(
                 "balls in bins with correlated noise is not known to the fourier engine.",
@@ -188,6 +185,8 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
     match leaf:
         case Gaussian(noise_multiplier=sigma):
             return NormalMixtureLaw(kind="gaussian", noise_multiplier=sigma)
+        case Laplace(noise_multiplier=scale):
+            return LaplaceLaw(scale=scale)
         case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
@@ -203,7 +202,7 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
             )
         case TruncatedPoissonGaussian():
             return truncated_law(leaf, side)
-        case RandomAllocationGaussian() | BallsInBinsGaussian() | Laplace():
+        case RandomAllocationGaussian() | BallsInBinsGaussian():
             raise Unsupported(
                 f"the fourier engine has no law for {type(leaf).__name__}.",
                 "Use another accountant.",

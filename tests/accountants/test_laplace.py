@@ -7,11 +7,13 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Unsupported
 from affidavit.accountants.registry import NAMES, accountant
-from affidavit.plan import Composed, Gaussian, Laplace, Repeated
+from affidavit.plan import Composed, Gaussian, Laplace, RandomAllocationGaussian, Repeated
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
@@ -49,8 +51,46 @@ def test_it_composes_with_gaussian_releases() -> None:
     assert alone.upper < result.upper < alone.upper + 0.2
 
 
+@pytest.mark.parametrize(("scale", "sigma"), [(0.3, 2.0), (1.0, 3.0), (20.0, 0.8)])
+def test_beside_a_gaussian_release_the_bracket_holds_quadrature(scale: float, sigma: float) -> None:
+    """δ(ε) is the mean of the Gaussian curve at ε - l over the Laplace loss l under P."""
+    end, mu = 1 / scale, 1 / sigma
+
+    def gaussian(epsilon: float) -> float:
+        over, under = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
+        return float(over - math.exp(epsilon) * under)
+
+    both = Composed(events=(Laplace(noise_multiplier=scale), Gaussian(noise_multiplier=sigma)))
+    curve = accountant("fourier").curve(both)
+    bracket = curve.epsilon(1e-6)
+    assert bracket.width <= 2e-4 * bracket.upper
+    for epsilon in (bracket.upper, 0.7 * bracket.upper):
+        between, _ = quad(
+            lambda loss: math.exp((loss - end) / 2) / 4 * gaussian(epsilon - loss),  # noqa: B023
+            -end,
+            end,
+            epsabs=0,
+            epsrel=1e-10,
+            limit=200,
+        )
+        ends = gaussian(epsilon - end) / 2 + math.exp(-end) * gaussian(epsilon + end) / 2
+        result = curve.delta(epsilon)
+        assert result.lower <= (between + ends) * (1 + 1e-9)
+        assert result.upper >= (between + ends) * (1 - 1e-9)
+        assert result.width <= 1e-2 * result.upper
+
+
+def test_beside_balls_in_bins_it_costs_at_most_its_own_loss() -> None:
+    bins = RandomAllocationGaussian(bins=50, noise_multiplier=1.0)
+    alone = accountant("allocation").curve(bins).epsilon(1e-6)
+    both = accountant("allocation").curve(Composed(events=(bins, Laplace(noise_multiplier=10.0))))
+    result = both.epsilon(1e-6)
+    assert alone.lower < result.lower <= result.upper < alone.upper + 0.1
+    assert result.width <= 1e-3 * result.upper
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("pld", "rdp")])
-def test_the_other_engines_refuse_it(name: str) -> None:
+def test_the_other_engines_refuse_it_alone(name: str) -> None:
     with pytest.raises(Unsupported):
         accountant(name).curve(Laplace(noise_multiplier=1.0))
 
