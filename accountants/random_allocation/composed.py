@@ -64,8 +64,9 @@ SMALLEST_DELTA = 1e-15
 _TOLERANCE = 1e-4
 """Of log δ in the composition's lattice."""
 _CURVE_TOLERANCE = 3e-4
-"""Of log δ in one pass, for up to 1000 bins; then in proportion, as long lattices are slow."""
-_FALL, _APART, _MOST_CURVES = 100.0, 1.0, 80
+"""Of log δ in one pass, for up to 1000 bins and σ² from 0.1 on; then in proportion, as long
+lattices are slow and large."""
+_FALL, _APART, _MOST_CURVES = 100.0, 1.0, 40
 """How far δ falls from one place where curves are made to the next, how far they are apart
 (nats), and about how many there are at most."""
 _RARE = 1e-3
@@ -224,13 +225,16 @@ class Pass:
 
     def bounded(self, rare: float) -> BoundedPass:
         """Its curve's bounds, down to a δ of ``rare``."""
-        return BoundedPass(above=_bounds(self.this, rare), below=_bounds(self.other, rare))
+        above, below = _bounds(self.this, rare), _bounds(self.other, rare)
+        return BoundedPass(orders=self, rare=rare, above=above, below=below)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedPass:
     """Bounds of one pass' curve for ε >= 0, ``above``, and of the other order, for ε < 0."""
 
+    orders: Pass
+    rare: float
     above: _Bounds
     below: _Bounds
 
@@ -247,7 +251,8 @@ class BoundedPass:
         step = self.reach / _COARSE if step is None else step
         first, last = math.floor(-self.below.end / step), math.ceil(self.above.end / step)
         # Two nodes more at either end, from which the lower curve's outer chords come.
-        return _measures(self, Grid(origin=(first - 2) * step, step=step, size=last - first + 5))
+        grid = Grid(origin=(first - 2) * step, step=step, size=last - first + 5)
+        return _measures(self.orders, self.rare, grid)
 
     def heights(self, losses: Array, outwards: float) -> tuple[Array, Array]:
         """Upper and lower bounds of the curve at increasing ``losses`` (nats), shape (n,) each.
@@ -268,11 +273,11 @@ class BoundedPass:
 
 
 @lru_cache(maxsize=64)
-def _measures(one: BoundedPass, grid: Grid) -> tuple[LatticeMeasure, LatticeMeasure]:
+def _measures(one: Pass, rare: float, grid: Grid) -> tuple[LatticeMeasure, LatticeMeasure]:
     losses = grid.losses()
     # A node is off by a rounding of what it is summed from, and its exponential by one of its own.
     rounding = 4 * UNIT_ROUNDOFF * (1 + abs(grid.origin) + abs(float(losses[-1])))
-    upper, lower = one.heights(losses, rounding)
+    upper, lower = one.bounded(rare).heights(losses, rounding)
     ratios = np.exp(losses)
     above = LatticeMeasure(
         grid=grid,
@@ -348,7 +353,7 @@ class _Bounds:
         return np.maximum.accumulate(values[::-1])[::-1]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)  # each holds the lattices of its curves, up to hundreds of megabytes
 def _bounds(direction: Ordered, rare: float) -> _Bounds:
     end = direction.guess(rare)
     apart = max(_APART, end / _MOST_CURVES)
@@ -358,7 +363,7 @@ def _bounds(direction: Ordered, rare: float) -> _Bounds:
         following = direction.guess(delta) if delta > rare else end
         parts = max(1, math.ceil((following - places[-1]) / apart))
         places += np.linspace(places[-1], following, parts + 1).tolist()[1:]
-    tolerance = _CURVE_TOLERANCE * max(1.0, direction.bins / 1000)
+    tolerance = _CURVE_TOLERANCE * max(1.0, direction.bins / 1000, direction.rate**2 / 10)
     made: list[tuple[float, Curves]] = []
     for place, following in zip(places, (*places[1:], end), strict=True):
         # Beside a place that is out of reach the bounds of its neighbours hold, and are loose.

@@ -37,6 +37,11 @@ class PartialDirection:
         """The bins that are released."""
         return self.inner.bins
 
+    @property
+    def rate(self) -> float:
+        """1/σ."""
+        return self.inner.rate
+
     def guess(self, delta: float) -> float:
         """About the ε (nats) at which δ(ε) is ``delta``; not a bound."""
         return where_it_falls_to(delta, self.about, self.largest_epsilon)

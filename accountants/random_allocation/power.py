@@ -190,19 +190,19 @@ class PowerOfMeasure:
         spectrum = fft.rfft(wrapped)
         with np.errstate(divide="ignore", invalid="ignore"):
             power = np.where(spectrum == 0, 0.0, np.exp(copies * np.log(spectrum)))
-        self._law = np.roll(fft.irfft(power, size), -(first % size))
+        result = np.roll(fft.irfft(power, size), -(first % size))
         one = transform_error(wrapped, law.size)
         growth = math.exp(min(700.0, copies * one * math.sqrt(size)))
         transform = copies * one * growth
         self._error = transform + 2 * (UNIT_ROUNDOFF * (64 + 16 * copies) + rounding(size)) * (
-            norm(self._law) + transform
+            norm(result) + transform
         )
         low, high = float(self._sums[0]), float(self._sums[-1])
         self._below = _chernoff(law, nodes, copies, -window.below, low)
         self._above = _chernoff(law, nodes, copies, window.above, high)
         reach = copies * float(np.abs(nodes).max()) + max(abs(low), abs(high))
         self._placing = 16 * UNIT_ROUNDOFF * reach
-        self._sum_in_blocks()
+        self._sum_in_blocks(result)
 
     def _tilted(self, nodes: Array, masses: Array, copies: int) -> Array:
         exponents = self._tilt * nodes
@@ -215,12 +215,12 @@ class PowerOfMeasure:
         self._relative = copies * UNIT_ROUNDOFF * (64.0 + 4.0 * size)
         return law / total
 
-    def _sum_in_blocks(self) -> None:
+    def _sum_in_blocks(self, sums_law: Array) -> None:
         """Sums of c(x) e^{-θ(x - x₀)} and of (x - x₀) times as much, in blocks that begin at x₀."""
-        size = self._law.size
+        size = sums_law.size
         self._width = max(1, min(size, math.ceil(_FAR / (self._tilt * self._step))))
         law = np.zeros((-(-size // self._width) + 1) * self._width)
-        law[:size] = self._law
+        law[:size] = sums_law
         offsets = self._step * np.arange(self._width)
         weighted = law.reshape(-1, self._width) * np.exp(-self._tilt * offsets)
         self._masses = np.cumsum(weighted[:, ::-1], axis=1)[:, ::-1]
