@@ -191,7 +191,18 @@ LATER = NOW + HOUR
         ({"roles": frozenset({KeyRole.CERTIFICATE, KeyRole.STATUS})}, (0, "verified")),
         (None, (3, "unknown_key")),
     ],
-    ids=str,
+    ids=[
+        "as it was",
+        "ends later",
+        "ended a second ago",
+        "ended as it signed",
+        "ended before it signed",
+        "begins as it signed",
+        "begins after it signed",
+        "another role",
+        "one role more",
+        "left out",
+    ],
 )
 def test_the_newest_keyset_decides_about_window_and_roles(
     document: Callable[..., dict[str, Any]], change: dict[str, Any] | None, expected: Any
