@@ -183,19 +183,35 @@ def choose_grid(
     if step is None:
         step = grid_step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
     step = down(step, rungs(tolerance))
+    window = tilted_window(atoms, saddle, epsilon, delta, tolerance, step)
+    nodes, ranges = laws.grids(atoms, tops, order, tolerance, step)
+    return GridParameters(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
+
+
+def tilted_window(
+    atoms: Composition,
+    saddle: Saddle,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    step: float,
+) -> Window:
+    """The losses outside of which ``atoms`` hold too little to matter near ``epsilon`` (nats).
+
+    ``saddle`` is that of the tilt, δ is about ``delta`` and its log is bracketed to ``tolerance``.
+    """
+    order, spread = saddle.order, math.sqrt(saddle.variance)
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
     scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
     tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
     reach = tilted_reach(atoms, saddle, tail)
-    window = Window(
+    return Window(
         low=min(reach.low, epsilon - 0.01 * spread) - step,
         high=max(reach.high, epsilon + 0.01 * spread) + step,
         order=order,
         below=reach.below,
         above=reach.above,
     )
-    nodes, ranges = laws.grids(atoms, tops, order, tolerance, step)
-    return GridParameters(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
 
 
 def choose_grids_in_strata(

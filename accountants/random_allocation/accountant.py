@@ -224,7 +224,7 @@ def _whole(bins: int, noise_multiplier: float) -> tuple[Direction, Direction]:
 
 
 def _attained(leaf: RandomAllocationGaussian, count: int) -> list[tuple[Orders, int]]:
-    """The pairs that ``count`` of ``leaf`` attain; none where nothing is said of them."""
+    """The pairs that ``count`` of ``leaf`` attain; none where none is known."""
     if leaf.attained_at is None or leaf.released is not None:
         return [(_orders(leaf), count)]
     if leaf.attained_at <= NOISE_MULTIPLIERS[1]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import dominating_pairs as fourier
-from affidavit.accountants.fourier.discretization import Laws, grid_step
+from affidavit.accountants.fourier.discretization import Laws, grid_step, tilted_window
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
     Grid,
@@ -44,12 +44,9 @@ from affidavit.accountants.fourier.tail_bounds import (
     at_delta,
     at_epsilon,
     at_order,
-    tilted_reach,
 )
 from affidavit.accountants.fourier.transform import (
     ComposedTransform,
-    Window,
-    log_peak,
     window_points,
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
@@ -131,30 +128,12 @@ class Side:
             ):
                 uppers.append((upper_measure(BinMasses.of(law, grid)), count))
                 lowers.append((lower_measure(BinMasses.of(attained, grid), span), count))
-        window = _window(uppers, saddle, delta, step)
+        atoms = tuple((_atoms(measure), count) for measure, count in uppers)
+        tilted = at_order(atoms, saddle.order)
+        window = tilted_window(atoms, tilted, saddle.epsilon, delta, _TOLERANCE, step)
+        if window_points(window, step) > MOST_POINTS:
+            raise _too_long()
         return ComposedTransform(uppers, window), ComposedTransform(lowers, window)
-
-
-def _window(
-    measures: list[tuple[LatticeMeasure, int]], near: Saddle, delta: float, step: float
-) -> Window:
-    """The losses outside of which ``measures`` have too little to matter, by Chernoff's bound."""
-    atoms = tuple((_atoms(measure), count) for measure, count in measures)
-    saddle, epsilon = at_order(atoms, near.order), near.epsilon
-    scale = sum(count * law.log_moment(saddle.order) for law, count in atoms)
-    tail = math.log(1e-3 * _TOLERANCE * delta) - scale + saddle.order * epsilon
-    reach = tilted_reach(atoms, saddle, tail - log_peak(saddle.order))
-    spread = 0.01 * math.sqrt(saddle.variance)
-    window = Window(
-        low=min(reach.low, epsilon - spread) - step,
-        high=max(reach.high, epsilon + spread) + step,
-        order=saddle.order,
-        below=reach.below,
-        above=reach.above,
-    )
-    if window_points(window, step) > MOST_POINTS:
-        raise _too_long()
-    return window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
