@@ -20,8 +20,9 @@ fixed_size        replace_one       sampled without replacement, once a step
 truncated_        any               truncated Poisson at q and the largest lot, once a
 poisson                             step
 balls_in_bins     add_remove,       random allocation of 1 of b bins at σ_joint / √E over
-                  zero_out          E epochs, once (a partial last epoch counts in full);
-                                    with bins_drawn: each_epoch 1 of b at σ_joint, E times
+                  zero_out          E epochs, once (a partial last epoch after the first
+                                    counts in full); with bins_drawn: each_epoch 1 of b at
+                                    σ_joint, E times, and what is released of the last
 balls_in_bins     replace_one       Gaussian, once an epoch; no amplification is claimed
 ================  ================  ==================================================
 
@@ -46,6 +47,7 @@ from dataclasses import dataclass
 
 from affidavit.plan import (
     MOST_RECORDS,
+    Composed,
     Event,
     Gaussian,
     Leaf,
@@ -302,23 +304,19 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
         return schedule.participations(plan, phase, steps)
 
     def allocation(joint: float, steps: int) -> Event:
-        whole = steps // bins
-        released = None if whole else steps
+        whole, rest = divmod(steps, bins)
+        first = RandomAllocationGaussian(bins=bins, noise_multiplier=joint, released=rest or None)
+        if not whole:
+            return first
         if phase.sampling.bins_drawn == "each_epoch":
-            one = RandomAllocationGaussian(
-                bins=bins,
-                noise_multiplier=joint,
-                attained_at=math.inf if steps % bins else None,
-                released=released,
-            )
-            return Repeated(event=one, count=epochs(steps))
-        attained = joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if whole else math.inf
+            once = RandomAllocationGaussian(bins=bins, noise_multiplier=joint)
+            passes = Repeated(event=once, count=whole)
+            return Composed(events=(passes, first)) if rest else passes
         return RandomAllocationGaussian(
             bins=bins,
             # Two roundings, of the root and of the quotient; both are rounded away.
             noise_multiplier=joint / math.sqrt(epochs(steps)) * (1 - 4 * 2.0**-53),
-            attained_at=attained if whole < epochs(steps) else None,
-            released=released,
+            attained_at=joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if rest else None,
         )
 
     return Sampled(

@@ -190,10 +190,9 @@ class RandomAllocationGaussian:
     ``noise_multiplier`` is σ. One leaf is the releases of all bins. It serves add_remove and
     zero_out. Source: docs/theorems/random-allocation.md.
 
-    A run that ends within a pass is dominated by the leaf and does not attain it:
-    ``attained_at`` is then the σ of the whole passes, infinite where there is none, and
-    lower bounds are taken there; of several passes it is infinite where the last one is not whole.
-    ``released`` is the number of bins of the only pass where it
+    A run that ends within a later pass of kept bins is dominated by the leaf and does not attain
+    it: ``attained_at`` is then the σ of the whole passes, and lower bounds are taken there;
+    nothing is attained where it is infinite. ``released`` is the number of bins of a pass that
     ends before the last one; who does not use it bounds the whole pass.
     """
 

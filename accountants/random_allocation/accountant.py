@@ -229,8 +229,7 @@ def _attained(leaf: RandomAllocationGaussian, count: int) -> list[tuple[Orders, 
         return [(_orders(leaf), count)]
     if leaf.attained_at <= NOISE_MULTIPLIERS[1]:
         return [(_whole(leaf.bins, leaf.attained_at), count)]
-    # The last of the passes is not whole.
-    return [(_orders(leaf), count - 1)] if count > 1 else []
+    return []
 
 
 def _composed(

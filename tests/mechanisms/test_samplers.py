@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
+    Composed,
     Event,
     Gaussian,
     Leaf,
@@ -227,11 +227,11 @@ def test_the_probability_of_a_leaf_is_never_below_lot_over_size(plan_of: Make) -
 
 
 @pytest.mark.parametrize("steps", [1, 7, 10])
-def test_an_epoch_of_balls_in_bins_counts_in_full_once_begun(plan_of: Make, steps: int) -> None:
+def test_a_later_epoch_of_kept_bins_counts_in_full_once_begun(plan_of: Make, steps: int) -> None:
     begun = only(planned(plan_of, "balls_in_bins", "add_remove", steps=steps))
     assert isinstance(begun, RandomAllocationGaussian)
     assert begun.noise_multiplier == pytest.approx(SIGMA, rel=1e-14)
-    assert begun.attained_at == (None if steps == 10 else math.inf)
+    assert begun.released == (None if steps == 10 else steps)
     one_more = only(planned(plan_of, "balls_in_bins", "add_remove", steps=11))
     assert isinstance(one_more, RandomAllocationGaussian)
     assert one_more.noise_multiplier == pytest.approx(SIGMA / 2**0.5, rel=1e-14)
@@ -283,11 +283,10 @@ def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Mak
 def test_bins_drawn_afresh_are_an_allocation_an_epoch(plan_of: Make) -> None:
     lots = {"scheme": "balls_in_bins", "lot_size": 100, "bins_drawn": "each_epoch"}
     plan = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=31)
-    # The fourth pass is not whole, so that a run attains three.
-    begun = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA, attained_at=math.inf)
-    assert only(plan) == Repeated(event=begun, count=4)
-    whole = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=40)
     once = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA)
+    begun = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA, released=1)
+    assert only(plan) == Composed(events=(Repeated(event=once, count=3), begun))
+    whole = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=40)
     assert only(whole) == Repeated(event=once, count=4)
 
 

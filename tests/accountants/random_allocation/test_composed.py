@@ -30,8 +30,8 @@ from affidavit.plan import (
 )
 
 
-def allocated(bins: int, sigma: float, attained_at: float | None = None) -> Event:
-    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma, attained_at=attained_at)
+def allocated(bins: int, sigma: float) -> Event:
+    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
 
 
 def repeated(event: Event, count: int) -> Event:
@@ -85,7 +85,7 @@ def test_an_experiment_agrees(removed: bool) -> None:
 
 @pytest.mark.parametrize(
     ("bins", "sigma", "passes", "delta"),
-    [(100, 2.0, 10, 1e-6), (5, 10.0, 1000, 1e-6), (1000, 0.6, 100, 1e-7), (50, 0.3, 2, 1e-9)],
+    [(100, 2.0, 10, 1e-6), (5, 10.0, 1000, 1e-6), (100, 0.6, 100, 1e-7), (20, 0.4, 2, 1e-9)],
 )
 def test_it_is_narrow_and_below_the_moments(
     bins: int, sigma: float, passes: int, delta: float
@@ -110,13 +110,15 @@ def test_every_release_costs_something_and_their_order_does_not_matter() -> None
     assert bracket(metric, second, first) == ends[-1]
 
 
-def test_the_last_of_several_passes_that_is_not_whole_is_not_attained() -> None:
-    def result(attained_at: float | None, passes: int) -> Bracket:
-        return bracket(repeated(allocated(50, 1.5, attained_at), passes))
-
-    assert result(math.inf, 6).lower == result(None, 5).lower < result(None, 6).lower
-    assert result(math.inf, 6).upper == result(None, 6).upper
-    assert bracket(allocated(50, 1.5, math.inf), Gaussian(noise_multiplier=20.0)).lower == 0
+def test_a_last_pass_of_one_released_bin_is_a_poisson_sample() -> None:
+    """The record is in the bin with probability 1/b, whatever the others are."""
+    whole = repeated(allocated(20, 1.2), 3)
+    sample = PoissonSubsampledGaussian(sampling_probability=1 / 20, noise_multiplier=1.2)
+    begun = RandomAllocationGaussian(bins=20, noise_multiplier=1.2, released=1)
+    result, other = bracket(whole, begun), bracket(whole, sample)
+    assert result.lower <= other.upper
+    assert other.lower <= result.upper
+    assert result.width <= 1e-3 * result.upper
 
 
 @pytest.mark.parametrize("mu", [0.5, 3.0])
@@ -136,7 +138,8 @@ def test_measures_of_a_pass_enclose_its_curve(mu: float) -> None:
 
 
 def test_what_the_checker_proves_is_not_below() -> None:
-    run = repeated(allocated(30, 1.0), 3)
+    begun = RandomAllocationGaussian(bins=30, noise_multiplier=1.0, released=10)
+    run = Composed(events=(repeated(allocated(30, 1.0), 2), begun))
     result = bracket(run)
     witness, _ = search_witness(run, result, 1e-6, 1e-3)
     assert result.lower <= float(witness.epsilon) <= result.upper * (1 + 1e-3)
