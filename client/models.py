@@ -343,7 +343,10 @@ class RunSteps(ResponseModel):
 
 
 class Run(ResponseModel):
-    """A run as it stands: what was requested, who works on it, how far it is, how it ended."""
+    """A run as it stands: what was requested, who works on it, how far it is, how it ended.
+
+    ``refusal`` is why the engine refused the job of a waiting run when it was last submitted.
+    """
 
     id: str
     state: RunState
@@ -363,6 +366,7 @@ class Run(ResponseModel):
     steps: RunSteps
     code: str | None
     message: str | None
+    refusal: str | None = None
     record: str | None
     provenance: dict[str, Any] | None
     requested_by: str

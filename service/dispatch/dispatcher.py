@@ -8,7 +8,8 @@ by the lease: a job that an engine lost, doubled or revived holds no lease, and 
 =======================  =======================  =========================================
 lease                    job                      what follows
 =======================  =======================  =========================================
-waits                    unknown                  it is submitted
+waits                    unknown                  it is submitted; where the engine refuses it,
+                                                  again after pauses that double, for a day
 waits                    waits or runs            nothing: it is about to claim the run
 waits                    runs, and lost its       it is cancelled, and another is submitted
                          lease
@@ -25,8 +26,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine as Database
@@ -41,6 +43,7 @@ from affidavit.service.dispatch.engine import (
     Engine,
     EngineUnavailable,
     Job,
+    JobRefused,
     JobState,
     job_id_of,
     others_go_on,
@@ -55,10 +58,29 @@ PERIOD = 2.0
 """Seconds between two rounds."""
 EXPIRY_PERIOD = 600.0
 MOST_WAITING = 500
-"""Runs that are handed over before they are claimed, the oldest first."""
+"""Jobs that wait in the engine; those that it did not start for ``PATIENCE`` do not count."""
+PATIENCE = timedelta(minutes=10)
+LONGEST_PAUSE = timedelta(hours=1)
+MOST_REFUSED = timedelta(days=1)
+"""How long an engine may refuse a run's job before the run has failed."""
 ACTOR = "service:dispatcher"
 
 log = logging.getLogger("affidavit.service.dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the engine refused a run's job, at first ``since`` and last ``at``."""
+
+    why: str
+    since: datetime
+    at: datetime
+
+    @property
+    def until(self) -> datetime:
+        """When to submit the job again."""
+        pause = max(self.at - self.since, timedelta(seconds=PERIOD))
+        return self.at + min(pause, LONGEST_PAUSE)
 
 
 class Dispatcher:
@@ -76,6 +98,8 @@ class Dispatcher:
         self._writer = writer(database)
         self._queue = RunQueue(database)
         self.engine = engine
+        self._refusals: dict[str, Refusal] = {}
+        self._waiting: dict[str, datetime] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,6 +117,11 @@ class Dispatcher:
     def page(self, run: StoredRun) -> str | None:
         """A URL of the engine's dashboard about the latest job of a run."""
         return None if self.engine is None else self.engine.page(job_id_of(run.id, run.job))
+
+    def refusal(self, run: StoredRun) -> str | None:
+        """Why the engine refused the job of a waiting run when it was last submitted."""
+        refusal = self._refusals.get(run.id)
+        return None if refusal is None or run.state != "queued" else refusal.why
 
     def _loop(self) -> None:
         rounds = 0
@@ -115,23 +144,33 @@ class Dispatcher:
             return
         jobs = self.engine.jobs()  # before the leases: what has ended cannot hold one afterwards
         leases = self._open_leases()
-        for lease in leases:
+        numbers = {lease.run_id: lease.job for lease in leases}
+        self._refusals = {run: item for run, item in self._refusals.items() if run in numbers}
+        waiting = (job_id for job_id, state in jobs.items() if state == "waiting")
+        self._waiting = {job_id: self._waiting.get(job_id, at) for job_id in waiting}
+        room = MOST_WAITING - sum(at - since < PATIENCE for since in self._waiting.values())
+        for lease in sorted(leases, key=lambda lease: lease.run_id in self._refusals):
+            if lease.state == "queued" and job_id_of(lease.run_id, lease.job) not in jobs:
+                refusal = self._refusals.get(lease.run_id)
+                if room <= 0 or (refusal is not None and at < refusal.until):
+                    continue
+                room -= 1
             with others_go_on():
                 self._compare(self.engine, lease, jobs, call)
-        numbers = {lease.run_id: lease.job for lease in leases}
         for job_id in self._needless(jobs, numbers, at):
             with others_go_on():
                 self.engine.cancel(job_id)
         if self._admission is not None:
             self._admission.round(at)
 
-    def _open_leases(self) -> list[Row[Any]]:
-        """Those that workers hold, and of those that wait the oldest."""
+    def _open_leases(self) -> Sequence[Row[Any]]:
+        """Those of runs that are not over, the oldest first."""
         table = run_leases.c
-        held = select(run_leases).where(table.state.in_(["claimed", "running"]))
-        waiting = select(run_leases).where(table.state == "queued").order_by(table.requested_at)
+        columns = (table[name] for name in ("run_id", "state", "job", "fence", "worker"))
+        unfinished = table.state.in_(["queued", "claimed", "running"])
+        query = select(*columns).where(unfinished).order_by(table.requested_at)
         with self._reader.connect() as connection:
-            return [*connection.execute(held), *connection.execute(waiting.limit(MOST_WAITING))]
+            return connection.execute(query).all()
 
     def _compare(
         self, engine: Engine, lease: Row[Any], jobs: Mapping[str, JobState], call: CommandContext
@@ -151,7 +190,20 @@ class Dispatcher:
                 engine.cancel(job_id)
             run = self._queue.change(lease.run_id, call, LockedRun.next_job, lease.job)
         if run is not None and run.state == "queued":
+            self._submit(engine, run, call)
+
+    def _submit(self, engine: Engine, run: StoredRun, call: CommandContext) -> None:
+        """Submit the job of a run; raises ``JobRefused``, and gives up after ``MOST_REFUSED``."""
+        try:
             engine.submit(Job(run=run.id, number=run.job, queue=run.queue, **run.requirements))
+        except JobRefused as error:
+            why, earlier = str(error), self._refusals.get(run.id)
+            refusal = Refusal(why, call.at if earlier is None else earlier.since, call.at)
+            self._refusals[run.id] = refusal
+            if refusal.at - refusal.since >= MOST_REFUSED:
+                self._queue.change(run.id, call, LockedRun.next_job, run.job, refusal=why)
+            raise
+        self._refusals.pop(run.id, None)
 
     def _needless(
         self, jobs: Mapping[str, JobState], numbers: Mapping[str, int], at: datetime

@@ -24,7 +24,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
+
+import httpx
 
 JobState = Literal["waiting", "running", "ended"]
 PREFIX = "affidavit-"
@@ -38,7 +40,13 @@ class EngineUnavailable(Exception):
 
 
 class JobRefused(EngineUnavailable):
-    """The engine answered and refused; the next round tries again, and other jobs go on."""
+    """The engine answered and refused, for the reason in the text; other jobs go on."""
+
+    @classmethod
+    def by(cls, answer: httpx.Response) -> Self:
+        """The refusal in an answer, whose text may be a traceback that ends in the reason."""
+        reason = answer.text.strip().rpartition("\n")[2]
+        return cls(f"HTTP {answer.status_code}: {reason[-500:]}")
 
 
 class UnknownEngine(ValueError):

@@ -48,7 +48,7 @@ class KubernetesApi:
                 answer.raise_for_status()
             return answer.json()
         except httpx.HTTPStatusError as error:
-            raise JobRefused(f"{error}: {error.response.text[:500]}") from None
+            raise JobRefused.by(error.response) from None
         except (httpx.HTTPError, ValueError, OSError) as error:
             raise EngineUnavailable(f"{method} {path}: {error}") from None
 

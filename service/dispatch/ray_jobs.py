@@ -84,6 +84,6 @@ class RayJobs:
             answer.raise_for_status()
             return answer.json()
         except httpx.HTTPStatusError as error:
-            raise JobRefused(f"{error}: {error.response.text[:500]}") from None
+            raise JobRefused.by(error.response) from None
         except (httpx.HTTPError, ValueError) as error:
             raise EngineUnavailable(f"{method} {self._address}{path}: {error}") from None

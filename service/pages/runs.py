@@ -189,7 +189,7 @@ class RunView:
 
     ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed,
     ``granted`` are the steps that its workers may have charged, ``engine`` is what starts them
-    and ``job_page`` a URL of its dashboard.
+    ``job_page`` a URL of its dashboard, and ``refusal`` why it refused the run's last job.
     """
 
     line: RunLine
@@ -215,6 +215,7 @@ class RunView:
     engine: str
     certificate_status: str
     job_page: str | None = None
+    refusal: str | None = None
     so_far: str | None = None
     so_far_steps: int | None = None
 
@@ -392,6 +393,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
         line=_line(run, reservation.name, reservation.scope.dataset),
         ended=run.outcome is not None,
         job_page=services.dispatcher.page(run),
+        refusal=services.dispatcher.refusal(run),
         certified_steps=reservation.certified_steps,
         share=min(1.0, done / reservation.certified_steps),
         reservation=reservation.id,

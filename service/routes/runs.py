@@ -103,13 +103,15 @@ def runs(
     except InvalidCursor as error:
         raise invalid_cursor(error) from None
     following = next_page(response, "/v1/runs", query, cursor=cursor)
-    return Page[Run](items=[run_of(run) for run in page], next=following)
+    items = [run_of(run, services.dispatcher.refusal(run)) for run in page]
+    return Page[Run](items=items, next=following)
 
 
 @router.get("/v1/runs/{run_id}", summary="A run", responses=problems(401, 403, 404, 422, 503))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     """What was requested, who works on it, how far it is, and how it ended."""
-    return run_of(services.runs.queue.find(run_id))
+    run = services.runs.queue.find(run_id)
+    return run_of(run, services.dispatcher.refusal(run))
 
 
 @router.post(

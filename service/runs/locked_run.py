@@ -201,16 +201,19 @@ class LockedRun:
         self._give_back({"code": "lease_lost", "message": message, "fence": fence})
         return True
 
-    def next_job(self, number: int) -> StoredRun | None:
-        """Count the next job of a waiting run, whose ``number``-th ended; None if there is none."""
+    def next_job(self, number: int, *, refusal: str | None = None) -> StoredRun | None:
+        """Count the next job of a waiting run, whose ``number``-th ended; None if there is none.
+
+        There is none after a ``refusal``, the engine's last word.
+        """
         if (self.run.state, self.run.job) != ("queued", number):
             return None
         unclaimed = number - self.run.fence
-        if unclaimed < MOST_FAILED_ATTEMPTS:
+        if refusal is None and unclaimed < MOST_FAILED_ATTEMPTS:
             self._change_lease(job=number + 1)
             return self._changed()
-        message = f"{unclaimed} jobs ended and never claimed it."
-        self._give_up({"code": "job_failed", "message": message})
+        message = refusal or f"{unclaimed} jobs ended and never claimed it."
+        self._give_up({"code": "job_refused" if refusal else "job_failed", "message": message})
         return None
 
     # ---- what they share -------------------------------------------------------------

@@ -157,8 +157,8 @@ class FailureRequest(FencedRequest):
 # ---- responses -----------------------------------------------------------------------
 
 
-def run_of(run: StoredRun) -> Run:
-    """The response for ``run``."""
+def run_of(run: StoredRun, refusal: str | None = None) -> Run:
+    """The response for ``run``, whose job the engine refused for ``refusal``."""
     outcome = run.outcome or {}
     same = (
         *("id", "state", "issue", "plan_digest", "queue", "requirements", "worker"),
@@ -179,6 +179,7 @@ def run_of(run: StoredRun) -> Run:
             "reservation": run.reservation_id,
             "claims": run.fence,
             "steps": steps,
+            "refusal": refusal,
         }
     )
 

@@ -30,6 +30,7 @@ class RayCluster:
     down: bool = False
     lose_answers: bool = False
     refused: set[str] = field(default_factory=set)
+    attempts: int = 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.down:
@@ -46,6 +47,7 @@ class RayCluster:
             return self._stop(words[-2])
         body = json.loads(request.content)
         job = body["submission_id"]
+        self.attempts += 1
         if job in self.refused:
             return httpx.Response(500, text="no node has these resources")
         if job in self.status:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.service.dispatch import dispatcher as dispatcher_module
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import EngineUnavailable
 from affidavit.service.ledger.replay import replay
@@ -179,21 +180,58 @@ def test_a_job_that_outlives_its_run_is_cancelled_when_its_lease_is_over(
 
 
 @ON_SQLITE
-def test_a_job_that_the_engine_refuses_holds_up_no_other(
+def test_a_refused_job_shows_the_reason_and_ends_its_run_after_a_day(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
-    first, second = (yard.request(yard.certify()).json() for _ in range(2))
-    cluster.refused = {job_of(first)}
-    look(dispatcher)
-    assert cluster.active == [job_of(second)]
+    yard.client.app.state.services.dispatcher = dispatcher
+    run = yard.request(yard.certify()).json()
+    began, cluster.refused = datetime.now(UTC), {job_of(run)}
+    rounds = [timedelta(seconds=seconds) for seconds in (0, 1, 3, 4, 9)]
+    attempts = []
+    for later in rounds:
+        before = cluster.attempts
+        dispatcher.reconcile(began + later)
+        attempts.append(cluster.attempts - before)
+    assert attempts == [1, 0, 1, 0, 1]  # after pauses that grow
+    assert "no node has these resources" in yard.run(run)["refusal"]
+    page = yard.ask("GET", f"/runs/{run['id']}", "audit", accept="text/html")
+    assert "no node has these resources" in page.text
     cluster.refused.clear()
-    look(dispatcher)
-    assert cluster.active == [job_of(second), job_of(first)]
-    for run in (first, second):
-        yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
-    cluster.refused = {job_of(second)}
-    look(dispatcher)
-    assert cluster.active == [job_of(second)]
+    dispatcher.reconcile(began + timedelta(hours=3))
+    assert (cluster.active, yard.run(run)["refusal"]) == ([job_of(run)], None)
+
+    other = yard.request(yard.certify()).json()
+    cluster.refused = {job_of(other)}
+    for hours in range(3, 29):
+        dispatcher.reconcile(began + timedelta(hours=hours, seconds=1))
+    ended = yard.run(other)
+    assert (ended["state"], ended["code"], ended["refusal"]) == ("failed", "job_refused", None)
+    assert "no node has these resources" in ended["message"]
+    assert yard.charged(other)[0] == "released"
+
+
+@ON_SQLITE
+def test_jobs_that_the_engine_refuses_or_never_starts_hold_up_no_others(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "MOST_WAITING", 2)
+    certificate, began = yard.certify(), datetime.now(UTC)
+    runs = [yard.request(certificate).json() for _ in range(5)]
+    cluster.refused = {job_of(run) for run in runs[:2]}
+    dispatcher.reconcile(began)
+    assert cluster.active == []
+    dispatcher.reconcile(began + timedelta(seconds=2))
+    assert cluster.active == [job_of(run) for run in runs[2:4]]
+    dispatcher.reconcile(began + timedelta(seconds=9))
+    assert len(cluster.active) == 2  # as many as may wait
+    dispatcher.reconcile(began + timedelta(seconds=9) + dispatcher_module.PATIENCE)
+    assert job_of(runs[4]) in cluster.active
+    yard.ask("POST", f"/v1/runs/{runs[2]['id']}/cancel", "submit", {})
+    yard.ask("POST", f"/v1/runs/{runs[3]['id']}/cancel", "submit", {})
+    cluster.refused = {job_of(runs[2])}
+    dispatcher.reconcile(began + timedelta(hours=1))
+    assert job_of(runs[2]) in cluster.active
+    assert job_of(runs[3]) not in cluster.active
 
 
 @ON_SQLITE
