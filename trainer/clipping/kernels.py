@@ -11,6 +11,7 @@ is run one record at a time (``affidavit.trainer.clipping.per_record``).
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -79,6 +80,8 @@ def kernel_of(layer: nn.Module) -> Kernel | None:
             for method in ("forward", "_conv_forward", "_output_padding")
         ):
             return kernel
+    if len(inspect.signature(kind.forward).parameters) != 2:
+        return None  # a second input, such as a gate, could change what the comparison saw
     return _scale_of(layer) or _look_up_of(layer)
 
 

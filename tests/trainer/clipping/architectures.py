@@ -207,6 +207,18 @@ OTHERS: dict[str, Callable[[], Case]] = {
         num_hidden_layers=1,
         vocab_size=WORDS,
     ),
+    "mamba2": lambda: language(
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=1,
+        num_heads=4,
+        head_dim=8,
+        n_groups=1,
+        chunk_size=4,
+        vocab_size=WORDS,
+    ),
     "qwen2-moe": lambda: language(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",

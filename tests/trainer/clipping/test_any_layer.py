@@ -124,6 +124,19 @@ class GemmaRMSNorm(nn.Module):
         return functional.rms_norm(x, (4,)) * (1 + self.weight)
 
 
+class GatedRMSNorm(nn.Module):
+    """The scale's use depends on a second input (Mamba-2, Qwen3-Next)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """(n, T, 4)."""
+        scaled = functional.rms_norm(x, (4,)) * self.weight
+        return scaled if gate is None else scaled.sin() * gate
+
+
 class Rows(nn.Module):
     """Rows of all records in one dimension."""
 
@@ -191,6 +204,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "experts": Experts,
     "by values": lambda: picked(DataDependent()),
     "1 + w": lambda: picked(GemmaRMSNorm()),
+    "gated norm": lambda: picked(GatedRMSNorm(), lambda layer, x: layer(x, x)),
     "norm over two dimensions": lambda: picked(nn.RMSNorm((3, 4))),
     "rows": Rows,
     "time first": lambda: Rows(time_first=True),
