@@ -97,10 +97,7 @@ class Peers:
             by_type.setdefault(item.dtype, []).append(item)
         for same in by_type.values():
             flat = torch.cat([entry.flatten() for entry in same])
-            with while_all_live():
-                # Both together send what an allreduce does, and every rank has the bits of rank 0.
-                dist.reduce(flat, dst=0)
-                dist.broadcast(flat, src=0)
+            add_up_alike(flat)
             for each, part in zip(
                 same, flat.split([element.numel() for element in same]), strict=True
             ):
@@ -147,13 +144,24 @@ class Peers:
         return result
 
     def require_same(self, digest: str) -> None:
-        """Raise ``RunFailure`` unless ``digest`` is the same on all ranks."""
-        if len(set(self.gathered(digest))) > 1:
+        """Raise ``RunFailure`` unless ``digest`` is the same on all ranks that have one."""
+        if len(set(filter(None, self.gathered(digest)))) > 1:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "
                 "run was stopped; resume with --resume on identical machines.",
             )
+
+
+def add_up_alike(values: Tensor, group: Any = None) -> None:
+    """Replace ``values`` by their sum over the ranks of ``group``, with the same bits on each.
+
+    They have the same shape everywhere.
+    """
+    with while_all_live():
+        # Both together send what an allreduce does, and every rank has the bits of the first.
+        dist.reduce(values, group_dst=0, group=group)
+        dist.broadcast(values, group_src=0, group=group)
 
 
 @contextmanager

@@ -368,8 +368,7 @@ class Run:
         if due.digest:
             with self._digests.timed():
                 digest = training.digest()
-            if training.shards is None:
-                self._peers.require_same(digest)
+            self._peers.require_same(digest)
         counts = training.clip_counts
         self._peers.led(lambda: self._writer.release(step, records, digest or None, counts))
         if due.keep:

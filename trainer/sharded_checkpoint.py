@@ -96,10 +96,10 @@ def _is_empty(item: Any) -> bool:
 def _room(item: Tensor, shards: Shards | None) -> Tensor:
     if shards is None:
         return torch.empty(item.shape, dtype=item.dtype)
-    from torch.distributed.tensor import Shard, empty
+    from torch.distributed.tensor import empty
 
     result: Tensor = empty(
-        *item.shape, dtype=item.dtype, device_mesh=shards.mesh, placements=[Shard(0)]
+        *item.shape, dtype=item.dtype, device_mesh=shards.mesh, placements=shards.placements
     )
     return result
 

@@ -2,11 +2,13 @@
 
 A layer's parameters are gathered as FSDP does, so that a record's gradients, and their norms over
 a whole block, are formed by the rank that has the record. What the ranks then exchange are clipped
-sums: each is added up over all ranks by one reduce-scatter, as soon as it is known, and a rank
-keeps its own rows of it. Noise, momenta and checkpoints are of those rows. What needs whole
-matrices (Newton-Schulz) gets each on one rank, which it is sent to and sent back from.
+sums: a ``Bucket`` of them is added up over all ranks by one reduce-scatter, and a rank keeps its
+own rows. Noise, momenta and checkpoints are of those rows. What needs whole matrices
+(Newton-Schulz) gets each on one rank, which it is sent to and sent back from.
 
-Rank r of n has the rows from r k on, k = ⌈rows / n⌉: the last ranks have fewer, or none.
+Rank r of n has the rows from r k on, k = ⌈rows / n⌉: the last ranks have fewer, or none. A mesh of
+two dimensions has the rows several times (hybrid sharding): each replica is cut by the ranks of
+the last dimension, and replicas have the same sums and draw the same noise for them.
 
 >>> [rows_of(5, rank, 4) for rank in range(4)]
 [(0, 2), (2, 4), (4, 5), (5, 5)]
@@ -24,10 +26,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.distributed import Peers, while_all_live
+from affidavit.trainer.distributed import Peers, add_up_alike, while_all_live
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Its name since PyTorch 2.13, or before."""
+
+BUCKET = 25_000_000
+"""Bytes of sums that are added up at once. More is fewer collectives and more memory."""
 
 OnWhole = Callable[[list[Tensor], list[int]], Sequence[Tensor]]
 """From whole matrices and their places to as many of the same shapes."""
@@ -56,17 +61,49 @@ def local(tensor: Any) -> Tensor:
     return result.to_local() if is_sharded(result) else result  # type: ignore[attr-defined]
 
 
-def reduced(total: Tensor, like: Any) -> Tensor:
-    """The rows that are here of the sum of every rank's ``total``, of the shape of ``like``.
+class Bucket:
+    """Clipped sums on their way over all ranks, as many in one collective as ``BUCKET`` bytes hold.
 
-    Raises ``RunFailure`` where a rank does not answer.
+    Every rank puts the same tensors in, in the same order.
     """
-    size, first, last = like.device_mesh.size(), *_here(like)
-    padded = _padded(total, size)
-    result = padded.new_empty(len(padded) // size, *padded.shape[1:])
-    with while_all_live():
-        REDUCE_SCATTER(result, padded, group=like.device_mesh.get_group())
-    return result[: last - first]
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Any, Callable[[Tensor], None]]] = []
+        self._bytes = 0
+
+    def put(self, total: Tensor, like: Any, take: Callable[[Tensor], None]) -> None:
+        """Add up ``total`` over all ranks, and hand ``take`` the rows that are here.
+
+        ``total`` has the shape of ``like``. Raises ``RunFailure`` where a rank does not answer.
+        """
+        self._waiting.append((total, like, take))
+        self._bytes += total.nbytes
+        if self._bytes >= BUCKET:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add up what waits. Raises ``RunFailure`` where a rank does not answer."""
+        by_type: dict[torch.dtype, list[tuple[Tensor, Any, Callable[[Tensor], None]]]] = {}
+        for item in self._waiting:
+            by_type.setdefault(item[0].dtype, []).append(item)
+        self.clear()
+        for same in by_type.values():
+            mesh = same[0][1].device_mesh
+            size = mesh.size(mesh.ndim - 1)
+            flat = torch.cat([_padded(total, size).view(size, -1) for total, *_ in same], 1)
+            rows = flat.new_empty(flat.shape[1])
+            with while_all_live():
+                REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(mesh.ndim - 1))
+            if mesh.ndim == 2:
+                add_up_alike(rows, mesh.get_group(0))
+            most = [-(-len(like) // size) * math.prod(like.shape[1:]) for _, like, _ in same]
+            for part, (_, like, take) in zip(rows.split(most), same, strict=True):
+                first, last = _here(like)
+                take(part.view(-1, *like.shape[1:])[: last - first])
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting, self._bytes = [], 0
 
 
 def placed(rows: Tensor, like: Any) -> Tensor:
@@ -108,6 +145,7 @@ class Shards:
     """The sharded tensors of a run: ``heights`` has how many rows each has in all."""
 
     mesh: Any
+    placements: tuple[Any, ...]
     heights: Mapping[str, int]
 
     @classmethod
@@ -129,23 +167,45 @@ class Shards:
             )
         from torch.distributed.fsdp import FSDPModule
 
+        first = next(iter(sharded.values()))
         wrapped = [path for path, of in module.named_modules() if isinstance(of, FSDPModule)]
         for name, item in sharded.items():
             within = any(not path or name.startswith(f"{path}.") for path in wrapped)
-            placements = [(kind.is_shard(), getattr(kind, "dim", 0)) for kind in item.placements]
-            if not within or placements != [(True, 0)] or item.device_mesh.size() != peers.size:
+            *replicated, rows = item.placements
+            others = [each.is_replicate() for each in replicated]
+            by_rows = rows.is_shard(0) and others in ([], [True])
+            on_all = item.device_mesh.size() == peers.size and item.device_mesh == first.device_mesh
+            if not (within and by_rows and on_all):
                 raise UnsupportedModel(
                     f"{name}: its placement is {tuple(item.placements)} on a mesh of shape "
                     f"{tuple(item.device_mesh.shape)}. The trainer takes rows sharded by "
-                    f"fully_shard over one mesh of all {peers.size} ranks; leave out tensor "
-                    "parallelism, replicated meshes and shard_placement_fn."
+                    f"fully_shard over one mesh of all {peers.size} ranks, with or without "
+                    "replicas; leave out tensor parallelism and shard_placement_fn."
                 )
-        mesh = next(iter(sharded.values())).device_mesh
-        return cls(mesh=mesh, heights={name: len(trained[name]) for name in trained})
+        return cls(
+            mesh=first.device_mesh,
+            placements=tuple(first.placements),
+            heights={name: len(trained[name]) for name in trained},
+        )
+
+    @property
+    def size(self) -> int:
+        """How many ranks share the rows."""
+        return int(self.mesh.size(self.mesh.ndim - 1))
+
+    @property
+    def rank(self) -> int:
+        """The place of this one among them."""
+        return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
+
+    @property
+    def replica(self) -> int:
+        """Which of the replicas this rank has rows of."""
+        return int(self.mesh.get_local_rank(0)) if self.mesh.ndim == 2 else 0
 
     def rows(self, name: str) -> tuple[int, int]:
         """The rows of ``name`` that are here."""
-        return rows_of(self.heights[name], self.mesh.get_local_rank(), self.mesh.size())
+        return rows_of(self.heights[name], self.rank, self.size)
 
     def on_whole(
         self, parts: list[Tensor], names: Sequence[str], function: OnWhole
@@ -157,7 +217,7 @@ class Shards:
         """
         if not parts:
             return []
-        size, rank = self.mesh.size(), self.mesh.get_local_rank()
+        size, rank = self.size, self.rank
         owner = _owners(
             [(self.heights[n], part.shape[1]) for n, part in zip(names, parts, strict=True)], size
         )
@@ -207,7 +267,7 @@ class Shards:
                 inputs,
                 [sum(of) for of in sizes],
                 [sum(part.numel() for part in of) for of in sent],
-                group=self.mesh.get_group(),
+                group=self.mesh.get_group(self.mesh.ndim - 1),
             )
         pieces = iter(output.split([size for of in sizes for size in of]))
         return [[next(pieces).view(shape) for shape in of] for of in shapes]
@@ -224,7 +284,8 @@ def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _here(like: Any) -> tuple[int, int]:
-    return rows_of(len(like), like.device_mesh.get_local_rank(), like.device_mesh.size())
+    mesh = like.device_mesh
+    return rows_of(len(like), mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1))
 
 
 def _padded(total: Tensor, size: int) -> Tensor:

@@ -394,10 +394,10 @@ class TrainingState:
     def digest(self) -> str:
         """The digest of all trainable tensors, in the layout's order.
 
-        Of sharded tensors every rank asks, and rank 0 is told: one tensor after the other is
-        gathered, and none is kept.
+        Of sharded tensors every rank asks, and the first of each replica is told: one tensor after
+        the other is gathered, and none is kept.
         """
-        if self.shards is None or self._peers.leads:
+        if self.shards is None or self.shards.rank == 0 or self._peers.leads:
             return digest_of_tensors(whole(item) for item in self._trained.values())
         for item in self._trained.values():
             whole(item)
@@ -419,7 +419,8 @@ class TrainingState:
         """What the noise test saw, on all ranks that test noise of their own."""
         if self.shards is None:
             return self.noise_test.as_entry()
-        return self.noise_test.as_entry(self._peers.gathered(self.noise_test.squares))
+        seen = {} if self.shards.replica else self.noise_test.squares  # replicas see the same
+        return self.noise_test.as_entry(self._peers.gathered(seen))
 
     def replicated(self) -> dict[str, Tensor]:
         """The module's state but for what is sharded, each tensor in its shape."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from affidavit.trainer.clipping.ghost_norm import Factors
 from affidavit.trainer.clipping.tied_weights import upper_inner
 from affidavit.trainer.numerics import clip_weights, joint_norm
-from affidavit.trainer.shards import is_sharded, reduced
+from affidavit.trainer.shards import Bucket, is_sharded
 
 
 class MixedRecords(RuntimeError):
@@ -63,12 +63,13 @@ class Lot:
 class Target:
     """One trainable tensor and the clipped sum of the microbatch; ``caught`` counts uses.
 
-    Of a sharded tensor each sum is added up over all ranks at once, and ``total`` has its rows
-    here. An ``idle`` rank adds zeros: it runs layers only because the others need it to.
+    Sums of a sharded tensor go through ``bucket``, and ``total`` has its rows here. An ``idle``
+    rank adds zeros: it runs layers only because the others need it to.
     """
 
     name: str
     parameter: nn.Parameter
+    bucket: Bucket = field(default_factory=Bucket)
     caught: int = 0
     total: Tensor | None = None
     idle: bool = False
@@ -80,7 +81,11 @@ class Target:
         if self.idle:
             total = torch.zeros_like(total)
         if is_sharded(self.parameter):
-            total = reduced(total, self.parameter)
+            self.bucket.put(total, self.parameter, self._take)
+        else:
+            self._take(total)
+
+    def _take(self, total: Tensor) -> None:
         self.total = total if self.total is None else self.total.add_(total)
 
 

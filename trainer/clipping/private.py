@@ -54,7 +54,7 @@ from affidavit.trainer.clipping.requirements import (
     require_supported,
 )
 from affidavit.trainer.numerics import NARROW, require_true_float32
-from affidavit.trainer.shards import is_sharded, local
+from affidavit.trainer.shards import Bucket, is_sharded, local
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters; the module around them uses them."""
@@ -74,7 +74,10 @@ class PrivateModel:
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         require_partition(trainable, self.specs)
         self._lot = Lot()
-        self._targets = {id(p): Target(name=n, parameter=p) for n, p in trainable.items()}
+        self._bucket = Bucket()
+        self._targets = {
+            id(p): Target(name=n, parameter=p, bucket=self._bucket) for n, p in trainable.items()
+        }
         self._per_record: set[str] = set()
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
@@ -275,6 +278,7 @@ class PrivateModel:
                 with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
                     for block in self._blocks.values():
                         block.finish()
+                    self._bucket.flush()
                 self._require_caught()
             for target in self._targets.values():
                 self._add(target)
@@ -499,6 +503,7 @@ class PrivateModel:
             yield
         finally:
             self._lot.records, self._lot.only, self._lot.rows = 0, None, None
+            self._bucket.clear()
             for block in self._blocks.values():
                 block.clear()
             for target in self._targets.values():

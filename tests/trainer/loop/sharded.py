@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,12 +56,16 @@ def model_of() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
-def sharded_model() -> nn.Module:
-    """The same, of which each rank has some rows."""
-    model = model_of()
+def sharded_model(replicas: int = 1) -> nn.Module:
+    """The same, each rank with some rows, which ``replicas`` ranks have."""
+    model, size = model_of(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    if replicas > 1:
+        shape = (replicas, size // replicas)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "rows"))
     for layer in (model[0], model[2]):
-        fully_shard(layer)
-    return fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def losses(model: nn.Module, batch: Any) -> Tensor:

@@ -40,10 +40,10 @@ WITHIN = 1e-6
 PAUSES = (4, 7, 10, -1)
 
 
-def sharded_runs(folder: Path, names: Sequence[str]) -> None:
+def sharded_runs(folder: Path, names: Sequence[str], replicas: int) -> None:
     """On a rank: each of these runs."""
     for name in names:
-        trained(folder, name, f"{name}.sharded", sharded_model())
+        trained(folder, name, f"{name}.sharded", sharded_model(replicas))
 
 
 def require_same(folder: Path, name: str, one: str, other: str) -> None:
@@ -60,20 +60,22 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "names"),
+    ("size", "replicas", "names"),
     [
-        (2, ("muonbc", "blt")),
-        pytest.param(2, tuple(CHANGES), marks=pytest.mark.soak),
-        pytest.param(4, tuple(CHANGES), marks=pytest.mark.soak),
+        (2, 1, ("muonbc",)),
+        (4, 2, ("blt",)),
+        pytest.param(2, 1, tuple(CHANGES), marks=pytest.mark.soak),
+        pytest.param(4, 1, tuple(CHANGES), marks=pytest.mark.soak),
+        pytest.param(4, 2, tuple(CHANGES), marks=pytest.mark.soak),
     ],
 )
 def test_ranks_that_share_the_rows_train_as_one_process(
-    tmp_path: Path, size: int, names: tuple[str, ...]
+    tmp_path: Path, size: int, replicas: int, names: tuple[str, ...]
 ) -> None:
     certified(tmp_path, names)
     for name in names:
         trained(tmp_path, name, f"{name}.whole", model_of())
-    assert on_ranks(size, in_a_group, sharded_runs, tmp_path, names) == [0] * size
+    assert on_ranks(size, in_a_group, sharded_runs, tmp_path, names, replicas) == [0] * size
     for name in names:
         require_same(tmp_path, name, f"{name}.whole", f"{name}.sharded")
         entries = entries_of(tmp_path / f"{name}.sharded")
@@ -82,9 +84,9 @@ def test_ranks_that_share_the_rows_train_as_one_process(
         assert entries[0]["tensors"] == whole[0]["tensors"]
 
 
-def part(folder: Path, out: str, own: bool, until: int) -> None:
+def part(folder: Path, out: str, own: bool, until: int, replicas: int = 1) -> None:
     """On a rank: some steps of one run."""
-    trained(folder, "blt", out, sharded_model(), own=own, until=until)
+    trained(folder, "blt", out, sharded_model(replicas), own=own, until=until)
 
 
 @pytest.mark.soak
@@ -95,7 +97,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, *, own: bool
         trained(tmp_path, "blt", "whole", model_of(), own=own, until=until)
     two, four, one, last = PAUSES
     assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, two) == [0] * 2
-    assert on_ranks(4, in_a_group, part, tmp_path, "resharded", own, four) == [0] * 4
+    assert on_ranks(4, in_a_group, part, tmp_path, "resharded", own, four, 2) == [0] * 4
     trained(tmp_path, "blt", "resharded", model_of(), own=own, until=one)
     assert on_ranks(2, in_a_group, part, tmp_path, "resharded", own, last) == [0] * 2
     expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resharded")
@@ -161,6 +163,29 @@ def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path)
     result = check_conformance(record, predicate)
     assert result.conformant, result.findings
     assert result.steps_charged == STEPS
+
+
+def strays(folder: Path) -> None:
+    """On a rank: one of the replicas changes a parameter, and all end."""
+    model = sharded_model(replicas=2)
+    if dist.get_rank() == 3:
+        calls = count()
+
+        def forward_begins(*_: object) -> None:
+            if next(calls) == 24:
+                with torch.no_grad():
+                    model.get_parameter("2.weight").to_local().add_(1.0)
+
+        model.register_forward_pre_hook(forward_begins)
+    with pytest.raises(RunFailure) as caught:
+        trained(folder, "muon", "strayed", model)
+    assert caught.value.code == "ranks_differ"
+
+
+@pytest.mark.soak
+def test_replicas_that_differ_are_stopped(tmp_path: Path) -> None:
+    certified(tmp_path, ["muon"])
+    assert on_ranks(4, in_a_group, strays, tmp_path) == [0] * 4
 
 
 class Planted:
