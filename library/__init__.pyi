@@ -2,6 +2,7 @@ from .bounds import Bound as Bound
 from .certification import Certification as Certification
 from .certification import NotCertified as NotCertified
 from .dp_accounting_interface import PrivacyAccountant as PrivacyAccountant
+from .group_privacy import group_epsilon as group_epsilon
 from .loggers import epsilon_over_steps as epsilon_over_steps
 from .loggers import log_to_mlflow as log_to_mlflow
 from .loggers import log_to_wandb as log_to_wandb
