@@ -142,7 +142,6 @@ lock: install
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
 docs: install-trainer
-	$(BIN)/python -m affidavit.certificate.diagnosis.document > docs/mistakes.md
 	$(BIN)/python -m affidavit.service.openapi > docs/openapi.json
 	$(BIN)/python -m docs.generate
 

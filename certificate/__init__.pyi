@@ -6,6 +6,7 @@ from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
 from .atomic_write import fsync_directory as fsync_directory
+from .atomic_write import locked as locked
 from .atomic_write import write_atomically as write_atomically
 from .certification import certify as certify
 from .clip_adaptation import FLAT as FLAT
@@ -28,7 +29,6 @@ from .evidence.audit import read_losses as read_losses
 from .evidence.claim import CANARIES_FILE as CANARIES_FILE
 from .evidence.claim import CERTIFICATE_FILE as CERTIFICATE_FILE
 from .evidence.claim import CHECKED as CHECKED
-from .evidence.claim import CLAIM_TYPE as CLAIM_TYPE
 from .evidence.claim import DECLARED as DECLARED
 from .evidence.claim import KEYSET_FILE as KEYSET_FILE
 from .evidence.claim import LOSSES_FILE as LOSSES_FILE
@@ -36,7 +36,6 @@ from .evidence.claim import RECORD_FILE as RECORD_FILE
 from .evidence.claim import STATEMENT_FILE as STATEMENT_FILE
 from .evidence.claim import Evidence as Evidence
 from .evidence.manifest import BadModel as BadModel
-from .evidence.manifest import Manifest as Manifest
 from .evidence.manifest import manifest_of as manifest_of
 from .evidence.manifest import printable as printable
 from .evidence.openssf import SIGNATURE_FILE as SIGNATURE_FILE
@@ -55,7 +54,7 @@ from .execution import StepRequirement as StepRequirement
 from .execution import certified_execution as certified_execution
 from .execution import certified_plan as certified_plan
 from .execution import noise_std as noise_std
-from .file_lock import locked as locked
+from .execution import std_of as std_of
 from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
 from .issuance import issue as issue
@@ -107,11 +106,9 @@ from .privacy_curves import curves as curves
 from .privacy_curves import draw_curves as draw_curves
 from .privacy_curves import profile_chart as profile_chart
 from .privacy_curves import trade_off_chart as trade_off_chart
-from .proof import proof_document as proof_document
 from .proof import proof_sources as proof_sources
 from .proof import prove_certificate as prove_certificate
 from .proof import with_proof as with_proof
-from .provenance import BUILD_TYPE as BUILD_TYPE
 from .provenance import PREDICATE_TYPE as PREDICATE_TYPE
 from .provenance import BadProvenance as BadProvenance
 from .provenance import RunProvenance as RunProvenance
@@ -133,7 +130,6 @@ from .search import BadSearch as BadSearch
 from .search import SearchOpening as SearchOpening
 from .search import read_choices as read_choices
 from .search import selection_of as selection_of
-from .statement import STATEMENT_TYPE as STATEMENT_TYPE
 from .status import MOST_BYTES as MOST_BYTES
 from .status import StatusEntry as StatusEntry
 from .status import StatusList as StatusList

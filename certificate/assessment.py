@@ -8,7 +8,7 @@ the HTTP service returns. All numbers in it are finite; an unbounded upper end i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
@@ -156,7 +156,7 @@ class Assessment:
             "sampling": self.sampling[0] if len(self.sampling) == 1 else list(self.sampling),
             "accountants": [opinion.as_dict() for opinion in self.accountants],
             "reasons": [reason.as_dict() for reason in self.reasons],
-            "warnings": [{"code": w.code, "message": w.message} for w in self.warnings],
+            "warnings": [asdict(warning) for warning in self.warnings],
             "planning": list(self.planning),
             "obligations": list(self.obligations),
             "assumptions": list(self.assumptions),

@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, and that a power cut leaves on the disk under their names.
+"""Files that are whole or as they were, also after a power cut, and locks between processes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -13,7 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 UNSUPPORTED = (errno.EBADF, errno.EINVAL)
 """What ``fsync`` says on file systems that keep names in an order of their own."""
@@ -51,3 +54,23 @@ def fsync_directory(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of ``path``, whose folder is made if missing; raises ``OSError``."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as lock:
+        _lock(lock)
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows locks bytes, and gives up after ten seconds
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX)

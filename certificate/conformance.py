@@ -52,7 +52,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from affidavit.certificate.clip_adaptation import ClipAdaptation
@@ -92,12 +92,7 @@ class ConformanceFinding:
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as JSON data."""
-        return {
-            "code": self.code,
-            "line": self.line,
-            "message": self.message,
-            "noted": self.noted,
-        }
+        return {**asdict(self), "noted": self.noted}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

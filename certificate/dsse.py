@@ -8,8 +8,8 @@ so a payload cannot pass as one of another type. Verification reads the bytes as
 never serialises anything again. Base64 must be canonical, or two different files could carry
 one signature.
 
-An ``Envelope`` has one signature. A ``CosignedEnvelope`` collects signatures one after
-another, where each private key is kept; a key signs at most once, so a threshold counts keys.
+A ``CosignedEnvelope`` collects signatures one after another, where each private key is kept; a
+key signs at most once, so a threshold counts keys. An ``Envelope`` has exactly one.
 
 Reference: secure-systems-lab/dsse, protocol.md, version 1.
 """
@@ -20,114 +20,17 @@ import base64
 import binascii
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from affidavit.certificate.keys import PublicKey, SigningPort, by_id
 from affidavit.plan import digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MOST_SIGNATURES = 64
 
 
 class BadEnvelope(Exception):
-    """The document is not a DSSE envelope with one signature in canonical form."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Envelope:
-    """A signed payload: its type, its bytes and one signature."""
-
-    payload_type: str
-    payload: bytes
-    key_id: str
-    signature: bytes
-
-    def as_document(self) -> dict[str, Any]:
-        """The envelope as JSON data."""
-        return {
-            "payload": base64.b64encode(self.payload).decode("ascii"),
-            "payloadType": self.payload_type,
-            "signatures": [
-                {
-                    "keyid": self.key_id,
-                    "sig": base64.b64encode(self.signature).decode("ascii"),
-                }
-            ],
-        }
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the envelope's RFC 8785 canonical JSON, by which others refer to it."""
-        return digest_of(self.as_document())
-
-    @property
-    def signed_bytes(self) -> bytes:
-        """What the signature is over."""
-        return pre_authentication_encoding(self.payload_type, self.payload)
-
-
-def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's PAE.
-
-    >>> pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
-    b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
-    """
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
-
-
-def sign_envelope(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
-    """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
-    signature = key.sign(pre_authentication_encoding(payload_type, payload))
-    return Envelope(
-        payload_type=payload_type, payload=payload, key_id=key.key_id, signature=signature
-    )
-
-
-def read_envelope(document: Any) -> Envelope:
-    """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
-    fields = exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
-    signatures = fields["signatures"]
-    if not isinstance(signatures, list) or len(signatures) != 1:
-        raise BadEnvelope("the envelope does not have exactly one signature")
-    signature = exactly(signatures[0], {"keyid", "sig"}, "the signature")
-    return Envelope(
-        payload_type=read_text(fields["payloadType"], "payloadType"),
-        payload=read_base64(fields["payload"], "payload"),
-        key_id=read_text(signature["keyid"], "keyid"),
-        signature=read_base64(signature["sig"], "sig"),
-    )
-
-
-def exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
-    """``document`` as an object with exactly those fields.
-
-    Raises ``BadEnvelope``, calling it ``what``.
-    """
-    if not isinstance(document, dict) or document.keys() != names:
-        raise BadEnvelope(f"{what} does not have exactly the fields {', '.join(sorted(names))}")
-    return document
-
-
-def read_text(value: Any, what: str) -> str:
-    """``value`` as a string. Raises ``BadEnvelope``, calling it ``what``."""
-    if not isinstance(value, str):
-        raise BadEnvelope(f"{what} is not a string")
-    return value
-
-
-def read_base64(value: Any, what: str) -> bytes:
-    """The bytes of canonical base64. Raises ``BadEnvelope``, calling it ``what``."""
-    text = read_text(value, what)
-    try:
-        decoded = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise BadEnvelope(f"{what} is not base64") from None
-    if base64.b64encode(decoded).decode("ascii") != text:
-        raise BadEnvelope(f"{what} is not in canonical base64")
-    return decoded
-
-
-MOST_SIGNATURES = 64
+    """The document is not a DSSE envelope in canonical form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +49,7 @@ class CosignedEnvelope:
     payload: bytes
     signatures: tuple[EnvelopeSignature, ...] = ()
 
-    def signed_by(self, key: SigningPort) -> CosignedEnvelope:
+    def signed_by(self, key: SigningPort) -> Self:
         """This, with the signature of ``key`` in place of any that it made before."""
         created = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
@@ -182,21 +85,92 @@ class CosignedEnvelope:
         }
 
 
+class Envelope(CosignedEnvelope):
+    """A payload with one signature."""
+
+    __slots__ = ()
+
+    @property
+    def key_id(self) -> str:
+        """The id of the key that signed."""
+        return self.signatures[0].key_id
+
+    @property
+    def signature(self) -> bytes:
+        """The signature."""
+        return self.signatures[0].signature
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the envelope's RFC 8785 canonical JSON, by which others refer to it."""
+        return digest_of(self.as_document())
+
+
+def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's PAE.
+
+    >>> pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
+    b'DSSEv1 29 http://example.com/HelloWorld 11 hello world'
+    """
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def sign_envelope(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
+    """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
+    return Envelope(payload_type=payload_type, payload=payload).signed_by(key)
+
+
+def read_envelope(document: Any) -> Envelope:
+    """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
+    fields = _fields(document)
+    if len(fields["signatures"]) != 1:
+        raise BadEnvelope("the envelope does not have exactly one signature")
+    return Envelope(**fields)
+
+
 def read_cosigned(document: Any) -> CosignedEnvelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
-    fields = exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
+    return CosignedEnvelope(**_fields(document))
+
+
+def _fields(document: Any) -> dict[str, Any]:
+    fields = _exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
     listed = fields["signatures"]
     if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
         raise BadEnvelope(f"the envelope does not have a list of at most {MOST_SIGNATURES}")
-    parts = [exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
+    parts = [_exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
     signatures = tuple(
-        EnvelopeSignature(read_text(part["keyid"], "keyid"), read_base64(part["sig"], "sig"))
+        EnvelopeSignature(_text(part["keyid"], "keyid"), _base64(part["sig"], "sig"))
         for part in parts
     )
     if len({signature.key_id for signature in signatures}) != len(signatures):
         raise BadEnvelope("a key has signed more than once")
-    return CosignedEnvelope(
-        payload_type=read_text(fields["payloadType"], "payloadType"),
-        payload=read_base64(fields["payload"], "payload"),
-        signatures=signatures,
-    )
+    return {
+        "payload_type": _text(fields["payloadType"], "payloadType"),
+        "payload": _base64(fields["payload"], "payload"),
+        "signatures": signatures,
+    }
+
+
+def _exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
+    if not isinstance(document, dict) or document.keys() != names:
+        raise BadEnvelope(f"{what} does not have exactly the fields {', '.join(sorted(names))}")
+    return document
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise BadEnvelope(f"{what} is not a string")
+    return value
+
+
+def _base64(value: Any, what: str) -> bytes:
+    text = _text(value, what)
+    try:
+        decoded = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadEnvelope(f"{what} is not base64") from None
+    if base64.b64encode(decoded).decode("ascii") != text:
+        raise BadEnvelope(f"{what} is not in canonical base64")
+    return decoded

@@ -128,7 +128,12 @@ def noise_std(release: Release, clip_norm: float | None = None) -> float:
 
     C_g is the release's own ``clip_norm`` where none is named.
     """
-    exact = noise_multiplier(release) * Fraction(clip_norm or release.clip_norm)
+    return std_of(noise_multiplier(release), clip_norm or release.clip_norm)
+
+
+def std_of(noise_multiplier: float | Fraction, clip_norm: float) -> float:
+    """σC, rounded up, so that equal factors have equal products."""
+    exact = Fraction(noise_multiplier) * Fraction(clip_norm)
     nearest = float(exact)
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 

@@ -12,6 +12,7 @@ References: in-toto Attestation Framework v1, spec/v1/statement.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -100,10 +101,7 @@ def statement(
             "engines": versions(),
             "obligations": list(assessment.obligations),
             "assumptions": list(assessment.assumptions),
-            "warnings": [
-                {"code": warning.code, "message": warning.message}
-                for warning in assessment.warnings
-            ],
+            "warnings": [asdict(warning) for warning in assessment.warnings],
             "plan": assessment.plan,
             **under.as_dict(),
             "requester": requester,

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from affidavit.certificate.atomic_write import write_atomically
-from affidavit.certificate.file_lock import locked
+from affidavit.certificate.atomic_write import locked, write_atomically
 from affidavit.certificate.key_store import KeyStore, home, read_key_file, read_public_keys
 from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
 from affidavit.certificate.keyset import (

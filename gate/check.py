@@ -108,15 +108,15 @@ def check(
         if diff is not None and source is not None:
             lines = _difference(source, diff)
             for line in lines:
-                err.print(escape(line), highlight=False)
+                err.print(escape(line))
             changes += lines
     if cache is not None and cache.corrupt:
         results.append(_corrupt(cache))
         _print(results[-1])
     if searched and format_ == "text":
-        err.print(escape(_looked_into(searched, results)), highlight=False)
+        err.print(escape(_looked_into(searched, results)))
     if not results:
-        err.print("no plans found, nothing was checked.", highlight=False)
+        err.print("no plans found, nothing was checked.")
     if format_ != "text":
         print_document(WRITERS[format_](results))
     for kind, path in reports:
@@ -233,11 +233,11 @@ def _print(result: CheckResult) -> None:
         waived = " (waived)" if finding.waiver is not None else ""
         line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
         style = "dim" if finding.waiver is not None else LEVELS[finding.level]
-        err.print(f"[{style}]{escape(line)}[/]", highlight=False)
+        err.print(f"[{style}]{escape(line)}[/]")
         print_excerpt(err, finding.file, finding.line, finding.column, finding.rule)
     if result.exit is Exit.CERTIFIED:
         line = printable(f"{result.name}: {result.headline}")
-        out.print(f"[green]{escape(line)}[/]", highlight=False)
+        out.print(f"[green]{escape(line)}[/]")
 
 
 def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:

@@ -75,8 +75,7 @@ class Store:
     def _warn(self, error: OSError) -> None:
         err.print(
             f"cannot write {escape(str(self.path))} ({error.strerror}): {self.purpose} will not "
-            "be detected.",
-            highlight=False,
+            "be detected."
         )
 
 

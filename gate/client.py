@@ -1,24 +1,26 @@
-"""The connection to a running service, for the commands that talk to it.
+"""The connection to a running service, for the commands that talk to it, and stored tokens.
 
 The address is ``--server`` or ``AFFIDAVIT_SERVER``. The token is read from ``AFFIDAVIT_TOKEN`` or
-from what ``affidavit login`` stored, because every user of a machine can read command lines; an
-invalid token is never printed. Commands exit with 2 for an invalid token, with 3 when the service
-cannot be reached or fails, and with 1 when it refuses.
+from what ``affidavit login`` stored in a file that only its owner can read, because every user of
+a machine can read command lines; an invalid token is never printed. Commands exit with 2 for an
+invalid token, with 3 when the service cannot be reached or fails, and with 1 when it refuses.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from affidavit.certificate import home, write_atomically
 from affidavit.client import Client, Problem, Unreachable
 from affidavit.gate.console import fail, stop
-from affidavit.gate.credentials import stored_token
 from affidavit.gate.exit_codes import Exit
 
 SERVER = "http://127.0.0.1:8321"
@@ -76,3 +78,31 @@ def require_token(token: str, name: str) -> None:
     """End the command unless ``token`` has the form of one; it is not printed."""
     if _TOKEN.fullmatch(token) is None:
         stop(f"{name} is not a token: use letters A to Z, digits and . _ ~ + / - = only.")
+
+
+def credentials_file() -> Path:
+    """Where tokens are stored."""
+    return home() / "credentials.json"
+
+
+def stored_token(server: str) -> str | None:
+    """The token for ``server``; None without one, or where the file cannot be used."""
+    token = _tokens().get(server.rstrip("/"))
+    return token if isinstance(token, str) else None
+
+
+def store_token(server: str, token: str) -> Path:
+    """Store ``token`` for ``server`` and return the file; raises ``OSError``."""
+    path = credentials_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tokens = {**_tokens(), server.rstrip("/"): token}
+    write_atomically(path, (json.dumps(tokens, indent=1) + "\n").encode(), mode=0o600)
+    return path
+
+
+def _tokens() -> dict[str, object]:
+    try:
+        tokens = json.loads(credentials_file().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return tokens if isinstance(tokens, dict) else {}

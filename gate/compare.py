@@ -12,7 +12,7 @@ from affidavit.certificate import Assessment, PlanComparison, certify, compare_p
 from affidavit.gate.console import err, out, print_json, read, say
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.gate.render import headline
+from affidavit.gate.render import headline, plain_table
 from affidavit.plan import Plan
 
 SHOWN = 32
@@ -54,7 +54,7 @@ def exit_of(comparison: PlanComparison) -> Exit:
 def _print(comparison: PlanComparison) -> None:
     say(f"first:  {headline(comparison.first)}")
     say(f"second: {headline(comparison.second)}")
-    out.print(f"[bold]{escape(comparison.sentence)}[/]", highlight=False)
+    out.print(f"[bold]{escape(comparison.sentence)}[/]")
     for obstacle in comparison.obstacles:
         say(f"{obstacle.code}: {obstacle.remedy}")
     if not comparison.alone:
@@ -81,12 +81,11 @@ def _print(comparison: PlanComparison) -> None:
 
 def _table(comparison: PlanComparison) -> Table:
     title = "first plan with one field changed at a time"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("field", no_wrap=True)
-    for heading in ("first", "second"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("ε ≤", "σ joint", "ε is", "σ is"):
-        table.add_column(heading, justify="right")
+    table = plain_table(title, ("field", "first", "second"), ("ε ≤", "σ joint", "ε is", "σ is"))
+    field, *values = table.columns[:3]
+    field.no_wrap = True
+    for value in values:
+        value.overflow = "fold"
     for row in comparison.rows(SHOWN):
         numbers = (row.epsilon or row.verdict, row.noise, row.epsilon_moved, row.noise_moved)
         table.add_row(

@@ -63,12 +63,11 @@ def conformance(
 
 def _print(report: Conformance) -> None:
     for finding in report.findings:
-        out.print(_line(finding), highlight=False)
+        out.print(_line(finding))
     verdict = "[green]✓ conformant[/]" if report.conformant else "[red]✗ not conformant[/]"
     out.print(
         f"{verdict}: {report.steps_charged} of {report.steps_certified} certified steps were "
-        f"charged, {report.steps_released} released; steps to charge: {report.steps_to_charge}",
-        highlight=False,
+        f"charged, {report.steps_released} released; steps to charge: {report.steps_to_charge}"
     )
     if report.head is not None:
         say(f"the record ends with {report.head}")

@@ -28,13 +28,13 @@ from affidavit.plan import MalformedPlan, Reason
 # Rich takes a pipe for a terminal of 80 columns, and breaks the numbers of wide tables in two.
 TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 WIDEST = None if TERMINAL or "COLUMNS" in os.environ else 200
-out = Console(soft_wrap=True, width=WIDEST)
-err = Console(stderr=True, soft_wrap=True)
+out = Console(soft_wrap=True, highlight=False, width=WIDEST)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def say(text: str) -> None:
     """Print one line of plain text, without markup, to standard output."""
-    out.print(escape(text), highlight=False, soft_wrap=True)
+    out.print(escape(text))
 
 
 def working(label: str) -> AbstractContextManager[object]:
@@ -86,7 +86,7 @@ def print_document(text: str) -> None:
 def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
     """Print one line per reason, with its position in ``name``, and the place itself."""
     for reason in reasons:
-        err.print(escape(reason_line(name, reason)), highlight=False)
+        err.print(escape(reason_line(name, reason)))
         print_excerpt(err, name, reason.line, reason.column, reason.code)
 
 
@@ -101,7 +101,7 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
 
 def stop(message: str) -> NoReturn:
     """Report a usage error and exit."""
-    err.print(f"[red]error[/] {escape(message)}", highlight=False)
+    err.print(f"[red]error[/] {escape(message)}")
     raise typer.Exit(Exit.USAGE)
 
 
@@ -123,5 +123,5 @@ def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
 
 def fail(message: str, code: Exit = Exit.BLOCKED) -> NoReturn:
     """Report a failed check or request and exit with ``code``."""
-    err.print(f"[red]✗[/] {escape(message)}", highlight=False)
+    err.print(f"[red]✗[/] {escape(message)}")
     raise typer.Exit(code)

@@ -32,7 +32,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import OF_VERDICT
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
-from affidavit.gate.render import headline
+from affidavit.gate.render import headline, plain_table
 
 DIGITS = 5
 
@@ -79,16 +79,16 @@ def curve(
 
 
 def _print(result: Curves) -> None:
-    out.print(f"[bold]{escape(headline(result.assessment))}[/]", highlight=False)
-    out.print(f"by {result.engine['name']} ({result.engine['version']})", highlight=False)
+    out.print(f"[bold]{escape(headline(result.assessment))}[/]")
+    out.print(f"by {result.engine['name']} ({result.engine['version']})")
     if result.mu is not None:
         rho = decimal_up(result.rho or 0.0, DIGITS)
         mu = decimal_up(result.mu, DIGITS)
-        out.print(f"exactly Gaussian: μ = {mu}, ρ = {rho} (zCDP)", highlight=False)
+        out.print(f"exactly Gaussian: μ = {mu}, ρ = {rho} (zCDP)")
     for table in _tables(result):
         out.print()
         out.print(table)
-    out.print(f"\ncurve {result.digest}", highlight=False)
+    out.print(f"\ncurve {result.digest}")
 
 
 def _tables(result: Curves) -> list[Table]:
@@ -126,9 +126,7 @@ def _tables(result: Curves) -> list[Table]:
 
 
 def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = plain_table(title, (), headings)
     for row in rows:
         table.add_row(*row)
     return table

@@ -89,7 +89,7 @@ def _exit(result: Diagnosis) -> Exit:
 
 def _print(result: Diagnosis) -> None:
     style = "green" if result.holds else "red"
-    out.print(f"[bold {style}]{escape(result.summary)}[/]", highlight=False)
+    out.print(f"[bold {style}]{escape(result.summary)}[/]")
     for reason in result.certified.reasons if result.certified.epsilon is None else ():
         say(f"{reason.code}: {reason.message} {reason.remedy}")
     for number, explanation in enumerate(result.explanations, 1):

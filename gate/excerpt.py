@@ -36,7 +36,7 @@ def print_excerpt(
 ) -> None:
     """Print the lines that show the place; nothing where it is not in a text file."""
     for shown in _excerpt(file, line, column, code):
-        console.print(escape(shown), style="dim", highlight=False, soft_wrap=True)
+        console.print(escape(shown), style="dim")
 
 
 def _excerpt(file: str, line: int | None, column: int | None, code: str) -> list[str]:

@@ -83,7 +83,7 @@ def _read_script(script: Path) -> dict[str, Any]:
     if partial is None:
         stop(f"{script}: no call of Opacus' make_private was found.")
     for assumption in partial.assumed:
-        err.print(assumption, markup=False, highlight=False)
+        err.print(assumption, markup=False)
     return partial.data
 
 

@@ -87,7 +87,7 @@ def keys_rotate(
             new, closed = _store().rotate(timedelta(days=overlap_days), label, role=role)
             _print_new(new)
             shortened += closed
-    out.print(f"{shortened} older keys end in {overlap_days} days", highlight=False)
+    out.print(f"{shortened} older keys end in {overlap_days} days")
 
 
 @keys.command("retire")
@@ -97,7 +97,7 @@ def keys_retire(
     """End the validity of a key now; of a key for certificates alone, also theirs."""
     with usage_errors():
         retired = _store().retire(key)
-    out.print(f"{retired.key_id}  signed until {retired.not_after:%Y-%m-%d}", highlight=False)
+    out.print(f"{retired.key_id}  signed until {retired.not_after:%Y-%m-%d}")
 
 
 @keys.command("add")
@@ -113,7 +113,7 @@ def keys_add(
         stop(f"{public}: {failure}")
     except OSError as error:
         stop(f"cannot access {error.filename}: {error.strerror}.")
-    out.print(f"{added.key_id}  signs until {added.not_after:%Y-%m-%d}", highlight=False)
+    out.print(f"{added.key_id}  signs until {added.not_after:%Y-%m-%d}")
 
 
 @keys.command("list")
@@ -127,11 +127,10 @@ def keys_list(as_json: JsonOption = False) -> None:
     for key in public_keys:
         out.print(
             f"{key.key_id}  {key.not_before:%Y-%m-%d} to {key.not_after:%Y-%m-%d}  "
-            f"{_signs(key):11}  {escape(key.label)}",
-            highlight=False,
+            f"{_signs(key):11}  {escape(key.label)}"
         )
     if not public_keys:
-        err.print("No keys yet; create one with `affidavit keys new`.", highlight=False)
+        err.print("No keys yet; create one with `affidavit keys new`.")
 
 
 def _roles(roles: list[KeyRole] | None, *, each_role: bool) -> list[KeyRole]:
@@ -146,7 +145,7 @@ def _signs(key: PublicKey) -> str:
 
 def _print_new(key: SigningKey) -> None:
     role = f"  {_signs(key.public)}" if key.public.roles else ""
-    out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}{role}", highlight=False)
+    out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}{role}")
 
 
 def _store() -> KeyStore:
@@ -170,7 +169,7 @@ def roots_new(
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(directory / f"{name}.pem", key.private)
     write(directory / f"{name}.json", as_json_file(key.public.as_record()))
-    out.print(f"{key.key_id}  keep {directory / name}.pem offline", highlight=False)
+    out.print(f"{key.key_id}  keep {directory / name}.pem offline")
 
 
 @roots.command("trust")

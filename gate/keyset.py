@@ -130,8 +130,7 @@ def keyset_check(
     caveat = "" if root is not None else " (only by its own roots: give --root)"
     out.print(
         f"[green]✓[/] version {accepted.version}, {len(accepted.keys)} keys, "
-        f"{len(accepted.revoked)} revoked, valid until {accepted.expires_at}{caveat}",
-        highlight=False,
+        f"{len(accepted.revoked)} revoked, valid until {accepted.expires_at}{caveat}"
     )
 
 

@@ -14,9 +14,9 @@ from affidavit.gate.client import (
     ServerOption,
     require_token,
     require_url,
+    store_token,
 )
 from affidavit.gate.console import fail, say, stop_unwritable
-from affidavit.gate.credentials import store_token
 from affidavit.gate.exit_codes import Exit
 
 

@@ -41,7 +41,7 @@ def mechanisms(
         print_json(known[name].as_dict())
     else:
         for line in _lines(known[name]):
-            out.print(line, highlight=False)
+            out.print(line)
 
 
 def _table(known: dict[str, Mechanism]) -> Table:

@@ -160,12 +160,11 @@ def _as_document(report: ModelReport) -> dict[str, Any]:
 
 def _print(report: ModelReport) -> None:
     for name, detail in report.steps:
-        out.print(f"[green]✓[/] {name}: {escape(detail)}", highlight=False)
+        out.print(f"[green]✓[/] {name}: {escape(detail)}")
     for finding in report.findings:
         out.print(
             f"[red]✗ {escape(finding.file)}: {finding.code}:[/] {escape(finding.message)} "
-            f"{escape(finding.remedy)}",
-            highlight=False,
+            f"{escape(finding.remedy)}"
         )
     if not report.verified:
         say("the model is not what was signed, or what was signed does not hold.")

@@ -38,7 +38,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
 from affidavit.gate.client import require_url, token_for
-from affidavit.gate.console import fail, out, print_json, read_file, stop
+from affidavit.gate.console import fail, out, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_trust_policy
@@ -142,7 +142,7 @@ def monitor(
         except Unreadable as error:
             if every is None:
                 fail(str(error), Exit.UNDECIDED)
-            out.print(escape(str(error)), highlight=False)
+            say(str(error))
         except VerificationError as error:
             fail(f"{error.code}: {error.message} {error.remedy}", Exit.BLOCKED)
         except (KeyFailure, BadStore) as failure:
@@ -180,11 +180,10 @@ def _print(report: MonitorReport, *, as_json: bool) -> None:
         print_json(report.as_dict())
         return
     for alarm in report.alarms:
-        out.print(f"[red]✗ {alarm.code}:[/] {escape(alarm.message)}", highlight=False)
+        out.print(f"[red]✗ {alarm.code}:[/] {escape(alarm.message)}")
     if not report.alarms:
         out.print(
-            f"[green]✓[/] {escape(report.origin)}: {report.size} entries, {report.entries} new",
-            highlight=False,
+            f"[green]✓[/] {escape(report.origin)}: {report.size} entries, {report.entries} new"
         )
 
 

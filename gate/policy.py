@@ -46,7 +46,7 @@ def check(
             print_json({**checked.reference(), "policy": checked.as_document()})
         else:
             line = f"{name}: {checked.name} version {checked.version}, for {_datasets(checked)}"
-            out.print(f"[green]{escape(line)}[/]\n{checked.digest()}", highlight=False)
+            out.print(f"[green]{escape(line)}[/]\n{checked.digest()}")
     raise typer.Exit(code)
 
 

@@ -17,7 +17,7 @@ Reference: docs/reference/certificate.md describes every field of a certificate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -79,35 +79,39 @@ def headline(assessment: Assessment) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
+def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table without rules, whose last columns are numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def print_assessment(
     console: Console, name: str, reasons: tuple[Reason, ...], assessment: Assessment
 ) -> None:
     """Print an assessment; ``reasons`` are its own, with positions in the file."""
     style = STYLE[assessment.verdict]
-    console.print(f"[bold {style}]{escape(headline(assessment))}[/]", highlight=False)
+    console.print(f"[bold {style}]{escape(headline(assessment))}[/]")
     for reason in reasons:
-        console.print(escape(reason_line(name, reason)), highlight=False, soft_wrap=True)
+        console.print(escape(reason_line(name, reason)))
         print_excerpt(console, name, reason.line, reason.column, reason.code)
     if assessment.releases:
         console.print(_noise_table(assessment))
     for line in _facts(assessment):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        console.print(escape(line))
     if assessment.planning:
-        console.print("planning figures (for information, not guaranteed):", highlight=False)
+        console.print("planning figures (for information, not guaranteed):")
     for entry in assessment.planning:
-        console.print(f"  {escape(_figures(entry))}", highlight=False, soft_wrap=True)
+        console.print(f"  {escape(_figures(entry))}")
     for warning in assessment.warnings:
-        console.print(
-            f"[yellow]warning[/] {warning.code}: {escape(warning.message)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}")
 
 
 def _noise_table(assessment: Assessment) -> Table:
-    table = Table(title="noise multipliers", title_justify="left", box=None, pad_edge=False)
-    for heading in ("release", "blocks", "given", "required"):
-        table.add_column(heading, justify="left" if heading == "release" else "right")
+    table = plain_table("noise multipliers", ("release",), ("blocks", "given", "required"))
     for release in assessment.releases:
         table.add_row(
             release.name if release.phase is None else f"{release.phase}/{release.name}",

@@ -209,8 +209,7 @@ def _print_ledger(entry: Ledger) -> None:
     out.print(
         f"{escape(entry.dataset)}, one {entry.unit}, {entry.adjacency}: budget ε = "
         f"{decimal_down(budget.epsilon)} at δ = {decimal_down(budget.delta)} "
-        f"(version {budget.version}){full}",
-        highlight=False,
+        f"(version {budget.version}){full}"
     )
     composed = None if spent.composed is None else spent.composed.epsilon
     table = Table("", "ε", box=None)

@@ -28,7 +28,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.gate.render import headline
+from affidavit.gate.render import headline, plain_table
 from affidavit.mechanisms.strategies import Strategy, TooLarge, content_digest
 from affidavit.plan import RefusedPlan
 
@@ -68,7 +68,7 @@ def strategy(
     else:
         _print(result)
         for name, digest in written.items():
-            out.print(f"{escape(name)} sha256 {digest}", highlight=False)
+            say(f"{name} sha256 {digest}")
     raise typer.Exit(OF_VERDICT[result.assessment.verdict])
 
 
@@ -118,38 +118,33 @@ def exported(strategy: Strategy, suffix: str) -> bytes:
 
 
 def _print(result: StrategyComparison) -> None:
-    out.print(f"[bold]{escape(headline(result.assessment))}[/]", highlight=False)
+    out.print(f"[bold]{escape(headline(result.assessment))}[/]")
     for entry in result.assessment.strategies:
         bound = "exactly" if entry["exact"] else "at most"
         turns = entry["participation"]
         out.print(
             f"{entry['kind']} noise over {result.strategy.steps} steps: sensitivity {bound} "
             f"{decimal_up(entry['sensitivity'], 6)} for {turns['participations']} participations "
-            f"({turns['schema']}, {turns['separation']} apart)",
-            highlight=False,
+            f"({turns['schema']}, {turns['separation']} apart)"
         )
     streaming = result.strategy.streaming
-    out.print(
-        f"the trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}",
-        highlight=False,
-    )
+    out.print(f"the trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}")
     out.print(table("noise in clip norms", result.rows))
     for remark in result.remarks:
-        out.print(escape(remark), highlight=False)
+        say(remark)
     for row in result.rows:
         for reason in row.reasons:
-            out.print(f"{escape(row.label)}: {escape(str(reason))}", highlight=False)
+            say(f"{row.label}: {reason}")
     for warning in result.assessment.warnings:
-        out.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}", highlight=False)
+        out.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}")
 
 
 def table(title: str, rows: tuple[MechanismCost, ...]) -> Table:
     """A table of mechanisms and their costs."""
-    columns = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    columns.add_column("mechanism")
-    columns.add_column("sampler", min_width=len("cyclic_poisson"))
-    for heading in ("σ", "ε ≤", "per step", "rms", "max", "buffers"):
-        columns.add_column(heading, justify="right")
+    columns = plain_table(
+        title, ("mechanism", "sampler"), ("σ", "ε ≤", "per step", "rms", "max", "buffers")
+    )
+    columns.columns[1].min_width = len("cyclic_poisson")
     for row in rows:
         columns.add_row(
             escape(row.label),
@@ -204,8 +199,7 @@ def advise(
 def _print_advice(result: Advice) -> None:
     out.print(
         f"[bold]for ε = {result.epsilon:g} at δ = {result.delta:g} over {result.steps} steps[/], "
-        "noise in clip norms",
-        highlight=False,
+        "noise in clip norms"
     )
     for adjacency, rows in result.groups:
         out.print()
@@ -214,10 +208,10 @@ def _print_advice(result: Advice) -> None:
         out.print(f"Pareto front of rms error and buffers: {escape(front) or 'empty'}")
         for row in rows:
             for reason in row.reasons:
-                out.print(f"{escape(row.label)}: {escape(str(reason))}", highlight=False)
+                say(f"{row.label}: {reason}")
     out.print()
     for line in _conditions(result):
-        out.print(escape(line), highlight=False)
+        say(line)
 
 
 def _conditions(result: Advice) -> list[str]:

@@ -142,17 +142,17 @@ def _print(
 ) -> None:
     for number, step, detail in verified.steps:
         mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
-        out.print(f"{mark} {number}. {step}: {escape(detail)}", highlight=False)
+        out.print(f"{mark} {number}. {step}: {escape(detail)}")
     if problem is not None:
-        out.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
+        out.print(f"[red]✗ recomputed:[/] {escape(problem)}")
     elif recompute:
-        out.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
+        out.print("[green]✓[/] recomputed: the accountants agree")
     if isinstance(proof, Exception):
         text = f"{proof.code}: {proof} {proof.remedy}"
-        out.print(f"[red]✗ not proved:[/] {escape(text)}", highlight=False)
+        out.print(f"[red]✗ not proved:[/] {escape(text)}")
     elif proof is not None:
         bound = f"ε ≤ {proof.epsilon} at δ = {proof.delta}"
-        out.print(f"[green]✓[/] proved in ball arithmetic: {bound}", highlight=False)
+        out.print(f"[green]✓[/] proved in ball arithmetic: {bound}")
         say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in proof_sources(proof)))
     for line in contents(verified.predicate) if show else ():
         say(f"  {line}")
@@ -243,6 +243,5 @@ def _print_failure(name: str, error: VerificationError, *, as_json: bool) -> Non
         return
     out.print(
         f"[red]✗ {escape(name)}: rejected at step {error.step} ({error.step_name}), "
-        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}",
-        highlight=False,
+        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}"
     )

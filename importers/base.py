@@ -11,11 +11,17 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.plan import LARGEST_INTEGER, PHASE_FIELDS, MalformedPlan, Reason, pointer_to
+from affidavit.plan import (
+    LARGEST_INTEGER,
+    PHASE_FIELDS,
+    MalformedPlan,
+    Reason,
+    StrictModel,
+    pointer_to,
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Broken:
+class Broken(StrictModel):
     """An obligation that the document's library is known not to fulfil.
 
     ``adjacencies`` and ``schemes`` are those under which it matters; None stands for all. A plan

@@ -17,16 +17,23 @@ import math
 from typing import Any
 
 from affidavit.importers.base import Broken, Calibrate, Partial, is_number, not_imported
-from affidavit.importers.libraries import PRIVATE_DIVISOR
-from affidavit.importers.library import Library
+from affidavit.importers.libraries import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
-from affidavit.importers.script import Script, imports_of, last_name
+from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
 from affidavit.importers.training_loop import passes_of
 from affidavit.plan import MalformedPlan
 
+PRIVATE_DIVISOR = Broken(
+    code="private_divisor",
+    adjacencies=("add_remove",),
+    message="Opacus divides each sum by ⌊qN⌋, which is another number when a record is added or "
+    "removed, so add_remove is not what this script provides (opacus#571, arXiv:2605.15648).",
+    remedy="Call guard.opacus(...) after make_private, which fixes the divisor, or claim "
+    "adjacency zero_out, under which the number of records is public.",
+)
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
     message="A PrivacyEngine is made more than once, and each starts its ε at 0: the ε that this "
@@ -111,7 +118,7 @@ class OpacusReading(Reading):
     def lot_size(self) -> Any:
         """The batch size of the loader, if the text shows it."""
         loader = self._loader()
-        options = {} if loader is None else {item.arg: item.value for item in loader.keywords}
+        options = {} if loader is None else keywords_of(loader)
         if loader is None or "batch_sampler" in options or "sampler" in options:
             return None
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
@@ -125,8 +132,7 @@ class OpacusReading(Reading):
         loader = self._loader()
         if loader is None:
             return None
-        options = {item.arg: item.value for item in loader.keywords}
-        node = loader.args[0] if loader.args else options.get("dataset")
+        node = loader.args[0] if loader.args else keywords_of(loader).get("dataset")
         length = ast.Call(func=ast.Name("len"), args=[node or ast.Constant(None)], keywords=[])
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
 
@@ -197,8 +203,7 @@ class OpacusReading(Reading):
         """The call that makes the data loader, if the text shows it."""
         node = self._made(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
-            plain = all(item.arg is not None for item in node.keywords)
-            return node if plain else None
+            return None if any(item.arg is None for item in node.keywords) else node
         self.unread.setdefault("/sampling/lot_size", "the text does not show the data_loader.")
         return None
 
@@ -222,10 +227,7 @@ class OpacusReading(Reading):
             return self._made(self.values.returned(binding.value), depth + 1)
         if not isinstance(binding.node, ast.arg):
             return self._made(self._unpacked(binding.node), depth + 1)
-        try:
-            passed = self.values.arguments_of(node, binding.node)
-        except Unreadable:
-            return None
+        passed = self.values.passed_to(node, binding.node)
         return self._made(passed[0], depth + 1) if len(passed) == 1 else None
 
     def _unpacked(self, name: ast.AST) -> ast.expr | None:
@@ -246,24 +248,20 @@ class OpacusReading(Reading):
 
     def _shuffles(self) -> bool:
         loader = self._loader()
-        options = {} if loader is None else {item.arg: item.value for item in loader.keywords}
-        return self.values.known(options.get("shuffle")) is True
+        return loader is not None and self.values.known(keywords_of(loader).get("shuffle")) is True
 
     # ---- what the library does not do --------------------------------------------------------
 
     def _is_guarded(self) -> bool:
         """Whether ``guard.opacus(...)`` runs whenever the private call does."""
-        for call in self.script.calls:
-            match call.func:
-                case ast.Attribute(value=ast.Name() as module, attr="opacus"):
-                    scope = self.script.scope_of(self.call)
-                    if (
-                        self.script.imports(module, "affidavit.gate", "guard")
-                        and self.script.scope_of(call) is scope
-                        and self.values.always_runs(self.call, scope, call)
-                    ):
-                        return True
-        return False
+        scope = self.script.scope_of(self.call)
+        return any(
+            isinstance(module, ast.Name)
+            and self.script.imports(module, "affidavit.gate", "guard")
+            and self.script.scope_of(call) is scope
+            and self.values.always_runs(self.call, scope, call)
+            for call, module in self.script.method_calls("opacus")
+        )
 
     def _may_be_skipped(self) -> bool:
         """Whether an error of the private call is caught, and the script goes on."""
@@ -300,11 +298,7 @@ class OpacusReading(Reading):
             and len(target.elts) == 4
             and isinstance(target.elts[2], ast.Name)
         ]
-        losses = [
-            call.func.value
-            for call in self.script.calls
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
-        ]
+        losses = [loss for _, loss in self.script.method_calls("backward")]
         if len(returned) != 1 or not losses:
             return False
         for loss in losses:
@@ -321,10 +315,7 @@ class OpacusReading(Reading):
         """Whether a name is bound last by the private call, here or by what calls this function."""
         bindings = self.script.bindings_of(name)
         if len(bindings) == 1 and isinstance(bindings[0].node, ast.arg) and depth < 20:
-            try:
-                passed = self.values.arguments_of(name, bindings[0].node)
-            except Unreadable:
-                return False
+            passed = self.values.passed_to(name, bindings[0].node)
             return bool(passed) and all(
                 isinstance(item, ast.Name) and self._is_returned(item, depth + 1) for item in passed
             )
@@ -335,12 +326,13 @@ class OpacusReading(Reading):
         )
 
     def _makes_several_engines(self) -> bool:
-        engines = [item for item in self.script.calls if last_name(item.func) == "PrivacyEngine"]
+        engines = self.script.called("PrivacyEngine")
         stored = self.script.stored_attributes
         changed = [*stored.get("history", ()), *stored.get("accountant", ())]
         if len(engines) > 1 or any(_mentions_engine(node.value) for node in changed):
             return True
-        if any(_empties_history(call.func) for call in self.script.calls):
+        emptied = self.script.method_calls("clear", "pop", "remove")
+        if any(getattr(item, "attr", None) == "history" for _, item in emptied):
             return True
         for engine in engines:
             if self._is_in_a_loop(engine, 0):
@@ -507,15 +499,11 @@ class OpacusReading(Reading):
         }
 
     def _accountant(self) -> str:
-        for call in self.script.calls:
-            if last_name(call.func) == "PrivacyEngine":
-                node = next(
-                    (item.value for item in call.keywords if item.arg == "accountant"), None
-                )
-                node = call.args[0] if call.args else node
-                name = self.values.known(node) if node is not None else "prv"
-                if isinstance(name, str):
-                    return name
+        for call in self.script.called("PrivacyEngine"):
+            node = call.args[0] if call.args else keywords_of(call).get("accountant")
+            name = self.values.known(node) if node is not None else "prv"
+            if isinstance(name, str):
+                return name
         raise not_imported(
             self.kind,
             "the accountant of its PrivacyEngine is not settled by the text.",
@@ -537,15 +525,8 @@ def noise_calibration(values: Values, call: ast.Call) -> Record | None:
     if call.args or any(item.arg is None for item in call.keywords):
         raise Unreadable(call, "its arguments are not all named")
     return Record(
-        "calibration", {item.arg or "": values.attempt(item.value) for item in call.keywords}
+        "calibration", {name: values.attempt(node) for name, node in keywords_of(call).items()}
     )
-
-
-def _empties_history(function: ast.expr) -> bool:
-    match function:
-        case ast.Attribute(attr="clear" | "pop" | "remove", value=ast.Attribute(attr="history")):
-            return True
-    return False
 
 
 def _mentions_engine(node: ast.expr) -> bool:

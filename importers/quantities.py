@@ -9,8 +9,8 @@ from typing import Any
 from affidavit.importers.base import is_number, not_imported
 from affidavit.importers.callers import callers
 from affidavit.importers.directives import FIELDS
-from affidavit.importers.library import Call, Library
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.libraries import Call, Library
+from affidavit.importers.script import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, text_of
 from affidavit.importers.training_loop import around, hidden_use
@@ -113,7 +113,7 @@ class Quantities:
         return next(used, None) or hidden_use(self.values, names)
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
-        return (node for node in self.script.calls if last_name(node.func) in call.names)
+        return iter(self.script.called(*call.names))
 
     def settings(self, argument: str) -> Iterator[ast.expr]:
         """What the private call, or else a call beside it, gives an argument."""
@@ -122,11 +122,8 @@ class Quantities:
             return
         for call in self.library.beside:
             if not call.accounts:
-                nodes = self._calls(call)
-                keywords = (
-                    item for node in nodes for item in node.keywords if item.arg == argument
-                )
-                yield from (item.value for item in keywords)
+                named = (keywords_of(node) for node in self._calls(call))
+                yield from (item[argument] for item in named if argument in item)
 
     def trainings(self) -> Iterator[ast.Call]:
         """The calls that train."""
@@ -154,7 +151,7 @@ class Quantities:
     def _repeated(self, node: ast.Call, name: str, count: Any) -> Any:
         """``count`` times the loops around a call, or around the run of what it configures."""
         pointer = POINTERS[name]
-        if any(item.arg in ("steps_per_epoch", "initial_epoch") for item in node.keywords):
+        if keywords_of(node).keys() & {"steps_per_epoch", "initial_epoch"}:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
             return None
         if self.library.runs is not None:
@@ -222,10 +219,7 @@ class _Filled(ast.NodeTransformer):
 
 def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr]:
     """The arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
-    unpacked = any(item.arg is None for item in call.keywords) or any(
-        isinstance(item, ast.Starred) for item in call.args
-    )
-    if unpacked or (len(call.args) > len(meaning.positional) and not meaning.accounts):
+    if unpacks(call) or (len(call.args) > len(meaning.positional) and not meaning.accounts):
         name = last_name(call.func)
         raise not_imported(
             kind,
@@ -233,8 +227,7 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
             "Name each argument in the call, or write a plan.",
             call.lineno,
         )
-    named = dict(zip(meaning.positional, call.args, strict=False))
-    return named | {item.arg: item.value for item in call.keywords if item.arg is not None}
+    return dict(zip(meaning.positional, call.args, strict=False)) | keywords_of(call)
 
 
 def uses_of(script: Script, call: ast.Call) -> list[ast.Attribute]:

@@ -8,11 +8,12 @@ read is named with its line.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 from affidavit.importers.base import Broken, Calibrate, Partial, Span, is_number, not_imported
 from affidavit.importers.directives import FIELDS
-from affidavit.importers.library import NOT_SHUFFLED, Library
+from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities
 from affidavit.importers.returned import (
     OTHER_OPTIMIZER,
@@ -20,7 +21,7 @@ from affidavit.importers.returned import (
     is_compiled_elsewhere,
     is_unused,
 )
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_values import Unreadable, text_of
 from affidavit.importers.training_loop import accumulation, passes_of, skipping, stopping
 from affidavit.plan import MalformedPlan, Reason
@@ -194,7 +195,7 @@ class Reading(Quantities):
             self.broken.append(ACCUMULATED)
         if skipping(self.values) is not None:
             self.broken.append(SKIPPED_LOTS)
-        if stopping(self.values) is not None or any(map(self._watches_training, self.script.calls)):
+        if stopping(self.values) is not None or self._watches_training():
             self.broken.append(STOPPED)
         if (
             is_unused(self.script, self.call)
@@ -203,24 +204,33 @@ class Reading(Quantities):
         ):
             self.broken.append(OTHER_OPTIMIZER)
         for rule in self.library.rules:
-            values = [self.values.attempt(node) for node in self.settings(rule.argument)] or [None]
-            for name in (rule.argument, f"_{rule.argument}"):
-                stores = self.script.stored_attributes.get(name, [])
-                values += [item for item in stores if getattr(item.value, "id", "") != "self"]
-            keys = [k for k, v in self.library.private.quantities.items() if v == rule.argument]
-            told = next((self.stated[key] for key in keys if key in self.stated), None)
-            for value in values:
-                own = told if isinstance(value, Unreadable) and told is not None else value
-                if not rule.holds(own, lot) and rule.broken not in self.broken:
-                    self.broken.append(rule.broken)
+            satisfied = [
+                satisfies(value, requirement, lot)
+                for argument, requirement in rule.holds.items()
+                for value in self._values_of(argument)
+            ]
+            if not all(satisfied):
+                self.broken.append(rule.broken)
 
-    def _watches_training(self, call: ast.Call) -> bool:
+    def _values_of(self, argument: str) -> Iterator[Any]:
+        """Every value that the script gives an argument of the private call; None if none."""
+        values = [self.values.attempt(node) for node in self.settings(argument)] or [None]
+        for name in (argument, f"_{argument}"):
+            stores = self.script.stored_attributes.get(name, [])
+            values += [item for item in stores if getattr(item.value, "id", "") != "self"]
+        keys = [k for k, v in self.library.private.quantities.items() if v == argument]
+        told = next((self.stated[key] for key in keys if key in self.stated), None)
+        for value in values:
+            yield told if isinstance(value, Unreadable) and told is not None else value
+
+    def _watches_training(self) -> bool:
         """Whether a callback stops the training by a metric of its own records."""
-        if last_name(call.func) != "EarlyStopping":
-            return False
-        node = next((item.value for item in call.keywords if item.arg == "monitor"), None)
-        metric = "val" if node is None else self.values.known(node)
-        return isinstance(metric, str) and not metric.startswith(("val", "eval", "test"))
+        nodes = [keywords_of(call).get("monitor") for call in self.script.called("EarlyStopping")]
+        metrics = [self.values.known(node) for node in nodes if node is not None]
+        return any(
+            isinstance(metric, str) and not metric.startswith(("val", "eval", "test"))
+            for metric in metrics
+        )
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""

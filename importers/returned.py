@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator
 
 from affidavit.importers.base import Broken
-from affidavit.importers.library import NOT_SHUFFLED
-from affidavit.importers.script import Binding, Script, last_name
-from affidavit.importers.script_values import Unreadable, Values, branch
+from affidavit.importers.libraries import NOT_SHUFFLED
+from affidavit.importers.script import Binding, Script, keywords_of, last_name
+from affidavit.importers.script_values import Values, branch
 from affidavit.importers.training_loop import WRAPPERS, steps_of
 
 OTHER_OPTIMIZER = Broken(
@@ -49,20 +49,17 @@ def is_unused(script: Script, call: ast.Call) -> bool:
         and branch(script, block, item.node) == side
     ]  # fmt: skip
     return not any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        and (script.scope_of(node) is not scope or not any(line < node.lineno for line in others))
-        for node in script.nodes
-    )  # fmt: skip
+        script.scope_of(node) is not scope or not any(line < node.lineno for line in others)
+        for node in script.reads_of(name)
+    )
 
 
 def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     """Whether every model is compiled with an optimiser that the text shows to be another."""
     held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
     compiled = [
-        next((item.value for item in node.keywords if item.arg == "optimizer"), None)
-        or next(iter(node.args), None)
-        for node in script.calls
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "compile"
+        keywords_of(node).get("optimizer") or next(iter(node.args), None)
+        for node, _ in script.method_calls("compile")
     ]
     return bool(compiled) and all(
         isinstance(item, ast.Constant)
@@ -86,11 +83,7 @@ def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
 def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
     """Whether no step is of the optimiser that an engine is attached to."""
     script = values.script
-    attached = [
-        last_name(item.args[0])
-        for item in script.calls
-        if isinstance(item.func, ast.Attribute) and item.func.attr == "attach" and item.args
-    ]
+    attached = [last_name(item.args[0]) for item, _ in script.method_calls("attach") if item.args]
     steps = [item.func.value for item in steps_of(values) if isinstance(item.func, ast.Attribute)]
     scope = script.scope_of(call)
     own = steps and all(isinstance(s, ast.Name) and script.scope_of(s) is scope for s in steps)
@@ -139,20 +132,16 @@ class Returned:
         """Whether a trainer, as Lightning's, steps what the script gives it."""
         around = self.script.above(self.values.ignored) if self.values.ignored else ()
         named = (getattr(outer, "name", None) for outer in around)
-        return "configure_optimizers" in named or any(
-            last_name(call.func) == "fit" for call in self.script.calls
-        )
+        return "configure_optimizers" in named or bool(self.script.called("fit"))
 
     def _loops(self, step: ast.AST) -> Iterator[ast.For]:
         return (outer for outer in self.script.above(step) if isinstance(outer, ast.For))
 
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""
-        return isinstance(name, ast.Name) and not any(
-            isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
-            and not self._is_private(node)
-            for node in self.script.nodes
-        )  # fmt: skip
+        return isinstance(name, ast.Name) and all(
+            map(self._is_private, self.script.reads_of(name.id))
+        )
 
     def _is_given(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
         """Whether ``node`` is what the call was given, or made anew after it."""
@@ -180,10 +169,7 @@ class Returned:
         if len(bindings) != 1:
             return False
         if isinstance(bindings[0].node, ast.arg):
-            try:
-                passed = self.values.arguments_of(node, bindings[0].node)
-            except Unreadable:
-                return False
+            passed = self.values.passed_to(node, bindings[0].node)
             return any(self._is_given(item, given, depth + 1) for item in passed)
         opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
         value = _inner(opened) if opened is not None else bindings[0].value

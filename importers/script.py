@@ -18,7 +18,6 @@ from affidavit.importers.launches import launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DYNAMIC_FUNCTIONS = frozenset(
     {"delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
 )
@@ -263,15 +262,39 @@ class Script:
         """The bindings of a name where it is looked up."""
         return self.resolve(name.id, self.scope_of(name))[1]
 
+    def binding_of(self, name: ast.AST | None) -> Binding | None:
+        """The binding of a name that is bound once."""
+        bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
+        return bindings[0] if len(bindings) == 1 else None
+
     def value_of(self, name: ast.Name) -> ast.expr | None:
         """What a name is bound to, if the text shows it and it is bound once."""
-        bindings = self.bindings_of(name)
-        return bindings[0].value if len(bindings) == 1 else None
+        binding = self.binding_of(name)
+        return None if binding is None else binding.value
+
+    def reads_of(self, name: str | None) -> list[ast.Name]:
+        """Where a name is read, in whichever scope."""
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        ]
+
+    def called(self, *names: str) -> list[ast.Call]:
+        """The calls of functions and methods of these names."""
+        return [call for call in self.calls if last_name(call.func) in names]
+
+    def method_calls(self, *names: str) -> list[tuple[ast.Call, ast.expr]]:
+        """The calls of methods of these names, each with the object."""
+        return [
+            (call, call.func.value)
+            for call in self.called(*names)
+            if isinstance(call.func, ast.Attribute)
+        ]
 
     def function_of(self, name: ast.expr) -> ast.FunctionDef | None:
         """The function of this file that a name is bound to alone."""
-        bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
-        node = bindings[0].node if len(bindings) == 1 else None
+        node = getattr(self.binding_of(name), "node", None)
         return node if isinstance(node, ast.FunctionDef) else None
 
     def _scopes(self, scope: Scope) -> Iterator[Scope]:
@@ -368,6 +391,17 @@ def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
 def last_name(node: ast.AST) -> str | None:
     """The last part of a name: ``d`` of ``a.b.d``."""
     return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
+def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
+    """The arguments that a call gives by name."""
+    return {item.arg: item.value for item in call.keywords if item.arg is not None}
+
+
+def unpacks(call: ast.Call) -> bool:
+    """Whether a call unpacks some of its arguments, by ``*`` or ``**``."""
+    starred = any(isinstance(item, ast.Starred) for item in call.args)
+    return starred or any(item.arg is None for item in call.keywords)
 
 
 def imports_of(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:

@@ -19,7 +19,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.script import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_aliases import escape_of, holders_of
 from affidavit.importers.script_values import ITEMS, Record, Unreadable, Values, default_of
 
@@ -67,7 +67,7 @@ def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: 
 
     Raises ``Unreadable``.
     """
-    parsers = [call for call in values.script.calls if last_name(call.func) in GIN_PARSERS]
+    parsers = values.script.called(*GIN_PARSERS)
     passes_it = any(
         call.args or any(item.arg in (None, name) for item in call.keywords)
         for call in values.calls_of(function)
@@ -101,13 +101,9 @@ def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: 
 
 def _gin_lines_parsed(values: Values, call: ast.Call) -> Iterator[str]:
     """The lines that a call parses: those of its files, and the bindings that it is passed."""
-    arguments = dict(zip(("config_files", "bindings"), call.args, strict=False)) | {
-        item.arg: item.value for item in call.keywords if item.arg
-    }
-    files, bindings = (
-        values.of(arguments[key]) if key in arguments else None
-        for key in ("config_files", "bindings")
-    )
+    names = ("config_files", "bindings")
+    arguments = dict(zip(names, call.args, strict=False)) | keywords_of(call)
+    files, bindings = (values.of(arguments[key]) if key in arguments else None for key in names)
     for file in files if isinstance(files, list) else [files]:
         if file is not None:
             yield from _gin_lines(values, call, str(file))
@@ -171,7 +167,7 @@ def hydra(values: Values, function: ast.FunctionDef | ast.ClassDef) -> Any:
     """
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "hydra.main":
-            arguments = {k.arg: values.of(k.value) for k in decorator.keywords if k.arg}
+            arguments = {key: values.of(node) for key, node in keywords_of(decorator).items()}
             folder = arguments.get("config_path") or "."
             return _hydra_config(values, decorator, folder, str(arguments.get("config_name")))
     return None
@@ -184,11 +180,11 @@ def composed(values: Values, call: ast.Call) -> Any:
     """
     if last_name(call.func) != "compose" or not values.script.is_of(call.func, ("hydra",)):
         return None
-    starts = [item for item in values.script.calls if last_name(item.func) == "initialize"]
+    starts = values.script.called("initialize")
     if len(starts) != 1 or len(call.args) > 1:
         raise Unreadable(call, "not one initialize() says where its configurations are")
     start, arguments = (
-        {item.arg: values.of(item.value) for item in node.keywords if item.arg}
+        {key: values.of(value) for key, value in keywords_of(node).items()}
         for node in (starts[0], call)
     )
     name = values.of(call.args[0]) if call.args else arguments.get("config_name")
@@ -237,11 +233,11 @@ def as_launched(values: Values, record: Record, kind: str, path: str = "") -> Re
 
 def _stored(values: Values, name: str) -> Any:
     """The structured config of this name in Hydra's ``ConfigStore``, if it is the only one."""
-    stores = [call for call in values.script.calls if last_name(call.func) == "store"]
-    named = [{item.arg: item.value for item in call.keywords} for call in stores]
+    stores = values.script.called("store")
+    named = [keywords_of(call) for call in stores]
     if not any(values.known(item.get("name")) == name for item in named):
         return None
-    if len(named) != 1 or named[0].keys() != {"name", "node"}:
+    if len(named) != 1 or named[0].keys() != {"name", "node"} or unpacks(stores[0]):
         raise Unreadable(stores[0], "several structured configs may make up one")
     node = named[0]["node"]
     return values.of(node if isinstance(node, ast.Call) else ast.Call(node, [], []))
@@ -307,10 +303,9 @@ def module_of(values: Values, function: ast.expr) -> tuple[Values, str] | None:
     """The module of this repository that defines what is named, and its name there."""
     name = function.attr if isinstance(function, ast.Attribute) else None
     base = function.value if isinstance(function, ast.Attribute) else function
-    bindings = values.script.bindings_of(base) if isinstance(base, ast.Name) else []
-    if len(bindings) != 1 or not isinstance(bindings[0].node, ast.alias):
+    alias = getattr(values.script.binding_of(base), "node", None)
+    if not isinstance(alias, ast.alias):
         return None
-    alias = bindings[0].node
     whole = _module(values, values.script, alias)
     if whole is None:
         return None
@@ -375,8 +370,7 @@ def local_import(values: Values, call: ast.Call) -> Any:
 
 def _whole_module(values: Values, call: ast.Call) -> Any:
     """A module of this repository that is imported whole, as a record of what it defines."""
-    bindings = values.script.bindings_of(call.func) if isinstance(call.func, ast.Name) else []
-    alias = bindings[0].node if len(bindings) == 1 else None
+    alias = getattr(values.script.binding_of(call.func), "node", None)
     origin = _module(values, values.script, alias) if isinstance(alias, ast.alias) else None
     if origin is None or not origin[1] or call.args or call.keywords:
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.importers.script import Script, imports_of, last_name
+from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_files import (
     as_launched,
     composed,
@@ -70,9 +70,7 @@ def command_line(values: Values, call: ast.Call) -> Any:
     script = values.script
     _require_plain_parser(values, call)
     declared: dict[str, Any] = {}
-    for item in script.calls:
-        if not isinstance(item.func, ast.Attribute) or item.func.attr != "add_argument":
-            continue
+    for item, _ in script.method_calls("add_argument"):
         name = destination(item)
         if name is None:
             raise Unreadable(item, "an option's name is not written out")
@@ -92,12 +90,7 @@ def _built_by(values: Values, call: ast.Call) -> tuple[Values, ast.Call] | None:
     origin = module_of(values, made.func) if isinstance(made, ast.Call) else None
     if isinstance(made, ast.Call) and values.script.function_of(made.func) is not None:
         origin = values, last_name(made.func) or ""
-    uses = [
-        node for node in values.script.nodes
-        if isinstance(node, ast.Name) and node.id == getattr(parser, "id", None)
-        and isinstance(node.ctx, ast.Load)
-    ]  # fmt: skip
-    if origin is None or len(uses) > 1:
+    if origin is None or len(values.script.reads_of(getattr(parser, "id", None))) > 1:
         return None
     inner, name = origin
     function = inner.script.function_of(ast.Name(name, ast.Load()))
@@ -112,7 +105,7 @@ class _Default:
 
     def __init__(self, values: Values, call: ast.Call) -> None:
         self.values, self.call = values, call
-        self.arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+        self.arguments = keywords_of(call)
 
     def value(self, name: str) -> Any:
         positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
@@ -143,7 +136,7 @@ class _Default:
 
 def _require_plain_parser(values: Values, call: ast.Call) -> None:
     script = values.script
-    parsers = [item for item in script.calls if last_name(item.func) == "ArgumentParser"]
+    parsers = script.called("ArgumentParser")
     if len(parsers) != 1 or not _is_argparse(script, parsers[0].func):
         raise Unreadable(call, "the script has several parsers, or one of another library")
     if {keyword.arg for keyword in parsers[0].keywords} - SAFE_PARSER_ARGUMENTS or parsers[0].args:
@@ -162,8 +155,7 @@ def _require_plain_parser(values: Values, call: ast.Call) -> None:
                 raise Unreadable(node, "sys.argv may be changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     if isinstance(receiver, ast.Name):
-        bindings = script.bindings_of(receiver)
-        if len(bindings) != 1 or bindings[0].value is not parsers[0]:
+        if script.value_of(receiver) is not parsers[0]:
             raise Unreadable(call, f"{receiver.id} is not only the parser")
     elif receiver is not parsers[0]:
         raise Unreadable(call, "what it parses with is not a name")
@@ -202,7 +194,7 @@ def destination(call: ast.Call) -> str | None:
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
     if len(names) != len(call.args) or not all(isinstance(name, str) for name in names):
         return None
-    explicit = next((k.value for k in call.keywords if k.arg == "dest"), None)
+    explicit = keywords_of(call).get("dest")
     if explicit is not None:
         return str(explicit.value) if isinstance(explicit, ast.Constant) else None
     long = next((name for name in names if str(name).startswith("--")), names[0])
@@ -217,8 +209,8 @@ def flags(values: Values, call: ast.Call) -> Any:
     if not (isinstance(call.func, ast.Name) and call.func.id == "FLAGS" and not call.args):
         return None
     fields: dict[str, Any] = {}
-    for item in values.script.calls:
-        if last_name(item.func) not in FLAGS or len(item.args) < 2:
+    for item in values.script.called(*FLAGS):
+        if len(item.args) < 2:
             continue
         name = item.args[0].value if isinstance(item.args[0], ast.Constant) else None
         if not isinstance(name, str) or name in fields:
@@ -237,7 +229,7 @@ def flag_holder(values: Values, call: ast.Call) -> Any:
     name = str(values.known(call.args[0]))
     script = values.script
     stored = name in script.stored_attributes or name in script.set_attributes
-    if stored or any(last_name(item.func) == "set_default" for item in script.calls):
+    if stored or script.called("set_default"):
         raise Unreadable(call, f"the flag {name} may be set while the script runs")
     return Record("flag", {"value": values.default(name, values.attempt(call.args[1]))})
 
@@ -251,8 +243,7 @@ def typer_option(values: Values, call: ast.Call) -> Any:
         call.func, ("typer",)
     ):
         return None
-    named = (item.value for item in call.keywords if item.arg == "default")
-    node = next(iter(call.args), None) or next(named, None)
+    node = next(iter(call.args), None) or keywords_of(call).get("default")
     value = ... if node is None else values.of(node)
     if value is ... or isinstance(value, str):
         raise Unreadable(call, "it has to be given on the command line")
@@ -270,7 +261,7 @@ def click_option(values: Values, call: ast.Call) -> Any:
             and last_name(decorator.func) == "option"
             and destination(decorator) == name
         ):
-            default = next((k.value for k in decorator.keywords if k.arg == "default"), None)
+            default = keywords_of(decorator).get("default")
             return None if default is None else values.default(name, values.attempt(default))
         if last_name(getattr(decorator, "func", decorator)) == "command" and imports_of(
             values.script, ("typer",)
@@ -393,7 +384,7 @@ def _default_of(values: Values, name: str, value: ast.expr, fields: dict[str, An
     if name in fields and isinstance(fields[name], Unreadable):
         return fields[name]
     if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
-        options = {item.arg: item.value for item in value.keywords}
+        options = keywords_of(value)
         match options.get("default"), options.get("default_factory"):
             case None, ast.Lambda(body=body):
                 return values.attempt(body)
@@ -413,7 +404,7 @@ def huggingface(values: Values, call: ast.Call) -> Any:
     """
     if last_name(call.func) != "parse_args_into_dataclasses" or call.args or call.keywords:
         return None
-    parsers = [item for item in values.script.calls if last_name(item.func) == "HfArgumentParser"]
+    parsers = values.script.called("HfArgumentParser")
     if len(parsers) != 1 or len(parsers[0].args) != 1:
         raise Unreadable(call, "the script has several parsers")
     listed = parsers[0].args[0]
@@ -466,12 +457,11 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
     if isinstance(node, ast.Attribute) and node.attr == "dataset":
         loader = _made(values, node.value)
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
-            named = (item.value for item in loader.keywords if item.arg == "dataset")
-            node = next(iter(loader.args), None) or next(named, node)
+            node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = _made(values, node)
     if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
         raise Unreadable(call, "this length is not settled")
-    train = next((item.value for item in made.keywords if item.arg == "train"), None)
+    train = keywords_of(made).get("train")
     size = SIZES.get(last_name(made.func) or "")
     cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}
     if size is None or train is None or values.known(train) is not True or cut:

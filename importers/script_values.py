@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from affidavit.importers.launches import differs, option
-from affidavit.importers.script import FUNCTIONS, Binding, Scope, Script, last_name
+from affidavit.importers.script import (
+    FUNCTIONS,
+    Binding,
+    Scope,
+    Script,
+    keywords_of,
+    last_name,
+    unpacks,
+)
 from affidavit.importers.script_aliases import escape_of, holders_of
 
 DEPTH = 40
@@ -316,6 +324,13 @@ class Values:
             raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
         return [self._argument(node, function, arg, call) for call in calls]
 
+    def passed_to(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
+        """What each call in the file gives a parameter; empty if that is not settled."""
+        try:
+            return self.arguments_of(node, arg)
+        except Unreadable:
+            return []
+
     def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         for reader in self.readers:
             call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
@@ -370,13 +385,10 @@ class Values:
         positional = [*spec.posonlyargs, *spec.args]
         if isinstance(self.script.parents.get(function), ast.ClassDef):
             positional = positional[1:]
-        if any(isinstance(item, ast.Starred) for item in call.args) or any(
-            keyword.arg is None for keyword in call.keywords
-        ):
+        if unpacks(call):
             raise Unreadable(node, f"{node.id} is a parameter, and a call unpacks its arguments")
-        for keyword in call.keywords:
-            if keyword.arg == arg.arg:
-                return keyword.value
+        if (named := keywords_of(call).get(arg.arg)) is not None:
+            return named
         if arg in positional and positional.index(arg) < len(call.args):
             passed: ast.expr = call.args[positional.index(arg)]
             return passed
@@ -440,10 +452,7 @@ class Values:
 
     def calls_a_mutator(self) -> bool:
         """Whether the script calls a method that changes dictionaries."""
-        return any(
-            isinstance(call.func, ast.Attribute) and call.func.attr in MUTATING
-            for call in self.script.calls
-        )
+        return bool(self.script.method_calls(*MUTATING))
 
     def _call(self, node: ast.Call) -> Any:
         match node.func, node.args:

@@ -12,15 +12,12 @@ from affidavit.importers.base import Partial, not_imported
 from affidavit.importers.directives import stated_in
 from affidavit.importers.libraries import (
     ACCOUNTING,
-    JAX_CORE,
-    JAX_KERAS,
-    JAX_PLAN,
+    LIBRARIES,
     OPACUS,
     OPACUS_BEFORE_1,
-    OPACUS_OPTIMIZER,
     TRAINING,
+    Library,
 )
-from affidavit.importers.library import Library
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.reading import Reading
@@ -40,14 +37,7 @@ PARTS = frozenset(
 """Attributes of private optimisers that release the lots."""
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
-ENTRIES = (*TRAINING, *ACCOUNTING)
-BESIDE = (
-    (OPACUS_BEFORE_1, (OPACUS,)),
-    (OPACUS_OPTIMIZER, (OPACUS, OPACUS_BEFORE_1)),
-    (JAX_CORE, (JAX_PLAN, JAX_KERAS)),
-)
-"""Entries whose names also stand beside the private calls of others, as types or in tests."""
-MENTIONED = tuple({name.encode() for entry in ENTRIES for name in entry.private.names})
+MENTIONED = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
 MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
 
 
@@ -87,9 +77,8 @@ def read(
         if explicit:
             _require_nothing_private(script)
         return None
-    for entry, others in BESIDE:
-        if entry in entries and any(other in entries for other in others):
-            entries.remove(entry)
+    keys = {entry.key for entry in entries}
+    entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
     if len(entries) > 1:
         running = _running(script, [node for entry in entries for node in _named(script, entry)])
         entries = [e for e in entries if any(node in running for node in _named(script, e))]
@@ -200,9 +189,7 @@ def _exclude_each_other(script: Script, calls: list[ast.Call]) -> bool:
 
 def _is_attached(script: Script) -> bool:
     """Whether an engine is attached to an optimiser, as before Opacus 1.0."""
-    return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "attach" for call in script.calls
-    )
+    return bool(script.method_calls("attach"))
 
 
 def _is_called(script: Script, library: Library) -> bool:
@@ -277,9 +264,9 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         ):
             message = f"{text_of(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
-    for other in () if method else script.calls:
-        held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
-        if last_name(other.func) in replaced and any(last_name(arg) in held for arg in other.args):
+    held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+    for other in () if method else script.called(*replaced):
+        if any(last_name(arg) in held for arg in other.args):
             message = f"{text_of(other)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", other.lineno)
     if method and (maker := _other_maker(script, call.func)) is not None:

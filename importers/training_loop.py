@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_values import (
     Unreadable,
     Values,
@@ -67,7 +67,7 @@ def _steps(values: Values) -> list[ast.Call]:
 
 def steps_of(values: Values) -> list[ast.Call]:
     """The calls of ``step()`` that may be an optimiser's."""
-    return [call for call in values.script.calls if _is_method(call, "step") and _optimises(call)]
+    return [call for call, _ in values.script.method_calls("step") if _optimises(call)]
 
 
 def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
@@ -98,8 +98,8 @@ def accumulation(values: Values) -> ast.AST | None:
     for step in steps_of(values):
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
-        for call in script.calls:
-            if not _is_method(call, "backward") or script.scope_of(call) is not scope:
+        for call, _ in script.method_calls("backward"):
+            if script.scope_of(call) is not scope:
                 continue
             beside = [outer for outer in script.above(call) if isinstance(outer, ast.For)]
             if any(loop not in loops for loop in beside):
@@ -294,8 +294,8 @@ def _is_skipped(values: Values, outer: ast.AST, step: ast.AST, scope: ast.AST) -
     body = branch(values.script, outer, step)
     formed = [
         call
-        for call in values.script.calls
-        if _is_method(call, "backward") and values.script.scope_of(call) is scope
+        for call, _ in values.script.method_calls("backward")
+        if values.script.scope_of(call) is scope
     ]
     return not formed or any(
         outer not in values.script.above(call) or branch(values.script, outer, call) != body
@@ -306,9 +306,7 @@ def _is_skipped(values: Values, outer: ast.AST, step: ast.AST, scope: ast.AST) -
 def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST | None:
     """A ``continue`` of the step's loop after gradients are formed and before the step."""
     formed = [
-        call.lineno
-        for call in script.calls
-        if _is_method(call, "backward") and loop in script.above(call)
+        call.lineno for call, _ in script.method_calls("backward") if loop in script.above(call)
     ]
     for node in ast.walk(loop):
         if isinstance(node, ast.Continue) and any(
@@ -316,10 +314,6 @@ def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST 
         ):
             return node
     return None
-
-
-def _is_method(call: ast.Call, name: str) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == name
 
 
 def _optimises(step: ast.Call) -> bool:
@@ -443,47 +437,40 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     outer = script.parents[binding.node]
     if isinstance(outer, ast.withitem) and isinstance(outer.context_expr, ast.Call):
         manager = outer.context_expr
-        loader = next((item.value for item in manager.keywords if item.arg == "data_loader"), None)
+        loader = keywords_of(manager).get("data_loader")
         named = last_name(manager.func) == "BatchMemoryManager"
         return named and loader is not None and _is_private_loader(values, loader, depth + 1)
-    if isinstance(binding.node, ast.arg):
-        try:
-            passed = values.arguments_of(node, binding.node)
-        except Unreadable:
-            return False
-        return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
-    return False
+    return isinstance(binding.node, ast.arg) and _is_passed_loader(
+        values, node, binding.node, depth
+    )
+
+
+def _is_passed_loader(values: Values, node: ast.Name, arg: ast.arg, depth: int) -> bool:
+    """Whether every call gives a parameter the private loader."""
+    passed = values.passed_to(node, arg)
+    return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
 
 
 def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
     """Whether a name is bound to a ``DataLoader`` alone, here or by what calls this function."""
-    if not isinstance(node, ast.Name):
+    binding = values.script.binding_of(node)
+    if binding is None or not isinstance(node, ast.Name):
         return False
-    bindings = values.script.bindings_of(node)
-    if len(bindings) != 1:
-        return False
-    value = bindings[0].value
-    if isinstance(bindings[0].node, ast.arg):
-        try:
-            passed = values.arguments_of(node, bindings[0].node)
-        except Unreadable:
-            return False
-        return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
-    made = None if value is None else values.returned(value)
+    if isinstance(binding.node, ast.arg):
+        return _is_passed_loader(values, node, binding.node, depth)
+    made = None if binding.value is None else values.returned(binding.value)
     return isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"
 
 
 def _bound_value(values: Values, name: ast.expr) -> ast.expr | None:
     """What a name is bound to alone."""
-    if not isinstance(name, ast.Name):
+    binding = values.script.binding_of(name)
+    if binding is None:
         return None
-    bindings = values.script.bindings_of(name)
-    if len(bindings) != 1:
-        return None
-    match values.script.parents[bindings[0].node]:
+    match values.script.parents[binding.node]:
         case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
             return bar  # a progress bar is what it opens
-    return bindings[0].value
+    return binding.value
 
 
 def _is_only_looped_over(
@@ -499,8 +486,7 @@ def _is_only_looped_over(
         and all(
             getattr(script.parents[node], "iter", None) is node
             or (isinstance(made, ast.Tuple) and isinstance(script.parents[node], ast.Call))
-            for node in script.nodes
-            if isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
+            for node in script.reads_of(name.id)
         )
     )
 

@@ -8,7 +8,6 @@ from .claim import LARGEST as LARGEST
 from .claim import SMALLEST as SMALLEST
 from .claim import Claim as Claim
 from .claim import significant as significant
-from .codes import CodeMeaning as CodeMeaning
 from .codes import code_meanings as code_meanings
 from .codes import explain as explain
 from .diagnostics import Kind as Kind

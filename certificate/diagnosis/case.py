@@ -6,7 +6,7 @@ until a mistake has turned it into another run. The strategy of correlated noise
 for refused plans, because most mistakes about it are made there. Nothing here is certified.
 
 A mistake is a wrong derivation that somebody really made. A new one is a function in
-``catalogue/`` and a line in its registry: given a case it yields the ways in which the mistake
+``catalogue/``, decorated with ``mistake``: given a case it yields the ways in which the mistake
 could have been made there. A way that has to be guessed among many (which accumulation? how many
 devices?) carries a cost, because among enough guesses one fits any number.
 """
@@ -309,16 +309,21 @@ def unchanged(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
     return account
 
 
+def scaled(factor: float) -> Change:
+    """The phase with ``factor`` times its noise."""
+    return lambda account, _: replace(account, scale=account.scale * factor)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     """One way of making a mistake.
 
     ``text`` says what was accounted instead, in a sentence with its numbers; ``cost`` is how
-    unlikely it is, in nats, before the claim is looked at.
+    unlikely it is, in nats, before the claim is looked at. The mistake sets ``code``.
     """
 
-    code: str
     text: str
+    code: str = ""
     change: Change = unchanged
     delta: float | None = None
     central_limit: bool = False
@@ -336,7 +341,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """A row of the catalogue, in words for a person, with the ways to make it in a case.
+    """A known mistake, in words for a person.
 
     ``wrong`` is the step that does not hold and why, ``source`` where it was seen or is
     corrected, ``fix`` what to do, ``field`` the plan's field that it is about.
@@ -347,4 +352,17 @@ class Mistake:
     source: str
     fix: str
     field: tuple[str, ...]
-    ways: Callable[[Case], Iterator[Way]]
+    derive: Callable[[Case], Iterator[Way]]
+
+    def ways(self, case: Case) -> Iterator[Way]:
+        """The ways to make it in a case."""
+        return (replace(way, code=self.code) for way in self.derive(case))
+
+
+def mistake(
+    *, wrong: str, source: str, fix: str, field: tuple[str, ...]
+) -> Callable[[Callable[[Case], Iterator[Way]]], Mistake]:
+    """Make a function the known mistake of its name."""
+    return lambda derive: Mistake(
+        code=derive.__name__, wrong=wrong, source=source, fix=fix, field=field, derive=derive
+    )

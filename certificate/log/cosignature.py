@@ -20,7 +20,6 @@ References: C2SP, tlog-witness.md and tlog-cosignature.md.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Iterable
@@ -38,56 +37,30 @@ from affidavit.certificate.log.note import (
     NoteKey,
     NoteSignature,
     UnknownSigner,
+    VerifierKey,
     decode_base64,
     encode_base64,
     open_note,
     parse_note,
-    require_name,
 )
 from affidavit.certificate.log.tree import HASH_BYTES, ProofError, verify_consistency
 
-COSIGNATURE = b"\x04"
 MOST_HASHES = 63
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")
 
 log = logging.getLogger("affidavit.witness")
 
 
-@dataclass(frozen=True, slots=True)
-class WitnessKey:
-    """A witness's public key, its 32 bytes, by the name under which it cosigns."""
+class WitnessKey(VerifierKey):
+    """A key that cosigns notes."""
 
-    name: str
-    raw: bytes
-
-    def __post_init__(self) -> None:
-        require_name(self.name)
-
-    @property
-    def key_hash(self) -> bytes:
-        """Four bytes that tell keys apart where nobody means ill."""
-        return hashlib.sha256(self.name.encode() + b"\n" + COSIGNATURE + self.raw).digest()[:4]
-
-    def __str__(self) -> str:
-        return f"{self.name}+{self.key_hash.hex()}+{encode_base64(COSIGNATURE + self.raw)}"
+    __slots__ = ()
+    kind = b"\x04"
 
     @classmethod
     def of(cls, name: str, key: SigningPort) -> WitnessKey:
         """The key of a witness that signs with ``key``."""
         return cls(name, key.public.key.public_bytes_raw())
-
-    @classmethod
-    def parse(cls, text: str) -> WitnessKey:
-        """The key of a verifier key; raises ``BadNote``."""
-        name, _, rest = text.partition("+")
-        key_hash, _, encoded = rest.partition("+")
-        raw = decode_base64(encoded, "the witness's verifier key")
-        if len(raw) != 33 or raw[:1] != COSIGNATURE:
-            raise BadNote("the verifier key is not that of a witness (Ed25519, type 0x04)")
-        result = cls(name, raw[1:])
-        if result.key_hash.hex() != key_hash:
-            raise BadNote("the verifier key's hash is not that of its name and key")
-        return result
 
     def cosigned(self, note: Note) -> datetime | None:
         """When this witness cosigned ``note``, first if more than once; None if it did not.

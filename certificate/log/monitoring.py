@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -105,10 +105,7 @@ class MonitorReport:
             "origin": self.origin,
             "size": self.size,
             "entries": self.entries,
-            "alarms": [
-                {"code": alarm.code, "message": alarm.message, "index": alarm.index}
-                for alarm in self.alarms
-            ],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
             "checkpoint": self.note,
         }
 

@@ -23,11 +23,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-ED25519 = b"\x01"
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100
 _LINE = re.compile("— ([^ ]+) ([^ ]+)")
@@ -66,11 +66,12 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteKey:
-    """A public key, its 32 bytes, by the name under which it signs notes."""
+class VerifierKey:
+    """A public key, its 32 bytes, by the name under which it signs; ``kind`` is its type."""
 
     name: str
     raw: bytes
+    kind: ClassVar[bytes]
 
     def __post_init__(self) -> None:
         require_name(self.name)
@@ -78,24 +79,31 @@ class NoteKey:
     @property
     def key_hash(self) -> bytes:
         """Four bytes that tell keys apart where nobody means ill."""
-        named = self.name.encode() + b"\n" + ED25519 + self.raw
+        named = self.name.encode() + b"\n" + self.kind + self.raw
         return hashlib.sha256(named).digest()[:4]
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.key_hash.hex()}+{encode_base64(ED25519 + self.raw)}"
+        return f"{self.name}+{self.key_hash.hex()}+{encode_base64(self.kind + self.raw)}"
 
     @classmethod
-    def parse(cls, text: str) -> NoteKey:
-        """The key of a verifier key; raises ``BadNote``."""
+    def parse(cls, text: str) -> Self:
+        """The key that ``str`` writes; raises ``BadNote``."""
         name, _, rest = text.partition("+")
         key_hash, _, encoded = rest.partition("+")
         raw = decode_base64(encoded, "the verifier key")
-        if len(raw) != 33 or raw[:1] != ED25519:
-            raise BadNote("the verifier key does not hold an Ed25519 key")
+        if len(raw) != 33 or raw[:1] != cls.kind:
+            raise BadNote(f"the verifier key is not an Ed25519 key of type 0x{cls.kind.hex()}")
         result = cls(name, raw[1:])
         if result.key_hash.hex() != key_hash:
             raise BadNote("the verifier key's hash is not that of its name and key")
         return result
+
+
+class NoteKey(VerifierKey):
+    """A key that signs notes."""
+
+    __slots__ = ()
+    kind = b"\x01"
 
     def accepts(self, line: NoteSignature, text: str) -> bool:
         """Whether ``line`` is this key's signature under ``text``."""

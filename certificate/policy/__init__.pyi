@@ -15,7 +15,6 @@ from .rules import violations as violations
 from .signing import BadSignedDocument as BadSignedDocument
 from .signing import open_document as open_document
 from .signing import sign_document as sign_document
-from .waiver import DIGEST_PATTERN as DIGEST_PATTERN
 from .waiver import Digest as Digest
 from .waiver import Explanation as Explanation
 from .waiver import Instant as Instant

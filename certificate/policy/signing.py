@@ -29,14 +29,8 @@ class BadSignedDocument(Exception):
 
 def sign_document(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
     """The envelope of ``document``, signed by ``key``, as bytes to store."""
-    algorithm, _, value = digest_of(document).partition(":")
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": kind, "digest": {algorithm: value}}],
-        "predicateType": PREDICATE_TYPES[kind],
-        "predicate": document,
-    }
-    return canonical_json(sign_envelope(canonical_json(statement), key).as_document())
+    payload = canonical_json(_statement(kind, document))
+    return canonical_json(sign_envelope(payload, key).as_document())
 
 
 def open_document(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
@@ -55,13 +49,16 @@ def open_document(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]
     if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):
         raise BadSignedDocument(f"the statement is not about a {kind}")
     document: dict[str, Any] = statement["predicate"]
+    if statement != _statement(kind, document):
+        raise BadSignedDocument(f"the statement is not about this {kind}")
+    return document
+
+
+def _statement(kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
     algorithm, _, value = digest_of(document).partition(":")
-    expected = {
+    return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": kind, "digest": {algorithm: value}}],
         "predicateType": PREDICATE_TYPES[kind],
         "predicate": document,
     }
-    if statement != expected:
-        raise BadSignedDocument(f"the statement is not about this {kind}")
-    return document

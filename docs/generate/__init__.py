@@ -19,6 +19,7 @@ from docs.generate import (
     codes,
     dominating_pairs,
     mechanisms,
+    mistakes,
     plan_schema,
     repositories,
 )
@@ -28,6 +29,7 @@ DOCS = Path(__file__).resolve().parents[1]
 PAGES: dict[str, Callable[[], str]] = {
     "claims.md": claims.page,
     "mechanisms.md": mechanisms.document,
+    "mistakes.md": mistakes.page,
     "reference/api.md": api.page,
     "reference/certificate.example.json": certificate.example,
     "reference/cli.md": cli.page,

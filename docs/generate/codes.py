@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -120,6 +121,10 @@ def uses(room: str) -> Iterator[Use]:
                 yield from _use(node, signatures, room)
             elif isinstance(node, ast.ClassDef):
                 yield from _class(node, room)
+            else:
+                yield from _mistake(node, room)
+    for path in sorted((ROOT / room).rglob("*.toml")):
+        yield from _in_table(tomllib.loads(path.read_text(encoding="utf-8")), room)
 
 
 @cache
@@ -192,6 +197,25 @@ def _class(node: ast.ClassDef, room: str) -> Iterator[Use]:
                 about = (ast.get_docstring(node) or "").split("\n\n")[0]
                 for code in _constants(value):
                     yield Use(code=code, room=room, message=about.replace("``", "`"), remedy="")
+
+
+def _mistake(node: ast.AST, room: str) -> Iterator[Use]:
+    """A known mistake, whose code is the name of the decorated function."""
+    for decorator in getattr(node, "decorator_list", ()):
+        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "mistake":
+            provided = {item.arg: item.value for item in decorator.keywords if item.arg}
+            message = _first(provided, MESSAGES)
+            yield Use(code=getattr(node, "name", ""), room=room, message=message, remedy="")
+
+
+def _in_table(part: object, room: str) -> Iterator[Use]:
+    """The codes of a table of data."""
+    if isinstance(part, dict):
+        if "code" in part:
+            yield Use(code=part["code"], room=room, message=part["message"], remedy=part["remedy"])
+        part = list(part.values())
+    for item in part if isinstance(part, list) else ():
+        yield from _in_table(item, room)
 
 
 def _constants(value: ast.expr | None) -> Iterator[str]:

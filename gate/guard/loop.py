@@ -17,7 +17,6 @@ noise) let the guard test the noise of every tensor; without them the noise is o
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import os
 from collections.abc import Mapping
@@ -26,17 +25,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from affidavit.certificate import StepRequirement, VerificationOptions
+from affidavit.certificate import VerificationOptions, std_of
 from affidavit.gate.guard.errors import GuardStop, StopState
 from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in, shape_of
 from affidavit.gate.guard.obligations import Certificate, CertifiedRun, Keys, certified_run
 from affidavit.gate.guard.pinning import (
     assign_tensors,
     require_certified_parameters,
-    std_of,
     tensor_entries,
 )
 from affidavit.gate.guard.record import RunRecord
+from affidavit.gate.guard.sampler import commitment_to
 from affidavit.plan import Plan, exactly
 
 Amount = float | Mapping[str, float]
@@ -122,7 +121,7 @@ class Guard:
         """
         with self._stop_state.guarded():
             self._close_release(None)
-            required = self._next()
+            required = self.certified.at(self._record.charged)
             names = required.clip_norm.keys()
             clips = _by_release("clip_norm", clip_norm, names)
             stds = _stds(clips, noise_multiplier, noise_std, names)
@@ -164,15 +163,6 @@ class Guard:
             atexit.unregister(self._finish)
             self._record.close()
 
-    def _next(self) -> StepRequirement:
-        if self.steps_left <= 0:
-            raise GuardStop(
-                "too_many_steps",
-                f"all {self.certified.execution.steps} certified steps were taken.",
-                "Certify a plan with more steps, and start a new run.",
-            )
-        return self.certified.execution.at(self._record.charged)
-
     def _close_release(self, digest: str | None) -> None:
         if self._open:
             self._record.release(digest)
@@ -181,7 +171,7 @@ class Guard:
     def _committed(self, key: bytes | None) -> str:
         if key is None:
             return f"undisclosed:{self._record.charged}"
-        commitment = "sha256:" + hashlib.sha256(b"affidavit commitment " + key).hexdigest()
+        commitment = commitment_to(key)
         if commitment in self._keys:
             raise GuardStop(
                 "noise_repeated",
@@ -270,12 +260,7 @@ def _require_sampler(
             f"lots are drawn by {sampler}, but {scheme} was certified.",
             "Draw lots as certified, or certify a plan with your sampler.",
         )
-    if size != certified.plan.dataset.size:
-        raise GuardStop(
-            "dataset_size",
-            f"the data has {size} records, but {certified.plan.dataset.size} were certified.",
-            "Use the certified data set, or certify the plan for this size.",
-        )
+    certified.require_size(size)
     if lot_size is None and probability is None and scheme != "full_batch":
         raise GuardStop("bad_argument", "the lot size is missing.", "Give lot_size or probability.")
     for name, value, expected in (

@@ -21,6 +21,7 @@ from affidavit.certificate import (
     KeyFailure,
     NotTrainable,
     PublicKey,
+    StepRequirement,
     TrustRoot,
     VerificationError,
     VerificationOptions,
@@ -69,6 +70,25 @@ class CertifiedRun:
         divisor = schedule.divisor(self.plan, self.phase)
         assert divisor is not None  # checked by certified_run
         return divisor
+
+    def at(self, step: int) -> StepRequirement:
+        """What ``step`` must be; raises ``GuardStop`` if it was not certified."""
+        if step >= self.execution.steps:
+            raise GuardStop(
+                "too_many_steps",
+                f"all {self.execution.steps} certified steps were taken.",
+                "Certify a plan with more steps, and start a new run.",
+            )
+        return self.execution.at(step)
+
+    def require_size(self, records: int) -> None:
+        """Raise ``GuardStop`` unless the data has the certified number of records."""
+        if records != self.plan.dataset.size:
+            raise GuardStop(
+                "dataset_size",
+                f"the data has {records} records, but {self.plan.dataset.size} were certified.",
+                "Use the certified data set, or certify the plan for this size.",
+            )
 
 
 def certified_run(

@@ -106,14 +106,8 @@ def poisson_sampler(certified: CertifiedRun, loader: Any) -> Any:
             f"lots are drawn by {described(sampler)}, but poisson was certified.",
             "Leave poisson_sampling=True in make_private, and give the loader that it returns.",
         )
-    size = certified.plan.dataset.size
     for records in (sampler.num_samples, len(loader.dataset)):
-        if records != size:
-            raise GuardStop(
-                "dataset_size",
-                f"the data has {records} records, but {size} were certified.",
-                "Use the certified data set, or certify the plan for this size.",
-            )
+        certified.require_size(records)
     return sampler
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
-from affidavit.certificate import StepRequirement, VerificationOptions
+from affidavit.certificate import StepRequirement, VerificationOptions, std_of
 from affidavit.gate.guard import opacus_checks as checks
 from affidavit.gate.guard.errors import GuardStop, StopState
 from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in
@@ -45,11 +45,10 @@ from affidavit.gate.guard.opacus_model import (
 from affidavit.gate.guard.pinning import (
     assign_tensors,
     require_certified_parameters,
-    std_of,
     tensor_entries,
 )
 from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.sampler import Stream, gradient_rows, guard_sampler
+from affidavit.gate.guard.sampler import Stream, commitment_to, gradient_rows, guard_sampler
 from affidavit.plan import Plan
 
 Generator = Literal["chacha20", "opacus"]
@@ -233,13 +232,7 @@ class OpacusRun:
             self._require_lot()
             self._require_same_tensors()
             step = self._record.charged
-            if self.steps_left <= 0:
-                raise GuardStop(
-                    "too_many_steps",
-                    f"all {step} certified steps were taken.",
-                    "Certify a plan with more steps, and start a new run.",
-                )
-            required = self.certified.execution.at(step)
+            required = self.certified.at(step)
             clips, stds = self._require_public(required)
             theirs = not self._secure or step < TESTED_RELEASES
             state = self._require_fresh_state() if theirs else None
@@ -310,7 +303,7 @@ class OpacusRun:
                 "Do not seed a generator twice.",
             )
         self._states.add(digest)
-        return "sha256:" + hashlib.sha256(b"affidavit commitment " + digest).hexdigest()
+        return commitment_to(digest)
 
     def _test_noise(self) -> None:
         std = float(self._optimizer.noise_multiplier) * float(self._optimizer.max_grad_norm)

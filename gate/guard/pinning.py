@@ -6,12 +6,11 @@ either one block of all its tensors (count 1) or one block per tensor (count K).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from affidavit.certificate import StepRequirement
+from affidavit.certificate import FLAT, StepRequirement, block_name
 from affidavit.gate.guard.errors import GuardStop
 from affidavit.gate.guard.obligations import CertifiedRun
 
@@ -50,17 +49,6 @@ def require_certified_parameters(
             f"sums are divided by {divisor:g}, but {required.divisor} was certified.",
             "Divide by the certified number, whatever the size of the lot.",
         )
-
-
-def std_of(noise_multiplier: float, clip_norm: float) -> float:
-    """σC, rounded up like in a certificate, so that equal factors have equal products."""
-    exact = Fraction(noise_multiplier) * Fraction(clip_norm)
-    nearest = float(exact)
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
-
-
-FLAT = "all"
-"""Name of the only block of flat clipping, as in the trainer's records."""
 
 
 def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -103,7 +91,8 @@ def tensor_entries(
     places = dict.fromkeys(counts, 0)
     entries = []
     for name, release in tensors.items():
-        block = FLAT if certified.phase.clipping == "flat" else f"{release}[{places[release]}]"
+        flat = certified.phase.clipping == "flat"
+        block = FLAT if flat else block_name(release, places[release])
         if counts[release] > 1:
             places[release] += 1
         entries.append({"name": name, "shape": shapes[name], "release": release, "block": block})

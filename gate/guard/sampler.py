@@ -62,7 +62,7 @@ class Stream:
     @property
     def commitment(self) -> str:
         """A commitment: equal only for equal keys, and reveals nothing about the key."""
-        return "sha256:" + hashlib.sha256(b"affidavit commitment " + self._key).hexdigest()
+        return commitment_to(self._key)
 
     def bits(self, count: int) -> NDArray[np.uint64]:
         """(count,) words of 64 random bits."""
@@ -91,6 +91,11 @@ class Stream:
             part[:half] = radius * np.cos(angle)
             part[half:] = (radius * np.sin(angle))[: part.size - half]
         return numbers
+
+
+def commitment_to(key: bytes) -> str:
+    """A commitment to a secret key, for a run record."""
+    return "sha256:" + hashlib.sha256(b"affidavit commitment " + key).hexdigest()
 
 
 @dataclass(slots=True)

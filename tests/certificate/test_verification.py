@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.dsse import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
+from affidavit.certificate.dsse import PAYLOAD_TYPE, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey, development_key
 from affidavit.certificate.verification import verify
@@ -36,12 +36,7 @@ def resigned(
     for name, value in changes.items():
         (statement if name in statement else statement["predicate"])[name] = value
     payload = canonical_json(statement)
-    envelope = Envelope(
-        payload_type=payload_type,
-        payload=payload,
-        key_id=key.key_id,
-        signature=key.sign(pre_authentication_encoding(payload_type, payload)),
-    )
+    envelope = sign_envelope(payload, key, payload_type)
     document = json.loads(certificate.bundle)
     return json.dumps({**document, "envelope": envelope.as_document()}).encode()
 

@@ -13,7 +13,7 @@ import pytest
 
 from affidavit.client import Client, Problem
 from affidavit.gate import client
-from affidavit.gate.credentials import credentials_file, stored_token
+from affidavit.gate.client import credentials_file, stored_token
 from affidavit.plan import MalformedPlan, code_meanings, load_yaml, parse_plan
 
 GIVEN = {

@@ -1,4 +1,4 @@
-"""The known mistakes, one function each; a new one is a function, a row and a vector."""
+"""The known mistakes, one function each; a new one is a function and a vector."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from affidavit.certificate.diagnosis.case import Mistake
 from affidavit.certificate.diagnosis.catalogue import blocks, correlated, reporting, sampling
 
 CATALOGUE: dict[str, Mistake] = {
-    mistake.code: mistake
-    for mistake in (
-        *blocks.MISTAKES,
-        *correlated.MISTAKES,
-        *sampling.MISTAKES,
-        *reporting.MISTAKES,
-    )
+    item.code: item
+    for module in (blocks, correlated, sampling, reporting)
+    for item in vars(module).values()
+    if isinstance(item, Mistake)
 }
 """Every known mistake by its stable code."""

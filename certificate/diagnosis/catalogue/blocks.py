@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Mistake, PhaseFacts, Way
+from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scaled
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 
@@ -15,12 +15,19 @@ MOST_LONE_BLOCKS = 4
 """Blocks with a noise of their own that are tried as the only one."""
 
 
+@mistake(
+    wrong="All blocks of a step see the same lot, so that a record is in all of them or in "
+    "none. Together they are one release with the joint noise multiplier "
+    "(Σ count/σ²)^(-1/2); sampling amplifies that one release, not each block.",
+    source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 against Table 3",
+    fix="Account the blocks of a step as one release at the joint noise multiplier.",
+    field=("releases",),
+)
 def independent_blocks(case: Case) -> Iterator[Way]:
     """K same-lot blocks as K·T independently sampled releases."""
     blocks, steps = case.first.blocks, case.first.steps
     if _per_block(case) and blocks > 1:
         yield Way(
-            code="independent_blocks",
             text=f"the {blocks} blocks of each of {steps} steps were accounted as "
             f"{blocks * steps} releases with a lot of its own for each",
             change=lambda account, _: replace(account, blocks="independent"),
@@ -28,6 +35,12 @@ def independent_blocks(case: Case) -> Iterator[Way]:
         )
 
 
+@mistake(
+    wrong="Every block of a step is released, so that every one of them costs.",
+    source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1",
+    fix="Account the blocks of a step as one release at the joint noise multiplier.",
+    field=("releases",),
+)
 def single_block(case: Case) -> Iterator[Way]:
     """One block alone, or all but one release."""
     if not _per_block(case) or case.first.blocks < 2:
@@ -35,7 +48,6 @@ def single_block(case: Case) -> Iterator[Way]:
     extra = 0.0 if case.plan.optimizer.name.startswith("dp_muon") else 0.8
     for place, sigma in enumerate(_distinct_sigmas(case.plan.phases[0])[:MOST_LONE_BLOCKS]):
         yield Way(
-            code="single_block",
             text=f"one block was accounted alone at σ = {sigma:.6g}, and the other "
             f"{case.first.blocks - 1} were forgotten",
             change=_alone(sigma),
@@ -48,13 +60,19 @@ def single_block(case: Case) -> Iterator[Way]:
             joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(stored)}))
             if joint is not None and sum(entry.count for entry in stored) > 1:
                 yield Way(
-                    code="single_block",
                     text=f"the release {release.name} was forgotten",
                     change=_alone(joint),
                     cost=2.5,
                 )
 
 
+@mistake(
+    wrong="Layers that are each clipped to C can move by C all at once: the whole gradient "
+    "moves by √(ΣC²).",
+    source="McMahan et al., arXiv:1812.06210, section 2.1 (per-layer clipping)",
+    fix="Account with √(ΣC²), or clip each of K layers to C/√K.",
+    field=("releases",),
+)
 def clip_not_joint(case: Case) -> Iterator[Way]:
     """Per-layer clipping to C each, accounted with sensitivity C."""
     phase = case.plan.phases[0]
@@ -69,7 +87,6 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
     true = math.sqrt(math.fsum(r.count * r.clip_norm**2 for r in phase.releases))
     for place, norm in enumerate(norms[:MOST_LONE_BLOCKS]):
         yield Way(
-            code="clip_not_joint",
             text=f"{case.first.blocks} layers, each clipped to its own norm, were accounted "
             f"with sensitivity {norm:.6g} instead of √(ΣC²) = {true:.6g}",
             change=_alone(sigmas[0] if max(sigmas) == min(sigmas) else stds[0] / norm),
@@ -77,6 +94,14 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
         )
 
 
+@mistake(
+    wrong="Clipping after the combination bounds a record by C whatever the filter, so that "
+    "the noise is σC; dividing it by the filter's norm leaves less, and combining sums "
+    "that are clipped already leaves a sensitivity of (|c| + |1-c|) C.",
+    source="Opacus research/disk_optimizer, KFOptimizer; Zaki, thesis, section 4.3",
+    fix="Combine the two gradients, then clip to C, then add noise σC.",
+    field=("optimizer",),
+)
 def filter_norm(case: Case) -> Iterator[Way]:
     """DiSK: noise divided by the filter's norm, or sums combined after clipping."""
     filtered, optimizer = case.filter, case.plan.optimizer
@@ -87,7 +112,6 @@ def filter_norm(case: Case) -> Iterator[Way]:
     reach, norm = filtered.distance, filtered.norm
     if divided:
         yield Way(
-            code="filter_norm",
             text=f"the noise was divided by the filter's norm {norm:.6g}, and the accountant was "
             "told the multiplier before that",
             change=lambda account, _: replace(account, scale=account.scale * norm),
@@ -95,7 +119,6 @@ def filter_norm(case: Case) -> Iterator[Way]:
         )
     if late and reach > 1:
         yield Way(
-            code="filter_norm",
             text="two sums that were clipped before they are combined were accounted with "
             f"sensitivity C; it is {reach:.6g} C",
             change=lambda account, _: replace(account, distance=account.distance / reach),
@@ -103,7 +126,6 @@ def filter_norm(case: Case) -> Iterator[Way]:
         )
     if late and reach > 1 and divided:
         yield Way(
-            code="filter_norm",
             text=f"the noise was divided by the filter's norm {norm:.6g}, and the sums were "
             "combined after clipping; the accountant was told neither",
             change=lambda account, _: replace(
@@ -118,20 +140,25 @@ def filter_norm(case: Case) -> Iterator[Way]:
             (reach, "as if two clipped sums could not move by more than one", 1.6),
         ):
             yield Way(
-                code="filter_norm",
                 text=f"the accountant was told {factor:.6g} times this noise, {words}",
-                change=_scaled(factor),
+                change=scaled(factor),
                 cost=cost,
             )
 
 
+@mistake(
+    wrong="The error state is made of raw gradients and carries a record into every later "
+    "release, so that neither its sensitivity is C₁ or C₁ + C₂ nor sampling amplifies.",
+    source="564612540/DiceSGD (optimizers_utils); Zaki, thesis, section 4.3",
+    fix="Drop the error feedback, or certify it with a bound that is proved for it.",
+    field=("optimizer", "name"),
+)
 def error_feedback(case: Case) -> Iterator[Way]:
     """DP-Dice as plain DP-SGD with C₁ or C₁ + C₂."""
     optimizer = case.plan.optimizer
     if optimizer.name != "dp_dice":
         return
     yield Way(
-        code="error_feedback",
         text="the run was accounted as DP-SGD with clip norm C₁, without its error feedback",
         change=_as_dp_sgd(1.0),
         cost=0.5,
@@ -139,7 +166,6 @@ def error_feedback(case: Case) -> Iterator[Way]:
     norm = case.plan.phases[0].releases[0].clip_norm
     second = (optimizer.error_clip_norm or norm) / norm
     yield Way(
-        code="error_feedback",
         text="the run was accounted as DP-SGD with sensitivity C₁ + C₂, as if the clipped error "
         "were divided by the lot size too",
         change=_as_dp_sgd(1 + second),
@@ -147,13 +173,18 @@ def error_feedback(case: Case) -> Iterator[Way]:
     )
     if case.first.lot is not None:
         yield Way(
-            code="error_feedback",
             text="the run was accounted as DP-SGD with sensitivity C₁/B + C₂ of the mean",
             change=_as_dp_sgd(1 + second * case.first.lot),
             cost=0.9,
         )
 
 
+@mistake(
+    wrong="Noise σC belongs on the sum of the clipped gradients, and σC/B on their mean.",
+    source="Abadi et al., arXiv:1607.00133, Algorithm 1",
+    fix="State the noise on the sum (noise_multiplier, or noise_std on the sum).",
+    field=("releases",),
+)
 def sum_or_mean(case: Case) -> Iterator[Way]:
     """Noise for the sum on the mean, or the reverse."""
     lot = case.first.lot or case.plan.dataset.size
@@ -162,10 +193,9 @@ def sum_or_mean(case: Case) -> Iterator[Way]:
     if lot is None or lot < 2:
         return
     yield Way(
-        code="sum_or_mean",
         text=f"noise on the sum was read as noise on the mean: the multiplier was taken {lot} "
         "times too large",
-        change=_scaled(float(lot)),
+        change=scaled(float(lot)),
         cost=1.5,
     )
 
@@ -187,10 +217,6 @@ def _alone(sigma: float) -> Change:
     return lambda account, _: replace(account, blocks="alone", lone=sigma)
 
 
-def _scaled(factor: float) -> Change:
-    return lambda account, _: replace(account, scale=account.scale * factor)
-
-
 def _as_dp_sgd(share: float) -> Change:
     """DP-SGD at the plan's sampler, whose sensitivity is ``share`` times C₁."""
 
@@ -204,61 +230,3 @@ def _as_dp_sgd(share: float) -> Change:
         )
 
     return change
-
-
-MISTAKES = (
-    Mistake(
-        code="independent_blocks",
-        wrong="All blocks of a step see the same lot, so that a record is in all of them or in "
-        "none. Together they are one release with the joint noise multiplier "
-        "(Σ count/σ²)^(-1/2); sampling amplifies that one release, not each block.",
-        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 against Table 3",
-        fix="Account the blocks of a step as one release at the joint noise multiplier.",
-        field=("releases",),
-        ways=independent_blocks,
-    ),
-    Mistake(
-        code="single_block",
-        wrong="Every block of a step is released, so that every one of them costs.",
-        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1",
-        fix="Account the blocks of a step as one release at the joint noise multiplier.",
-        field=("releases",),
-        ways=single_block,
-    ),
-    Mistake(
-        code="clip_not_joint",
-        wrong="Layers that are each clipped to C can move by C all at once: the whole gradient "
-        "moves by √(ΣC²).",
-        source="McMahan et al., arXiv:1812.06210, section 2.1 (per-layer clipping)",
-        fix="Account with √(ΣC²), or clip each of K layers to C/√K.",
-        field=("releases",),
-        ways=clip_not_joint,
-    ),
-    Mistake(
-        code="filter_norm",
-        wrong="Clipping after the combination bounds a record by C whatever the filter, so that "
-        "the noise is σC; dividing it by the filter's norm leaves less, and combining sums "
-        "that are clipped already leaves a sensitivity of (|c| + |1-c|) C.",
-        source="Opacus research/disk_optimizer, KFOptimizer; Zaki, thesis, section 4.3",
-        fix="Combine the two gradients, then clip to C, then add noise σC.",
-        field=("optimizer",),
-        ways=filter_norm,
-    ),
-    Mistake(
-        code="error_feedback",
-        wrong="The error state is made of raw gradients and carries a record into every later "
-        "release, so that neither its sensitivity is C₁ or C₁ + C₂ nor sampling amplifies.",
-        source="564612540/DiceSGD (optimizers_utils); Zaki, thesis, section 4.3",
-        fix="Drop the error feedback, or certify it with a bound that is proved for it.",
-        field=("optimizer", "name"),
-        ways=error_feedback,
-    ),
-    Mistake(
-        code="sum_or_mean",
-        wrong="Noise σC belongs on the sum of the clipped gradients, and σC/B on their mean.",
-        source="Abadi et al., arXiv:1607.00133, Algorithm 1",
-        fix="State the noise on the sum (noise_multiplier, or noise_std on the sum).",
-        field=("releases",),
-        ways=sum_or_mean,
-    ),
-)

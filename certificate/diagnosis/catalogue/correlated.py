@@ -7,9 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Correlation, Mistake, PhaseFacts, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Correlation, PhaseFacts, Way, mistake
+
+_MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530"
 
 
+@mistake(
+    wrong="What counts is how far a record moves N⁻¹ of the stream, the largest column norm "
+    "of the inverse (κ), not that of the injected N, which is smaller.",
+    source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
+    fix="Scale the noise by κ = √((1-λ^2T)/(1-λ²)), times what more participations cost.",
+    field=("noise",),
+)
 def injection_norm(case: Case) -> Iterator[Way]:
     """The column norm of the injected N instead of that of its inverse."""
     result = case.first.correlation
@@ -18,7 +27,6 @@ def injection_norm(case: Case) -> Iterator[Way]:
     named = "√(1+λ²)" if result.kind == "bidiagonal" else "the column norm of N"
     yield from _misjudged(
         case,
-        "injection_norm",
         result.injected,
         f"the noise was scaled by {named} = {result.injected:.6g} "
         f"instead of κ = {result.column:.6g}",
@@ -28,7 +36,6 @@ def injection_norm(case: Case) -> Iterator[Way]:
         root = math.sqrt(result.participations)
         yield from _misjudged(
             case,
-            "injection_norm",
             result.injected * root,
             f"the noise was scaled by {named} = {result.injected:.6g} instead of κ = "
             f"{result.column:.6g}, times √{result.participations} for as many participations",
@@ -36,6 +43,13 @@ def injection_norm(case: Case) -> Iterator[Way]:
         )
 
 
+@mistake(
+    wrong="Noise that is subtracted again in the next step hides less: the whole run is one "
+    "Gaussian mechanism with sensitivity sens(N⁻¹).",
+    source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
+    fix="Account the run as one release with sensitivity sens(N⁻¹).",
+    field=("noise",),
+)
 def no_kappa(case: Case) -> Iterator[Way]:
     """Correlated noise as if it were independent at the same σ."""
     result = case.first.correlation
@@ -43,13 +57,19 @@ def no_kappa(case: Case) -> Iterator[Way]:
         return
     sampled = case.first.scheme == "poisson" and case.first.rate < 1
     yield Way(  # under sampling it is amplified_correlated in the first place
-        code="no_kappa",
         text="noise that is correlated across steps was accounted as independent at the same σ",
         change=_independent,
         cost=0.9 if sampled else 0.7 if result.kind == "bidiagonal" else 1.1,
     )
 
 
+@mistake(
+    wrong="Amplification needs noise that is fresh in every step; of correlated noise that is "
+    "its white part only, of deviation σ over the norm of the strategy.",
+    source=f"{_MATRIX}; Choquette-Choo et al., arXiv:2306.08153",
+    fix="Account the run as certified here, or sample by cyclic Poisson, which costs less.",
+    field=("noise",),
+)
 def amplified_correlated(case: Case) -> Iterator[Way]:
     """Poisson amplification for noise that is correlated across steps."""
     facts = case.first
@@ -63,7 +83,6 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
         ways.append((1.0, "at σ itself", 0.1))
     for sensitivity, words, cost in ways:
         yield Way(
-            code="amplified_correlated",
             text=f"each step was accounted as amplified by sampling with q = {facts.rate:.6g}, "
             + words,
             change=amplified(sensitivity),
@@ -71,6 +90,13 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
         )
 
 
+@mistake(
+    wrong="The guarantee is that of the noise that is added, sens(N⁻¹); the sensitivity of "
+    "a factorisation that is not the one injected says nothing about it.",
+    source="public trainers that inject other noise than they account; " + _MATRIX,
+    fix="Give the noise matrix N that is really injected, and account its inverse.",
+    field=("noise",),
+)
 def injected_noise(case: Case) -> Iterator[Way]:
     """A strategy's advertised sensitivity where another noise is injected."""
     result = case.first.correlation
@@ -84,7 +110,6 @@ def injected_noise(case: Case) -> Iterator[Way]:
         if sensitivity < result.sensitivity * (1 - 1e-9):
             yield from _misjudged(
                 case,
-                "injected_noise",
                 sensitivity,
                 f"the strategy's sensitivity was taken as {words}; that of the noise really "
                 f"injected, sens(N⁻¹), is {result.sensitivity:.6g}",
@@ -92,13 +117,18 @@ def injected_noise(case: Case) -> Iterator[Way]:
             )
 
 
+@mistake(
+    wrong="A record that takes part in several steps moves the run by all of them.",
+    source=_MATRIX,
+    fix="Account with the sensitivity of k participations, b steps apart.",
+    field=("noise",),
+)
 def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
     """The sensitivity of one participation where a record takes part again."""
     result, account = case.first.correlation, case.account.phases[0]
     if case.first.independent and account.known and account.probability is None:
         if account.participations > 1:
             yield Way(
-                code="single_epoch_sensitivity",
                 text="the sensitivity of one participation was used for "
                 f"{account.participations} participations",
                 change=_once,
@@ -109,7 +139,6 @@ def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
         return
     yield from _misjudged(
         case,
-        "single_epoch_sensitivity",
         result.column,
         f"the sensitivity of one participation, {result.column:.6g}, was used for "
         f"{result.participations} participations, whose is {result.sensitivity:.6g}",
@@ -117,6 +146,13 @@ def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
     )
 
 
+@mistake(
+    wrong="With independent noise each of k participations costs, and together they move the "
+    "run by √k.",
+    source="a public matrix-mechanism trainer: 4.4 reported where 633.9 is true (T = 1000)",
+    fix="Account with sensitivity √k, or sample by Poisson.",
+    field=("sampling", "scheme"),
+)
 def identity_once(case: Case) -> Iterator[Way]:
     """Independent noise over k unamplified participations with sensitivity 1."""
     account, result = case.account.phases[0], case.first.correlation
@@ -124,7 +160,6 @@ def identity_once(case: Case) -> Iterator[Way]:
         return
     if account.participations > 1 and account.known:
         yield Way(
-            code="identity_once",
             text=f"{account.participations} participations of a record were accounted with "
             "sensitivity 1 over the whole run",
             change=_once,
@@ -140,20 +175,18 @@ def _is_identity(correlation: Correlation | None) -> bool:
     return correlation is not None and correlation.injected == 1 and correlation.column <= 1 + 1e-9
 
 
-def _misjudged(case: Case, code: str, sensitivity: float, text: str, cost: float) -> Iterator[Way]:
+def _misjudged(case: Case, sensitivity: float, text: str, cost: float) -> Iterator[Way]:
     """The run with another sensitivity, unamplified, and sampled where the plan samples."""
     facts = case.first
     if facts.scheme != "poisson" or facts.rate >= 1:
-        yield Way(code=code, text=text, change=_sensitivity(sensitivity), cost=cost)
+        yield Way(text=text, change=_sensitivity(sensitivity), cost=cost)
         return
     yield Way(
-        code=code,
         text=f"{text}, in a run accounted as one release",
         change=_sensitivity(sensitivity),
         cost=cost + 0.3,
     )
     yield Way(
-        code=code,
         text=f"{text}, in a run accounted step by step at its sampling probability",
         change=amplified(sensitivity),
         cost=cost + 0.2,
@@ -188,62 +221,3 @@ def _independent(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         probability=facts.rate if sampled else None,
         pair="replace_one" if sampled and account.distance > 1 else "add_remove",
     )
-
-
-_MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530"
-
-MISTAKES = (
-    Mistake(
-        code="injection_norm",
-        wrong="What counts is how far a record moves N⁻¹ of the stream, the largest column norm "
-        "of the inverse (κ), not that of the injected N, which is smaller.",
-        source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
-        fix="Scale the noise by κ = √((1-λ^2T)/(1-λ²)), times what more participations cost.",
-        field=("noise",),
-        ways=injection_norm,
-    ),
-    Mistake(
-        code="no_kappa",
-        wrong="Noise that is subtracted again in the next step hides less: the whole run is one "
-        "Gaussian mechanism with sensitivity sens(N⁻¹).",
-        source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
-        fix="Account the run as one release with sensitivity sens(N⁻¹).",
-        field=("noise",),
-        ways=no_kappa,
-    ),
-    Mistake(
-        code="amplified_correlated",
-        wrong="Amplification needs noise that is fresh in every step; of correlated noise that is "
-        "its white part only, of deviation σ over the norm of the strategy.",
-        source=f"{_MATRIX}; Choquette-Choo et al., arXiv:2306.08153",
-        fix="Account the run as certified here, or sample by cyclic Poisson, which costs less.",
-        field=("noise",),
-        ways=amplified_correlated,
-    ),
-    Mistake(
-        code="injected_noise",
-        wrong="The guarantee is that of the noise that is added, sens(N⁻¹); the sensitivity of "
-        "a factorisation that is not the one injected says nothing about it.",
-        source="public trainers that inject other noise than they account; " + _MATRIX,
-        fix="Give the noise matrix N that is really injected, and account its inverse.",
-        field=("noise",),
-        ways=injected_noise,
-    ),
-    Mistake(
-        code="single_epoch_sensitivity",
-        wrong="A record that takes part in several steps moves the run by all of them.",
-        source=_MATRIX,
-        fix="Account with the sensitivity of k participations, b steps apart.",
-        field=("noise",),
-        ways=single_epoch_sensitivity,
-    ),
-    Mistake(
-        code="identity_once",
-        wrong="With independent noise each of k participations costs, and together they move the "
-        "run by √k.",
-        source="a public matrix-mechanism trainer: 4.4 reported where 633.9 is true (T = 1000)",
-        fix="Account with sensitivity √k, or sample by Poisson.",
-        field=("sampling", "scheme"),
-        ways=identity_once,
-    ),
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Mistake, PhaseFacts, Way
+from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scaled
 from affidavit.certificate.diagnosis.catalogue.correlated import amplified
 
 UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson", "fixed_size"})
@@ -19,6 +19,14 @@ ROUNDS = (2, 3, 5, 10, 20, 50, 100)
 """Numbers of devices that are tried, the usual ones first."""
 
 
+@mistake(
+    wrong="In a shuffled or fixed order each record takes part once an epoch for certain. "
+    "Amplification holds for lots that each record joins independently, and no "
+    "amplification is proved for these.",
+    source="Chua et al., arXiv:2403.17673; Kim and Fan, arXiv:2605.12994v1, appendix D",
+    fix="Sample by Poisson, or claim the unamplified value.",
+    field=("sampling", "scheme"),
+)
 def poisson_for_shuffle(case: Case) -> Iterator[Way]:
     """A Poisson accountant with q = B/N on lots that are not drawn so."""
     facts = case.first
@@ -32,14 +40,12 @@ def poisson_for_shuffle(case: Case) -> Iterator[Way]:
     replaces = case.plan.adjacency == "replace_one"
     for q, words, cost in _rates(facts):
         yield Way(
-            code="poisson_for_shuffle",
             text=f"{facts.scheme} lots were accounted as Poisson lots with q = {words}",
             change=_poisson(q),
             cost=0.4 + cost,
         )
         if replaces:
             yield Way(
-                code="poisson_for_shuffle",
                 text=f"{facts.scheme} lots were accounted as Poisson lots with q = {words}, "
                 "at half the noise multiplier",
                 change=_poisson(q, halved=True),
@@ -52,7 +58,6 @@ def _correlated_as_poisson(facts: PhaseFacts) -> Iterator[Way]:
     result = facts.correlation
     for sensitivity in {1.0, result.column} if result is not None else ():
         yield Way(
-            code="poisson_for_shuffle",
             text=f"{facts.scheme} lots were accounted as Poisson lots with q = {facts.rate:.6g}, "
             f"at σ over {sensitivity:.6g}",
             change=amplified(sensitivity),
@@ -77,11 +82,17 @@ def _poisson(q: float, *, halved: bool = False) -> Change:
     return change
 
 
+@mistake(
+    wrong="Replacing a record removes one contribution and adds another: the sum moves by "
+    "up to 2C, so that noise σC has the effect of σ/2.",
+    source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 (replace-one)",
+    fix="Double the noise, or claim add_remove.",
+    field=("adjacency",),
+)
 def adjacency_factor(case: Case) -> Iterator[Way]:
     """Add/remove's multiplier where a record is replaced."""
     if case.plan.adjacency == "replace_one":
         yield Way(
-            code="adjacency_factor",
             text="replacing a record was accounted as adding or removing one, at half its distance",
             change=lambda account, _: replace(
                 account,
@@ -92,6 +103,13 @@ def adjacency_factor(case: Case) -> Iterator[Way]:
         )
 
 
+@mistake(
+    wrong="A record's chance to be in a step is that of the whole lot, over all "
+    "microbatches that are accumulated before the noise is added.",
+    source="Opacus documentation, virtual steps and BatchMemoryManager",
+    fix="Account with q = lot size / data set size and with the steps of the optimiser.",
+    field=("sampling",),
+)
 def microbatch_rate(case: Case) -> Iterator[Way]:
     """q of the physical batch, with the steps of the optimiser or of the microbatches."""
     facts = case.first
@@ -100,13 +118,11 @@ def microbatch_rate(case: Case) -> Iterator[Way]:
         cost = 2.0 + 0.1 * math.log2(parts) + odd
         size = "" if facts.lot is None else f" of {facts.lot // parts}"
         yield Way(
-            code="microbatch_rate",
             text=f"q was taken from a physical batch{size}, a lot being {parts} of them",
             change=_rate_divided(parts),
             cost=cost,
         )
         yield Way(
-            code="microbatch_rate",
             text=f"each of {parts} physical batches{size} a lot was accounted as a lot and a "
             "step of its own",
             change=_steps_multiplied(parts),
@@ -123,7 +139,6 @@ def _physical_batches(facts: PhaseFacts) -> Iterator[Way]:
     for size in PHYSICAL_BATCHES:
         if size < lot and lot % size:
             yield Way(
-                code="microbatch_rate",
                 text=f"q was taken from a physical batch of {size}, the lot being {lot}",
                 change=_rate_divided(lot / size),
                 cost=3.2,
@@ -158,6 +173,13 @@ def _steps_multiplied(parts: int) -> Change:
     return change
 
 
+@mistake(
+    wrong="Every noisy step is a release and all of them count; T is epochs divided by q, "
+    "rounded up.",
+    source="Opacus, int(epochs / sample_rate): 1959 steps where 1960 are run",
+    fix="Give the steps that are run.",
+    field=("steps",),
+)
 def epochs_for_steps(case: Case) -> Iterator[Way]:
     """T counted in epochs, or with the steps of an epoch rounded down."""
     facts = case.first
@@ -168,7 +190,6 @@ def epochs_for_steps(case: Case) -> Iterator[Way]:
         if 0 < steps < facts.steps and steps not in seen:
             seen.add(steps)
             yield Way(
-                code="epochs_for_steps",
                 text=f"{steps} steps were accounted instead of {facts.steps}: {words}",
                 change=_steps_shared(steps / facts.steps),
                 cost=cost,
@@ -199,126 +220,70 @@ def _steps_shared(share: float) -> Change:
     return lambda account, _: replace(account, steps=max(1, round(account.steps * share)))
 
 
+@mistake(
+    wrong="Noise is added once to the sum over all devices, and the lot is what all devices "
+    "see together.",
+    source="Opacus, DistributedDPOptimizer (noise on rank 0, expected batch over all ranks)",
+    fix="Give the lot of all devices together, and the noise that their sum gets.",
+    field=("sampling",),
+)
 def world_size(case: Case) -> Iterator[Way]:
     """Lot or noise off by the number of devices."""
     for place, devices in enumerate(DEVICES):
         cost = 2.6 + 0.2 * place
         yield Way(
-            code="world_size",
             text=f"noise of {devices} devices was counted {devices} times: the multiplier "
             "was taken so much too large",
-            change=_scaled(float(devices)),
+            change=scaled(float(devices)),
             cost=cost + 0.4,
         )
         yield Way(
-            code="world_size",
             text=f"the noise of {devices} devices was added up as √{devices}: the multiplier "
             "was taken so much too large",
-            change=_scaled(math.sqrt(devices)),
+            change=scaled(math.sqrt(devices)),
             cost=cost,
         )
         if case.first.rate < 1:
             yield Way(
-                code="world_size",
                 text=f"q was taken from the share of one of {devices} devices",
                 change=_rate_divided(devices),
                 cost=cost + 0.1,
             )
 
 
+@mistake(
+    wrong="A record changes the clipped mean of its whole microbatch, by up to twice the clip "
+    "norm, also when it is removed.",
+    source="Ponomareva et al., arXiv:2303.00654, section 5.6; TensorFlow Privacy, "
+    "compute_dp_sgd_privacy_statement (used_microbatching)",
+    fix="Leave one record in each microbatch, or double the noise.",
+    field=("releases",),
+)
 def microbatch_sensitivity(case: Case) -> Iterator[Way]:
     """Noise over the clip norm of a microbatch, as if a microbatch were one record."""
     if case.plan.adjacency != "replace_one":
         yield Way(
-            code="microbatch_sensitivity",
             text="noise was taken over the clip norm of a microbatch: the multiplier was taken "
             "twice too large",
-            change=_scaled(2.0),
+            change=scaled(2.0),
             cost=2.7,
         )
 
 
+@mistake(
+    wrong="The rounds of one training compose; an accountant that is made anew in each "
+    "reports the last alone.",
+    source="formula: Opacus, a PrivacyEngine made in each round of a Flower client's fit()",
+    fix="Keep one accountant for all rounds.",
+    field=("steps",),
+)
 def accountant_reset(case: Case) -> Iterator[Way]:
     """ε of one of several rounds, each with an accountant of its own."""
     for place, rounds in enumerate(ROUNDS):
         if case.first.steps % rounds == 0:
             yield Way(
-                code="accountant_reset",
                 text=f"{case.first.steps // rounds} steps were accounted instead of "
                 f"{case.first.steps}: the last of {rounds} rounds",
                 change=_steps_shared(1 / rounds),
                 cost=2.9 + 0.1 * place,
             )
-
-
-def _scaled(factor: float) -> Change:
-    return lambda account, _: replace(account, scale=account.scale * factor)
-
-
-MISTAKES = (
-    Mistake(
-        code="poisson_for_shuffle",
-        wrong="In a shuffled or fixed order each record takes part once an epoch for certain. "
-        "Amplification holds for lots that each record joins independently, and no "
-        "amplification is proved for these.",
-        source="Chua et al., arXiv:2403.17673; Kim and Fan, arXiv:2605.12994v1, appendix D",
-        fix="Sample by Poisson, or claim the unamplified value.",
-        field=("sampling", "scheme"),
-        ways=poisson_for_shuffle,
-    ),
-    Mistake(
-        code="adjacency_factor",
-        wrong="Replacing a record removes one contribution and adds another: the sum moves by "
-        "up to 2C, so that noise σC has the effect of σ/2.",
-        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 (replace-one)",
-        fix="Double the noise, or claim add_remove.",
-        field=("adjacency",),
-        ways=adjacency_factor,
-    ),
-    Mistake(
-        code="microbatch_rate",
-        wrong="A record's chance to be in a step is that of the whole lot, over all "
-        "microbatches that are accumulated before the noise is added.",
-        source="Opacus documentation, virtual steps and BatchMemoryManager",
-        fix="Account with q = lot size / data set size and with the steps of the optimiser.",
-        field=("sampling",),
-        ways=microbatch_rate,
-    ),
-    Mistake(
-        code="epochs_for_steps",
-        wrong="Every noisy step is a release and all of them count; T is epochs divided by q, "
-        "rounded up.",
-        source="Opacus, int(epochs / sample_rate): 1959 steps where 1960 are run",
-        fix="Give the steps that are run.",
-        field=("steps",),
-        ways=epochs_for_steps,
-    ),
-    Mistake(
-        code="world_size",
-        wrong="Noise is added once to the sum over all devices, and the lot is what all devices "
-        "see together.",
-        source="Opacus, DistributedDPOptimizer (noise on rank 0, expected batch over all ranks)",
-        fix="Give the lot of all devices together, and the noise that their sum gets.",
-        field=("sampling",),
-        ways=world_size,
-    ),
-    Mistake(
-        code="microbatch_sensitivity",
-        wrong="A record changes the clipped mean of its whole microbatch, by up to twice the clip "
-        "norm, also when it is removed.",
-        source="Ponomareva et al., arXiv:2303.00654, section 5.6; TensorFlow Privacy, "
-        "compute_dp_sgd_privacy_statement (used_microbatching)",
-        fix="Leave one record in each microbatch, or double the noise.",
-        field=("releases",),
-        ways=microbatch_sensitivity,
-    ),
-    Mistake(
-        code="accountant_reset",
-        wrong="The rounds of one training compose; an accountant that is made anew in each "
-        "reports the last alone.",
-        source="formula: Opacus, a PrivacyEngine made in each round of a Flower client's fit()",
-        fix="Keep one accountant for all rounds.",
-        field=("steps",),
-        ways=accountant_reset,
-    ),
-)

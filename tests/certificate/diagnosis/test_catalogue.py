@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from affidavit.certificate.diagnosis.case import Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.document import document
 from affidavit.plan import PHASE_FIELDS, Plan
 
 SPECIFIED = [
@@ -48,8 +45,3 @@ def test_a_mistake_can_be_told_to_a_person(mistake: Mistake) -> None:
     assert mistake.source
     assert not mistake.source.endswith(".")
     assert mistake.field[0] in PHASE_FIELDS | Plan.model_fields.keys()
-
-
-def test_the_document_is_that_of_the_catalogue() -> None:
-    path = Path(__file__).parents[3] / "docs" / "mistakes.md"
-    assert path.read_text() == document()

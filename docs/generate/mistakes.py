@@ -1,14 +1,8 @@
-"""``docs/mistakes.md``, from the catalogue: ``python -m affidavit.certificate.diagnosis.document``.
-
-The document is generated, so that what it says is what is searched; a test compares the two.
-"""
+"""``docs/mistakes.md``, from the catalogue of known mistakes."""
 
 from __future__ import annotations
 
-import sys
-
-from affidavit.certificate.diagnosis.case import Mistake
-from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis import CATALOGUE, Mistake
 
 HEAD = """\
 # Known mistakes
@@ -58,8 +52,8 @@ seconds.
 """
 
 
-def document() -> str:
-    """The whole document."""
+def page() -> str:
+    """The whole page."""
     return HEAD + "".join(_section(item) for item in CATALOGUE.values())
 
 
@@ -70,7 +64,3 @@ def _section(mistake: Mistake) -> str:
         f"* **Source** {mistake.source}.\n"
         f"* **Field** `{'.'.join(mistake.field)}`\n"
     )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(document())
