@@ -21,7 +21,7 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
     "expected_rate": "/sampling/probability",
 }
 """Where each quantity stands in a plan."""
-TOLD = ("dataset_size", "target_epsilon", "target_delta")
+SETTLED_BY_ACCOUNTING = ("dataset_size", "target_epsilon", "target_delta")
 """Quantities that what is told to an accountant settles alone."""
 OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize")
 """Methods of Keras that step the optimiser beside ``fit``."""
@@ -48,10 +48,14 @@ class Quantities:
         running = 0
         try:
             for call, node in self._sources(name):
-                told = call.accounts and call is not self.library.private
-                if told and name == "target_delta" and running:
+                only_accounts = call.accounts and call is not self.library.private
+                if only_accounts and name == "target_delta" and running:
                     break  # ε at another δ may be asked too
-                if told and not running and (name not in TOLD or POINTERS[name] in self.unread):
+                if (
+                    only_accounts
+                    and not running
+                    and (name not in SETTLED_BY_ACCOUNTING or POINTERS[name] in self.unread)
+                ):
                     break  # an accountant does not know what runs
                 value = self._evaluated(call, node, name)
                 if value is not None:

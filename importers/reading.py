@@ -219,9 +219,9 @@ class Reading(Quantities):
             stores = self.script.stored_attributes.get(name, [])
             values += [item for item in stores if getattr(item.value, "id", "") != "self"]
         keys = [k for k, v in self.library.private.quantities.items() if v == argument]
-        told = next((self.stated[key] for key in keys if key in self.stated), None)
+        stated = next((self.stated[key] for key in keys if key in self.stated), None)
         for value in values:
-            yield told if isinstance(value, Unreadable) and told is not None else value
+            yield stated if isinstance(value, Unreadable) and stated is not None else value
 
     def _watches_training(self) -> bool:
         """Whether a callback stops the training by a metric of its own records."""

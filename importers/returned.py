@@ -56,7 +56,7 @@ def is_unused(script: Script, call: ast.Call) -> bool:
 
 def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     """Whether every model is compiled with an optimiser that the text shows to be another."""
-    held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+    targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
     compiled = [
         keywords_of(node).get("optimizer") or next(iter(node.args), None)
         for node, _ in script.method_calls("compile")
@@ -64,7 +64,7 @@ def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     return bool(compiled) and all(
         isinstance(item, ast.Constant)
         or (isinstance(item, ast.Call) and script.is_of(item.func, KERAS) and item is not call)
-        or (isinstance(item, ast.Name) and bool(held) and _is_plain(script, item, call))
+        or (isinstance(item, ast.Name) and bool(targets) and _is_plain(script, item, call))
         for item in compiled
     )
 
@@ -114,7 +114,7 @@ class Returned:
             self._is_unused(self.names[1])
             or any(
                 isinstance(step.func, ast.Attribute)
-                and self._is_given(step.func.value, self.optimizer)
+                and self._is_original(step.func.value, self.optimizer)
                 for step in steps
             )
             or (steps and any(_moves_by_gradient(node) for node in self.script.nodes))
@@ -122,7 +122,7 @@ class Returned:
             yield OTHER_OPTIMIZER
         drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
         if (self._is_unused(self.names[-1]) and not drawn) or any(
-            self._is_given(_inner(loop.iter), self.loader)
+            self._is_original(_inner(loop.iter), self.loader)
             for step in steps
             for loop in self._loops(step)
         ):
@@ -143,7 +143,7 @@ class Returned:
             map(self._is_private, self.script.reads_of(name.id))
         )
 
-    def _is_given(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
+    def _is_original(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
         """Whether ``node`` is what the call was given, or made anew after it."""
         if isinstance(node, ast.Attribute):
             stores = self.script.stored_attributes.get(node.attr, [])
@@ -170,10 +170,10 @@ class Returned:
             return False
         if isinstance(bindings[0].node, ast.arg):
             passed = self.values.passed_to(node, bindings[0].node)
-            return any(self._is_given(item, given, depth + 1) for item in passed)
+            return any(self._is_original(item, given, depth + 1) for item in passed)
         opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
         value = _inner(opened) if opened is not None else bindings[0].value
-        return isinstance(value, ast.Name | ast.Attribute) and self._is_given(
+        return isinstance(value, ast.Name | ast.Attribute) and self._is_original(
             value, given, depth + 1
         )
 
@@ -189,7 +189,7 @@ class Returned:
         """Whether a name that the call returned is bound to something that it did not return."""
         if isinstance(value, ast.Call):
             return not any(last_name(node) == name for node in ast.walk(value))
-        return value is not None and self._is_given(value, given, depth + 1)
+        return value is not None and self._is_original(value, given, depth + 1)
 
     def _is_private(self, node: ast.AST) -> bool:
         around = list(self.script.above(node))

@@ -11,7 +11,7 @@ import ast
 
 from affidavit.importers.script import Script, last_name
 
-Held = ast.Name | ast.Attribute | ast.Subscript
+Reference = ast.Name | ast.Attribute | ast.Subscript
 READ_ONLY = frozenset(
     {
         "print",
@@ -61,7 +61,7 @@ def escape_of(script: Script, holders: set[str], *, methods: bool = False) -> as
     while True:
         before = len(names)
         for node in script.nodes:
-            if isinstance(node, Held) and isinstance(node.ctx, ast.Load):
+            if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
                 escaped = _follow(script, node, names)
                 if methods and escaped is None and name_of(node) in names:
                     escaped = _method_of(script, node)
@@ -73,16 +73,16 @@ def escape_of(script: Script, holders: set[str], *, methods: bool = False) -> as
             return None
 
 
-def _follow(script: Script, node: Held, names: set[str]) -> ast.AST | None:
+def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
     """Add the names that ``node`` connects; what takes the object away, if it is one of them."""
     name = name_of(node)
     parent = script.parents[node]
-    held = name in names
+    tracked = name in names
     match parent:
         case ast.Assign(targets=targets, value=value) if value is node:
             for target in targets:
                 other = name_of(target)
-                if other is None and held:
+                if other is None and tracked:
                     return parent
                 _join(names, name, other)
         case ast.keyword(arg=None):
@@ -94,11 +94,13 @@ def _follow(script: Script, node: Held, names: set[str]) -> ast.AST | None:
             if isinstance(call, ast.Call):
                 return _argument(script, call, None, key, name, names)
         case ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.Starred() | ast.Yield():
-            return parent if held and not isinstance(script.parents[parent], ast.Compare) else None
+            return (
+                parent if tracked and not isinstance(script.parents[parent], ast.Compare) else None
+            )
     return None
 
 
-def _method_of(script: Script, node: Held) -> ast.AST | None:
+def _method_of(script: Script, node: Reference) -> ast.AST | None:
     """The call of a method of ``node`` that does not only read."""
     match script.parents[node]:
         case ast.Attribute(attr=name) as method if name not in READING:

@@ -264,9 +264,9 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         ):
             message = f"{text_of(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
-    held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+    targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
     for other in () if method else script.called(*replaced):
-        if any(last_name(arg) in held for arg in other.args):
+        if any(last_name(arg) in targets for arg in other.args):
             message = f"{text_of(other)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", other.lineno)
     if method and (maker := _other_maker(script, call.func)) is not None:

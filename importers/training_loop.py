@@ -186,7 +186,10 @@ def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.
         outer = script.parents.get(call)
         targets = outer.targets if isinstance(outer, ast.Assign) else []
         passed_up = {
-            name for item in returned for target in targets for name in _given(target, item, seen)
+            name
+            for item in returned
+            for target in targets
+            for name in _receivers(target, item, seen)
         }
         if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
             return end
@@ -225,9 +228,9 @@ def _passed_on(node: ast.AST, seen: set[str]) -> set[str]:
     """The names that a statement gives something of the names in ``seen``."""
     match node:
         case ast.Assign(targets=targets, value=value):
-            return {name for target in targets for name in _given(target, value, seen)}
+            return {name for target in targets for name in _receivers(target, value, seen)}
         case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            return _given(target, value, seen)
+            return _receivers(target, value, seen)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=base), args=arguments)):
             return (
                 {last_name(base) or ""} if any(_reads(item, seen) for item in arguments) else set()
@@ -235,12 +238,12 @@ def _passed_on(node: ast.AST, seen: set[str]) -> set[str]:
     return set()
 
 
-def _given(target: ast.expr, value: ast.expr, seen: set[str]) -> set[str]:
+def _receivers(target: ast.expr, value: ast.expr, seen: set[str]) -> set[str]:
     """The names of ``target`` that get something of ``seen`` from ``value``."""
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
             pairs = zip(names, values, strict=True)
-            return {name for one, other in pairs for name in _given(one, other, seen)}
+            return {name for one, other in pairs for name in _receivers(one, other, seen)}
     if not _reads(value, seen):
         return set()
     parts = target.elts if isinstance(target, ast.Tuple) else [target]

@@ -54,10 +54,11 @@ def plan_with(extra: str, scheme: str, adjacency: str) -> Plan:
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("scheme", SAMPLERS)
 def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> None:
-    for adjacency in ("add_remove", "replace_one", "zero_out"):
-        plan = plan_with(extra, scheme, adjacency)
-        for result in search(Case.of(plan, 1e-5), ClaimedEpsilon.of(CLAIM, plan)):
-            assert result.reading.epsilon >= 0
+    """Each kind and each sampler under every adjacency, not each pair of them."""
+    turn = list(EXTRAS).index(extra) + list(SAMPLERS).index(scheme)
+    plan = plan_with(extra, scheme, ("add_remove", "replace_one", "zero_out")[turn % 3])
+    for result in search(Case.of(plan, 1e-5), ClaimedEpsilon.of(CLAIM, plan)):
+        assert result.reading.epsilon >= 0
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

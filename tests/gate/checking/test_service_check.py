@@ -92,7 +92,7 @@ def test_no_answer_makes_a_command_fail_or_a_weak_plan_pass(
         for kind, fields in (("good", {}), ("weak", {"target": {"epsilon": 0.1, "delta": 1e-5}}))
     }
     digest = json.loads(run("certify", plans["good"], "--json").stdout)["plan_digest"]
-    for _ in range(60):
+    for _ in range(30):
         kind = drawn.choice(list(plans))
         forms = [answer(digest), POLICY]
         which = drawn.randrange(2)
