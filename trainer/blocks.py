@@ -25,19 +25,20 @@ from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
 from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.noise.source import TensorNoise
+from affidavit.trainer.shards import Box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """The groups of every release, in the plan's order, and the tensors themselves.
 
-    ``rows`` are those that are here of tensors that are sharded.
+    ``boxes`` are the parts that are here of tensors that are sharded.
     """
 
     groups: Mapping[str, tuple[Group, ...]]
     parameters: Mapping[str, nn.Parameter]
     flat: bool
-    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    boxes: Mapping[str, Box] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -69,7 +70,7 @@ class Layout:
             name: TensorNoise(
                 shape=tuple(self.parameters[name].shape),
                 scale=of_block(required.noise_std, release, place),
-                rows=self.rows.get(name),
+                box=self.boxes.get(name),
             )
             for release, groups in self.groups.items()
             for place, group in enumerate(groups)

@@ -7,9 +7,8 @@ that noise is in the result once. Parameters are compared across ranks by their 
 rank that differs, or dies, stops all. (Where tensors are sharded, each rank has its own part of
 sum and noise: ``affidavit.trainer.shards``.)
 
->>> alone = Peers.alone()
->>> alone.shard(torch.tensor([4, 7, 9])).tolist(), alone.leads
-([4, 7, 9], True)
+>>> Peers.alone().leads
+True
 
 ``torchrun`` sets RANK and WORLD_SIZE; without them a process is alone.
 """
@@ -78,30 +77,13 @@ class Peers:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def shard(self, lot: Tensor) -> Tensor:
-        """This rank's records of ``lot``; the shards are disjoint and make up the lot.
-
-        ``lot`` has shape (n,).
-        """
-        return lot[self.rank :: self.size]
-
     def add_up(self, sums: Mapping[str, Tensor]) -> None:
         """Replace each sum by that over all ranks, in place and with the same bits on each.
 
         Each has the shape of its parameter.
         """
-        if self.size == 1:
-            return
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for item in sums.values():
-            by_type.setdefault(item.dtype, []).append(item)
-        for same in by_type.values():
-            flat = torch.cat([entry.flatten() for entry in same])
-            add_up_alike(flat)
-            for each, part in zip(
-                same, flat.split([element.numel() for element in same]), strict=True
-            ):
-                each.copy_(part.view_as(each))
+        if self.size > 1:
+            add_up(sums)
 
     def agree(self, holds: bool) -> bool:
         """Whether something holds on every rank; each says what it knows."""
@@ -151,6 +133,21 @@ class Peers:
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "
                 "run was stopped; resume with --resume on identical machines.",
             )
+
+
+def add_up(sums: Mapping[str, Tensor], group: Any = None) -> None:
+    """Replace each sum by that over the ranks of ``group``, in place, with the same bits on each.
+
+    Each has the shape of its parameter.
+    """
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for item in sums.values():
+        by_type.setdefault(item.dtype, []).append(item)
+    for same in by_type.values():
+        flat = torch.cat([entry.flatten() for entry in same])
+        add_up_alike(flat, group)
+        for each, part in zip(same, flat.split([item.numel() for item in same]), strict=True):
+            each.copy_(part.view_as(each))
 
 
 def add_up_alike(values: Tensor, group: Any = None) -> None:

@@ -70,7 +70,7 @@ def save(folder: Path, state: State, peers: Peers) -> str:
 def load(folder: Path, state: State, shards: Shards | None) -> State:
     """``state``, as ``state.pt`` has it, with the rows of every sharded tensor that are here.
 
-    Without ``shards`` they are all rows. Raises ``RunFailure``.
+    Without ``shards``, and in tensor parallelism, they are all rows. Raises ``RunFailure``.
     """
     dcp: Any = import_module(DCP)
 
@@ -94,13 +94,12 @@ def _is_empty(item: Any) -> bool:
 
 
 def _room(item: Tensor, shards: Shards | None) -> Tensor:
-    if shards is None:
+    if shards is None or shards.room is None:
         return torch.empty(item.shape, dtype=item.dtype)
     from torch.distributed.tensor import empty
 
-    result: Tensor = empty(
-        *item.shape, dtype=item.dtype, device_mesh=shards.mesh, placements=shards.placements
-    )
+    mesh, placements = shards.room
+    result: Tensor = empty(*item.shape, dtype=item.dtype, device_mesh=mesh, placements=placements)
     return result
 
 

@@ -1,4 +1,6 @@
-"""Shards: tensors of which each rank holds some rows, as FSDP2's ``fully_shard`` cuts them.
+"""Shards: tensors of which each rank holds a part, as PyTorch cuts them among ranks.
+
+Of rows, by FSDP2's ``fully_shard``:
 
 A layer's parameters are gathered as FSDP does, so that a record's gradients, and their norms over
 a whole block, are formed by the rank that has the record. What the ranks then exchange are clipped
@@ -26,13 +28,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.distributed import Peers, add_up_alike, while_all_live
+from affidavit.trainer.distributed import Peers, add_up, add_up_alike, while_all_live
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Its name since PyTorch 2.13, or before."""
 
 BUCKET = 25_000_000
 """Bytes of sums that are added up at once. More is fewer collectives and more memory."""
+
+Box = tuple[tuple[int, int], tuple[int, int]]
+"""From one row up to another, and from one column up to another, of a tensor as a matrix."""
 
 OnWhole = Callable[[list[Tensor], list[int]], Sequence[Tensor]]
 """From whole matrices and their places to as many of the same shapes."""
@@ -72,9 +77,10 @@ class Bucket:
         self._bytes = 0
 
     def put(self, total: Tensor, like: Any, take: Callable[[Tensor], None]) -> None:
-        """Add up ``total`` over all ranks, and hand ``take`` the rows that are here.
+        """Add up ``total`` over the ranks with other records, and hand ``take`` the rows here.
 
-        ``total`` has the shape of ``like``. Raises ``RunFailure`` where a rank does not answer.
+        ``total`` has the shape of ``like``, or of its part in tensor parallelism. Raises
+        ``RunFailure`` where a rank does not answer.
         """
         self._waiting.append((total, like, take))
         self._bytes += total.nbytes
@@ -89,17 +95,17 @@ class Bucket:
         self.clear()
         for same in by_type.values():
             mesh = same[0][1].device_mesh
-            size = mesh.size(mesh.ndim - 1)
+            rows_dim = int(_has_replicas(same[0][1]))
+            size = mesh.size(rows_dim)
             flat = torch.cat([_padded(total, size).view(size, -1) for total, *_ in same], 1)
             rows = flat.new_empty(flat.shape[1])
             with while_all_live():
-                REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(mesh.ndim - 1))
-            if mesh.ndim == 2:
+                REDUCE_SCATTER(rows, flat.view(-1), group=mesh.get_group(rows_dim))
+            if rows_dim:
                 add_up_alike(rows, mesh.get_group(0))
-            most = [-(-len(like) // size) * math.prod(like.shape[1:]) for _, like, _ in same]
-            for part, (_, like, take) in zip(rows.split(most), same, strict=True):
-                first, last = _here(like)
-                take(part.view(-1, *like.shape[1:])[: last - first])
+            most = [-(-len(total) // size) * math.prod(total.shape[1:]) for total, *_ in same]
+            for part, (total, like, take) in zip(rows.split(most), same, strict=True):
+                take(part.view(-1, *total.shape[1:])[: len(local(like))])
 
     def clear(self) -> None:
         """Forget what waits."""
@@ -130,23 +136,61 @@ def whole(tensor: Any) -> Tensor:
 
 
 def here(value: Tensor, like: Any) -> Tensor:
-    """The rows of ``value`` that are here of a tensor that is sharded as ``like``.
+    """The part of ``value`` that is here of a tensor that is sharded as ``like``.
 
-    ``value`` has the shape of all rows, or already that of those that are here.
+    ``value`` has the shape of the whole, or already that of the part.
     """
     if not is_sharded(like) or value.shape != like.shape:
         return value
-    first, last = _here(like)
-    return value[first:last]
+    mesh = like.device_mesh
+    rows, columns = _box(like, [int(mesh.get_local_rank(dim)) for dim in range(mesh.ndim)])
+    part = value[slice(*rows)]
+    return part[:, slice(*columns)] if part.ndim == 2 else part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorParallel:
+    """The ranks that share layers by ``parallelize_module``: all of them have the same records.
+
+    ``cut`` has the tensors of which each rank has a part, with its shape as the layer uses it.
+    Each rank computes the whole gradient of any other tensor, and the first one's is released.
+    """
+
+    group: Any
+    rank: int
+    size: int
+    cut: Mapping[str, tuple[int, ...]]
+    alone: bool
+
+    def adds(self, name: str) -> bool:
+        """Whether this rank's gradient of ``name`` is a part of what is released."""
+        return self.rank == 0 or name in self.cut
+
+    def gathered(self, values: Tensor) -> list[Tensor]:
+        """The ``values`` of each of the ranks, all of one shape."""
+        result = [torch.empty_like(values) for _ in range(self.size)]
+        with while_all_live():
+            dist.all_gather(result, values.contiguous(), group=self.group)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """The sharded tensors of a run: ``heights`` has how many rows each has in all."""
+    """The sharded tensors of a run, of ``shapes`` as matrices.
 
-    mesh: Any
-    placements: tuple[Any, ...]
-    heights: Mapping[str, int]
+    The ranks of ``group`` have each tensor once, and ``boxes`` has the part of each rank. ``data``
+    is this rank's place among those with other records, and their number. ``room`` is the mesh and
+    the placements of all tensors, where these are the same.
+    """
+
+    group: Any
+    rank: int
+    shapes: Mapping[str, tuple[int, int]]
+    boxes: Sequence[Mapping[str, Box]]
+    data: tuple[int, int]
+    replica: int
+    tensor_parallel: TensorParallel | None
+    room: tuple[Any, Any] | None
 
     @classmethod
     def of(
@@ -156,89 +200,83 @@ class Shards:
 
         Raises ``UnsupportedModel`` for another kind of sharding.
         """
-        parameters: dict[str, Any] = dict(module.named_parameters())
+        parameters: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
         sharded = {name: item for name, item in parameters.items() if is_sharded(item)}
         if not sharded:
             return None
-        if left := [name for name in trained if name not in sharded]:
+        mesh = max((item.device_mesh for item in sharded.values()), key=lambda of: of.ndim)
+        fully = _require_known(module, sharded, mesh, peers)
+        if fully and (left := [name for name in trained if name not in sharded]):
             raise UnsupportedModel(
                 f"{', '.join(left)}: trainable and not sharded, where other tensors are. Call "
                 "fully_shard on the whole model last, without ignored_params, or freeze the tensor."
             )
-        from torch.distributed.fsdp import FSDPModule
-
-        first = next(iter(sharded.values()))
-        wrapped = [path for path, of in module.named_modules() if isinstance(of, FSDPModule)]
-        for name, item in sharded.items():
-            within = any(not path or name.startswith(f"{path}.") for path in wrapped)
-            *replicated, rows = item.placements
-            others = [each.is_replicate() for each in replicated]
-            by_rows = rows.is_shard(0) and others in ([], [True])
-            on_all = item.device_mesh.size() == peers.size and item.device_mesh == first.device_mesh
-            if not (within and by_rows and on_all):
-                raise UnsupportedModel(
-                    f"{name}: its placement is {tuple(item.placements)} on a mesh of shape "
-                    f"{tuple(item.device_mesh.shape)}. The trainer takes rows sharded by "
-                    f"fully_shard over one mesh of all {peers.size} ranks, with or without "
-                    "replicas; leave out tensor parallelism and shard_placement_fn."
-                )
+        rows_dim = int(fully and any(map(_has_replicas, sharded.values())))
+        parallel = None if rows_dim or (fully and mesh.ndim == 1) else _parallel_of(sharded, mesh)
+        both = parallel is not None and fully
+        size = mesh.size() if both else mesh.size(rows_dim)
+        place = [int(mesh.get_local_rank(dim)) for dim in range(mesh.ndim)]
+        rank = place[0] * mesh.size(1) + place[1] if both else place[rows_dim]
+        places = [
+            divmod(of, mesh.size(1)) if both else (*place[:rows_dim], of) for of in range(size)
+        ]
+        data = (peers.rank, peers.size)
+        if parallel is not None:
+            data = (place[0], mesh.size(0)) if both else (0, 1)
         return cls(
-            mesh=first.device_mesh,
-            placements=tuple(first.placements),
-            heights={name: len(trained[name]) for name in trained},
+            group=None if both else mesh.get_group(rows_dim),
+            rank=rank,
+            shapes={name: _as_matrix(item.shape) for name, item in trained.items()},
+            boxes=[{name: _box(item, of) for name, item in trained.items()} for of in places],
+            data=data,
+            replica=place[0] if rows_dim else 0,
+            tensor_parallel=parallel,
+            room=(mesh, next(iter(sharded.values())).placements) if parallel is None else None,
         )
 
     @property
-    def size(self) -> int:
-        """How many ranks share the rows."""
-        return int(self.mesh.size(self.mesh.ndim - 1))
+    def here(self) -> Mapping[str, Box]:
+        """The part of every tensor that is here."""
+        return self.boxes[self.rank]
 
     @property
-    def rank(self) -> int:
-        """The place of this one among them."""
-        return int(self.mesh.get_local_rank(self.mesh.ndim - 1))
+    def compares(self) -> bool:
+        """Whether this rank's digest of the parameters is compared with that of others."""
+        return self.data[0] == 0 if self.tensor_parallel is not None else self.rank == 0
 
-    @property
-    def replica(self) -> int:
-        """Which of the replicas this rank has rows of."""
-        return int(self.mesh.get_local_rank(0)) if self.mesh.ndim == 2 else 0
+    def completed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``sums`` after the last microbatch, in place: of what is not cut those of one rank.
 
-    def rows(self, name: str) -> tuple[int, int]:
-        """The rows of ``name`` that are here."""
-        return rows_of(self.heights[name], self.rank, self.size)
+        Each has the shape of its part.
+        """
+        if (of := self.tensor_parallel) is not None:
+            add_up({name: item for name, item in sums.items() if name not in of.cut}, of.group)
+        return sums
 
     def on_whole(
         self, parts: list[Tensor], names: Sequence[str], function: OnWhole
     ) -> list[Tensor]:
-        """What ``function`` makes of whole matrices, each on one rank; its rows that are here.
+        """What ``function`` makes of whole matrices, each on one rank; the parts that are here.
 
-        ``parts`` are the rows that are here of the tensors ``names``, (rows, n). The function is
-        handed the matrices of this rank, (m, n) each, and their places among ``parts``.
+        ``parts`` are those that are here of the tensors ``names``, (rows, columns) each. The
+        function gets the matrices of this rank, (m, n) each, and their places among ``parts``.
         """
         if not parts:
             return []
-        size, rank = self.size, self.rank
-        owner = _owners(
-            [(self.heights[n], part.shape[1]) for n, part in zip(names, parts, strict=True)], size
-        )
-        mine = [place for place, of in enumerate(owner) if of == rank]
-        counts = {
-            (place, of): last - first
-            for place, name in enumerate(names)
-            for of in range(size)
-            for first, last in [rows_of(self.heights[name], of, size)]
-        }
+        size = len(self.boxes)
+        owner = _owners([self.shapes[name] for name in names], size)
+        mine = [place for place, of in enumerate(owner) if of == self.rank]
         sent = [[parts[p] for p, of in enumerate(owner) if of == to] for to in range(size)]
-        shapes = [[(counts[p, of], parts[p].shape[1]) for p in mine] for of in range(size)]
+        boxes = [[of[names[place]] for place in mine] for of in self.boxes]
+        shapes = [[(b - a, d - c) for (a, b), (c, d) in of] for of in boxes]
         got = self._exchanged(sent, shapes, parts)
-        matrices = [torch.cat([got[of][at] for of in range(size)]) for at in range(len(mine))]
+        matrices = [parts[place].new_empty(self.shapes[names[place]]) for place in mine]
+        for theirs, pieces in zip(boxes, got, strict=True):
+            for matrix, box, piece in zip(matrices, theirs, pieces, strict=True):
+                _inside(matrix, box).copy_(piece)
         done = function(matrices, mine) if mine else []
-        back = [
-            list(matrix.split([counts[p, of] for of in range(size)]))
-            for p, matrix in zip(mine, done, strict=True)
-        ]
         returned = self._exchanged(
-            [[split[to] for split in back] for to in range(size)],
+            [[_inside(*pair) for pair in zip(done, theirs, strict=True)] for theirs in boxes],
             [[tuple(part.shape) for part in of] for of in sent],
             parts,
         )
@@ -267,7 +305,7 @@ class Shards:
                 inputs,
                 [sum(of) for of in sizes],
                 [sum(part.numel() for part in of) for of in sent],
-                group=self.mesh.get_group(self.mesh.ndim - 1),
+                group=self.group,
             )
         pieces = iter(output.split([size for of in sizes for size in of]))
         return [[next(pieces).view(shape) for shape in of] for of in shapes]
@@ -283,9 +321,80 @@ def _owners(shapes: Sequence[tuple[int, int]], size: int) -> list[int]:
     return result
 
 
-def _here(like: Any) -> tuple[int, int]:
-    mesh = like.device_mesh
-    return rows_of(len(like), mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1))
+def _inside(matrix: Tensor, box: Box) -> Tensor:
+    (first, last), (left, right) = box
+    return matrix[first:last, left:right]
+
+
+def _as_matrix(shape: torch.Size) -> tuple[int, int]:
+    return int(shape[0]), math.prod(shape[1:])
+
+
+def _box(tensor: Any, place: Sequence[int]) -> Box:
+    """The part of ``tensor`` on the rank at ``place`` in the mesh; all of what is not sharded."""
+    result = [(0, size) for size in _as_matrix(tensor.shape)]
+    if is_sharded(tensor):
+        mesh = tensor.device_mesh
+        for dim in reversed(range(mesh.ndim)):  # parallelize_module cuts before fully_shard does
+            along = getattr(tensor.placements[dim], "dim", None)
+            if along is not None:
+                first, last = result[along]
+                of = rows_of(last - first, place[dim], mesh.size(dim))
+                result[along] = (first + of[0], first + of[1])
+    return result[0], result[1]
+
+
+def _dims(tensor: Any) -> list[int | None]:
+    """Along which dimension ``tensor`` is cut by each dimension of its mesh."""
+    return [getattr(kind, "dim", None) for kind in tensor.placements]
+
+
+def _has_replicas(tensor: Any) -> bool:
+    return tensor.device_mesh.ndim == 2 and _dims(tensor) == [None, 0]
+
+
+def _require_known(module: nn.Module, sharded: Mapping[str, Any], mesh: Any, peers: Peers) -> bool:
+    """Whether fully_shard cut the model; raises ``UnsupportedModel`` for other layouts."""
+    from torch.distributed.fsdp import FSDPModule
+
+    wrapped = [path for path, of in module.named_modules() if isinstance(of, FSDPModule)]
+    replicas = bool(wrapped) and all(map(_has_replicas, sharded.values()))
+    ordered = mesh.mesh.flatten().tolist() == list(range(peers.size))
+    for name, item in sharded.items():
+        within = any(not path or name.startswith(f"{path}.") for path in wrapped)
+        linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        own, dims = item.device_mesh, _dims(item)
+        if not wrapped:
+            known = mesh.ndim == 1 and linear
+        elif own.ndim == mesh.ndim:
+            known = replicas or (dims[0] == 0 and (mesh.ndim == 1 or (mesh.ndim == 2 and linear)))
+        else:
+            known = dims == [0] and own.size() == mesh.size(0)
+        same = own == mesh or own.ndim < mesh.ndim
+        partial = any(kind.is_partial() for kind in item.placements)
+        if partial or not (known and same and ordered and within == bool(wrapped)):
+            raise UnsupportedModel(
+                f"{name}: its placement is {tuple(item.placements)} on a mesh of shape "
+                f"{tuple(own.shape)}. The trainer takes nn.Linear cut by ColwiseParallel and "
+                "RowwiseParallel, rows sharded by fully_shard, with or without replicas, or both "
+                f"without replicas, over one mesh of all {peers.size} ranks in their order. Leave "
+                "out other parallel styles and shard_placement_fn."
+            )
+    return bool(wrapped)
+
+
+def _parallel_of(sharded: Mapping[str, Any], mesh: Any) -> TensorParallel:
+    dim = mesh.ndim - 1
+    rank, size = int(mesh.get_local_rank(dim)), int(mesh.size(dim))
+    cut = {}
+    for name, item in sharded.items():
+        along = _dims(item)[dim] if item.device_mesh.ndim == mesh.ndim else None
+        if along is not None:
+            first, last = rows_of(item.shape[along], rank, size)
+            cut[name] = (*item.shape[:along], last - first, *item.shape[along + 1 :])
+    return TensorParallel(
+        group=mesh.get_group(dim), rank=rank, size=size, cut=cut, alone=mesh.ndim == 1
+    )
 
 
 def _padded(total: Tensor, size: int) -> Tensor:

@@ -40,6 +40,7 @@ from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.numerics import MOST_CLIP_NORM
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK, Point
+from affidavit.trainer.shards import Shards
 
 Sums = dict[str, Tensor]
 
@@ -89,17 +90,24 @@ class PerExampleGradient:
     data: DataAdapter
     peers: Peers
     autocast: torch.dtype | None = None
-    sharded: bool = False
+    shards: Shards | None = None
 
     def clipped_sum(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
         """The clipped sums over all ranks; ``seen`` is handed the losses, which are private.
 
         Each sum has the shape of its parameter.
         """
-        result = self._accumulated(lot, seen, self._losses)
-        if not self.sharded:
-            self.peers.add_up(result)
-        return result
+        return self.summed(self._accumulated(lot, seen, self._losses))
+
+    def summed(self, sums: Sums) -> Sums:
+        """``sums`` of this rank over all ranks, in place; most sharded ones are so already.
+
+        Each has the shape of its parameter, or of its part that is here.
+        """
+        if self.shards is not None:
+            return self.shards.completed(sums)
+        self.peers.add_up(sums)
+        return sums
 
     def _losses(self, batch: Batch) -> Tensor:
         with self._types():

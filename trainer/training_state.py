@@ -83,8 +83,9 @@ class TrainingState:
         self.layout = layout_of(config.execution, model)
         self.shards = Shards.of(self.module, self._trained, peers)
         if self.shards is not None:
-            rows = {name: self.shards.rows(name) for name in self._trained}
-            self.layout = replace(self.layout, rows=rows)
+            self.layout = replace(self.layout, boxes=self.shards.here)
+        parallel = None if self.shards is None else self.shards.tensor_parallel
+        self._place = (peers.rank, peers.size) if self.shards is None else self.shards.data
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
         self._rates = _learning_rates(config.plan, settings, steps)
         self._own_loop = optimizer is not None
@@ -94,7 +95,9 @@ class TrainingState:
         self._adaptation = _adaptation_of(config.plan)
         self.clip_counts: dict[str, float] | None = None
         self._records = 0
-        self.private = PrivateModel(self.module, self.layout.specs(self._required(0)))
+        self.private = PrivateModel(
+            self.module, self.layout.specs(self._required(0)), tensor_parallel=parallel
+        )
         if self._adaptation is not None:
             self.private.count_within()
         if settings.compile:
@@ -117,7 +120,11 @@ class TrainingState:
         self._noise = self._noise_of_phases()
         self.noise_test = NoiseTest(
             {name: release for release, of in self.layout.tensors.items() for name in of},
-            {name: local(item).numel() for name, item in self._trained.items()},
+            {
+                name: local(item).numel()
+                for name, item in self._trained.items()
+                if parallel is None or parallel.adds(name)
+            },
             ranks=1 if self.shards is None else peers.size,
         )
 
@@ -129,7 +136,7 @@ class TrainingState:
             "data": data,
             "peers": self._peers,
             "autocast": self._settings.autocast,
-            "sharded": self.shards is not None,
+            "shards": self.shards,
         }
         if self.shards is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
             raise UnsupportedModel(
@@ -274,11 +281,12 @@ class TrainingState:
         """This rank's part of the lot of ``step``, and how many records the whole lot has."""
         required = self._enter(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
+        rank, size = self._place
         mine = Lot(
-            records=self._peers.shard(lot),
+            records=lot[rank::size],
             microbatch=self._settings.microbatch,
-            dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
-            most=0 if self.shards is None else -(-len(lot) // self._peers.size),
+            dropout_key=ratchet.key_for(f"dropout of rank {rank}"),
+            most=0 if self.shards is None else -(-len(lot) // size),
         )
         self.private.take_within()
         self._records = len(mine.records)
@@ -293,13 +301,11 @@ class TrainingState:
         return self._gradient.batch(records)
 
     def summed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``sums`` of this rank over all ranks, in place, unless they are sharded, and so already.
+        """``sums`` of this rank over all ranks, in place.
 
-        Each has the shape of its parameter, or of its rows that are here.
+        Each has the shape of its parameter, or of its part that is here.
         """
-        if self.shards is None:
-            self._peers.add_up(sums)
-        return sums
+        return self._gradient.summed(sums)
 
     def release(self, step: int, ratchet: Ratchet, sums: dict[str, Tensor]) -> None:
         """Add the noise of ``step`` to ``sums``, once, and update with the noisy means.
@@ -335,6 +341,8 @@ class TrainingState:
             [within[block] - self._records / 2 for block in adaptation.factors],
             device=self._peers.device,
         )
+        if self.shards is not None and (of := self.shards.tensor_parallel) and of.rank:
+            sums.zero_()  # the first of the ranks with the same records has counted them
         self._peers.add_up({"counts": sums})
         noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
         key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
@@ -397,7 +405,7 @@ class TrainingState:
         Of sharded tensors every rank asks, and the first of each replica is told: one tensor after
         the other is gathered, and none is kept.
         """
-        if self.shards is None or self.shards.rank == 0 or self._peers.leads:
+        if self.shards is None or self.shards.compares or self._peers.leads:
             return digest_of_tensors(whole(item) for item in self._trained.values())
         for item in self._trained.values():
             whole(item)

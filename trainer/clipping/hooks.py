@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from affidavit.trainer.clipping.ghost_norm import Factors
 from affidavit.trainer.clipping.tied_weights import upper_inner
 from affidavit.trainer.numerics import clip_weights, joint_norm
-from affidavit.trainer.shards import Bucket, is_sharded
+from affidavit.trainer.shards import Bucket
 
 
 class MixedRecords(RuntimeError):
@@ -63,13 +63,16 @@ class Lot:
 class Target:
     """One trainable tensor and the clipped sum of the microbatch; ``caught`` counts uses.
 
-    Sums of a sharded tensor go through ``bucket``, and ``total`` has its rows here. An ``idle``
-    rank adds zeros: it runs layers only because the others need it to.
+    Where its rows are sharded sums go through ``bucket``, and ``total`` has those that are here.
+    ``shape`` is the tensor's as its layer uses it. An ``idle`` rank adds zeros: it runs layers only
+    because the others need it to. So does one that does not ``add``: another has the same gradient.
     """
 
     name: str
     parameter: nn.Parameter
-    bucket: Bucket = field(default_factory=Bucket)
+    shape: tuple[int, ...] = ()
+    bucket: Bucket | None = None
+    adds: bool = True
     caught: int = 0
     total: Tensor | None = None
     idle: bool = False
@@ -77,10 +80,10 @@ class Target:
     def add(self, total: Tensor) -> None:
         """Add a clipped sum, of the tensor's shape up to a view."""
         wide = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
-        total = total.reshape(self.parameter.shape).to(wide)
-        if self.idle:
+        total = total.reshape(self.shape or self.parameter.shape).to(wide)
+        if self.idle or not self.adds:
             total = torch.zeros_like(total)
-        if is_sharded(self.parameter):
+        if self.bucket is not None:
             self.bucket.put(total, self.parameter, self._take)
         else:
             self._take(total)
@@ -94,12 +97,14 @@ class Block:
     """What is clipped together to ``clip_norm``: all uses that its taps catch.
 
     Where ``counted``, ``within`` grows by the records of a norm of at most ``clip_norm``; their
-    gradients are then kept until the backward pass is over, as those of several uses are.
+    gradients are then kept until the backward pass is over, as those of several uses are. So are
+    those that are ``shared``, because other ranks know a part of their norms.
     """
 
     name: str
     clip_norm: float
     counted: bool = False
+    shared: bool = False
     within: int = 0
     uses: int = 0
     caught: int = 0
@@ -116,23 +121,30 @@ class Block:
                 f"block {self.name}: {self.caught} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where it could not be counted."
             )
-        if self.uses > 1 or self.counted:
+        if self.uses > 1 or self.counted or self.shared:
             self.kept.append((target, factors))
         else:
             target.add(factors.clipped_sum(self.clip_norm))
 
-    def finish(self) -> None:
-        """Clip what was kept by its joint norm and add it to the tensors' sums."""
-        stored, self.kept = self.kept, []
-        if not stored:
-            return
+    def norms(self) -> Tensor:
+        """Upper bounds on the norms of what was kept and is this rank's to add, (n,)."""
+        uses = self._uses()
+        norms = [norm_of_uses(use) for target, use in uses.items() if target.adds]
+        return joint_norm(norms) if norms else torch.zeros_like(self.kept[0][1].norms())
+
+    def _uses(self) -> dict[Target, list[Factors]]:
         uses: dict[Target, list[Factors]] = {}
-        for target, factors in stored:
+        for target, factors in self.kept:
             uses.setdefault(target, []).append(factors)
-        stored.clear()
-        weights = clip_weights(
-            joint_norm([norm_of_uses(use) for use in uses.values()]), self.clip_norm
-        )
+        return uses
+
+    def finish(self, norms: Tensor | None = None) -> None:
+        """Clip what was kept by its joint norm, (n,), and add it to the tensors' sums."""
+        if not self.kept:
+            return
+        weights = clip_weights(self.norms() if norms is None else norms, self.clip_norm)
+        uses = self._uses()
+        self.kept = []
         if self.counted and not next(iter(uses)).idle:
             self.within += int((weights == 1).sum())
         for target, item in uses.items():

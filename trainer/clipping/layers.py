@@ -22,6 +22,8 @@ from torch.nn import functional
 
 from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
 from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
+from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.shards import is_sharded
 
 MaybeTap = GradientHook | None
 Taps = dict[str, GradientHook]
@@ -243,7 +245,38 @@ def _linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool) -
             "records; keep the records in the first."
         )
     both = (taps.get("weight"), taps.get("bias"))
+    if is_sharded(layer.weight):
+        return _parallel_linear(layer, both, records, x)
     return LinearUse.apply(x, layer.weight, layer.bias, both, records, flipped)
+
+
+def _parallel_linear(layer: Any, taps: tuple[MaybeTap, MaybeTap], records: int, x: Any) -> Any:
+    """A layer that tensor parallelism cut, on this rank's part.
+
+    Cut by its outputs (``ColwiseParallel``) it sees all of x, and has a part of y; cut by its
+    inputs (``RowwiseParallel``) it sees a part of x, and has a term of y, to which one rank adds
+    the bias. The hooks of the layer made x a ``DTensor``, and exchange y.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    mesh, bias = layer.weight.device_mesh, layer.bias
+    by_outputs = layer.weight.placements[0].is_shard(0)
+    (kind,) = x.placements if is_sharded(x) else (None,)
+    if kind is None or not (kind.is_replicate() if by_outputs else kind.is_shard(x.ndim - 1)):
+        raise UnsupportedModel(
+            f"a linear layer of shape {tuple(layer.weight.shape)} that is cut among ranks got an "
+            f"input with placement {kind}. Cut it by parallelize_module, with ColwiseParallel or "
+            "RowwiseParallel, whose hooks place the input."
+        )
+    weight, bias = layer.weight.to_local(), None if bias is None else bias.to_local()
+    if by_outputs:
+        x = x.to_local(grad_placements=[Partial()])
+        y = LinearUse.apply(x, weight, bias, taps, records)
+        return DTensor.from_local(y, mesh, [Shard(y.ndim - 1)], run_check=False)
+    if bias is not None and mesh.get_local_rank():
+        bias = bias * 0
+    y = LinearUse.apply(x.to_local(), weight, bias, taps, records)
+    return DTensor.from_local(y, mesh, [Partial()], run_check=False)
 
 
 def run_embedding(layer: nn.Embedding, taps: Taps, records: int, ids: Tensor) -> Tensor:

@@ -233,7 +233,7 @@ class Unit:
         if any(is_sharded(holder._parameters[name]) for holder, name in self.taps):
             raise UnsupportedModel(
                 f"{self.path} ({type(self.module).__name__}) uses parameters of a module inside it "
-                "that fully_shard wraps by itself. Wrap the outer module alone."
+                "that fully_shard or parallelize_module cut by itself. Leave that module whole."
             )
         copies = [
             Copies.apply(holder._parameters[name], lot.records, tap)

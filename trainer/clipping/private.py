@@ -53,8 +53,8 @@ from affidavit.trainer.clipping.requirements import (
     require_partition,
     require_supported,
 )
-from affidavit.trainer.numerics import NARROW, require_true_float32
-from affidavit.trainer.shards import Bucket, is_sharded, local
+from affidavit.trainer.numerics import NARROW, joint_norm, require_true_float32, rounding
+from affidavit.trainer.shards import Bucket, TensorParallel, is_sharded, local
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters; the module around them uses them."""
@@ -68,22 +68,37 @@ class PrivateModel:
     Raises ``UnsupportedModel`` where the model or the blocks cannot be trained privately.
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[BlockSpec]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[BlockSpec],
+        *,
+        tensor_parallel: TensorParallel | None = None,
+    ) -> None:
         self.model = model
         self.specs = tuple(blocks)
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         require_partition(trainable, self.specs)
         self._lot = Lot()
-        self._bucket = Bucket()
-        self._targets = {
-            id(p): Target(name=n, parameter=p, bucket=self._bucket) for n, p in trainable.items()
-        }
+        self._bucket, self._parallel = Bucket(), tensor_parallel
+        self._targets = {id(p): self._target(n, p) for n, p in trainable.items()}
         self._per_record: set[str] = set()
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
         self._wide: dict[str, Tensor] = {}
         self._hidden = self._counted = False
         self._attach()
+
+    def _target(self, name: str, parameter: nn.Parameter) -> Target:
+        of = self._parallel
+        by_rows = is_sharded(parameter) and not (of and of.alone)
+        return Target(
+            name=name,
+            parameter=parameter,
+            shape=tuple(parameter.shape if of is None else of.cut.get(name, parameter.shape)),
+            bucket=self._bucket if by_rows else None,
+            adds=of is None or of.adds(name),
+        )
 
     def _attach(self) -> None:
         self._blocks: dict[tuple[str, str], Block] = {}
@@ -184,7 +199,13 @@ class PrivateModel:
         clip_norm = spec.uses.get(path, spec.clip_norm)
         name = f"{spec.name} ({path})" if spec.uses else spec.name
         block = self._blocks.setdefault(
-            key, Block(name=name, clip_norm=clip_norm, counted=self._counted)
+            key,
+            Block(
+                name=name,
+                clip_norm=clip_norm,
+                counted=self._counted,
+                shared=self._parallel is not None,
+            ),
         )
         return GradientHook(target=target, block=block, lot=self._lot, path=path)
 
@@ -276,13 +297,24 @@ class PrivateModel:
             with self._gradients_set_aside():
                 result = self._backward(losses)
                 with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
-                    for block in self._blocks.values():
-                        block.finish()
+                    for block, norms in self._joint_norms():
+                        block.finish(norms)
                     self._bucket.flush()
                 self._require_caught()
             for target in self._targets.values():
                 self._add(target)
         return result
+
+    def _joint_norms(self) -> Iterator[tuple[Block, Tensor | None]]:
+        """Blocks with their norms over all ranks that have a part of them, by one collective."""
+        blocks = [block for block in self._blocks.values() if block.kept]
+        if self._parallel is None or not blocks:
+            yield from ((block, None) for block in blocks)
+            return
+        own = [block.norms() for block in blocks]
+        joint = joint_norm(self._parallel.gathered(torch.stack(own)))
+        for block, norms, item in zip(blocks, joint, own, strict=True):
+            yield block, norms.to(item.dtype) * (1 + rounding(4, item.dtype))
 
     def _backward(self, losses: Callable[[], Tensor], only: int | None = None) -> Tensor:
         """The losses, detached, after the backward pass of all of them, or of ``only``'s."""
@@ -402,6 +434,7 @@ class PrivateModel:
         """
         alone = [self._rows(losses, records, only) for only in range(records)]
         together = self._rows(losses, records)
+        self._require_alike(together, tolerance)
         for only, rows in enumerate(alone):
             largest = max((float(row[0, 1]) for _, row in rows), default=0.0)
             for (tap, row), (_, all_rows) in zip(rows, together, strict=True):
@@ -413,6 +446,23 @@ class PrivateModel:
                         "records. Have it treat each row by itself.",
                         path=tap.path,
                     )
+
+    def _require_alike(self, rows: list[tuple[GradientHook, Tensor]], tolerance: float) -> None:
+        """Raise ``UnsupportedModel`` where ranks differ in a gradient that each has whole."""
+        if self._parallel is None:
+            return
+        for tap, row in rows:
+            if tap.target.name in self._parallel.cut:
+                continue
+            first, *others = self._parallel.gathered(row)
+            scale = float(first[:, 1].max()) * tap.target.parameter.numel() ** 0.5
+            if any(not float((first - other).abs().max()) <= tolerance * scale for other in others):
+                raise UnsupportedModel(
+                    f"{tap.target.name}: each rank of tensor parallelism has another gradient, "
+                    "because its layer sees a part of a record there (a part of the sequence or of "
+                    "the heads). Hand it whole activations (output_layouts=Replicate()), or "
+                    "freeze the tensor."
+                )
 
     def require_true(
         self, losses: Callable[[Tensor], Tensor], records: Tensor, *, tolerance: float

@@ -47,26 +47,44 @@ class WrongState(ValueError):
 class TensorNoise:
     """One tensor's shape, and σ_g C_g of its block: the deviation of its independent noise.
 
-    It is in units of the clipped sum, an entry of it. Where only ``rows`` of a tensor are here,
-    from one up to another, their noise is that part of the whole tensor's: ranks that share a key
-    draw disjoint parts of its streams, and together what one process draws.
+    It is in units of the clipped sum, an entry of it. Where only the ``box`` of a tensor is here,
+    some rows and some columns from one up to another, its noise is that part of the whole
+    tensor's: ranks that share a key use disjoint parts of its streams, and together what one
+    process draws.
 
     Raises ``ValueError`` unless the scale is positive.
     """
 
     shape: tuple[int, ...]
     scale: float
-    rows: tuple[int, int] | None = None
+    box: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    @property
+    def columns(self) -> tuple[int, int] | None:
+        """Those of a matrix that are here, unless all are."""
+        if self.box is None or self.box[1] == (0, math.prod(self.shape[1:])):
+            return None
+        return self.box[1]
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The shape of the rows that are here, with all columns."""
+        if self.box is None:
+            return self.shape
+        first, last = self.box[0]
+        return (last - first, *self.shape[1:])
 
     @property
     def here(self) -> tuple[int, ...]:
         """The shape of what is here."""
-        return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
+        if self.columns is None:
+            return self.drawn
+        return (self.drawn[0], self.columns[1] - self.columns[0])
 
     @property
     def first(self) -> int:
-        """How many entries of the tensor come before those that are here."""
-        return 0 if self.rows is None else self.rows[0] * math.prod(self.shape[1:])
+        """How many entries of the tensor come before the rows that are here."""
+        return 0 if self.box is None else self.box[0][0] * math.prod(self.shape[1:])
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
@@ -135,16 +153,12 @@ class NoiseSource:
         with torch.no_grad():
             if self._exact:
                 for place, (name, tensor) in enumerate(self._tensors.items()):
-                    add_on_grid(
-                        sums[name],
-                        self._key,
-                        step=at,
-                        tensor=place,
-                        scale=scales[name],
-                        first=tensor.first,
-                    )
+                    self._add_exactly(at, place, tensor, sums[name], scales[name])
                 return
-            if self._is_z and all(sums[name].is_contiguous() for name in self._tensors):
+            if self._is_z and all(
+                sums[name].is_contiguous() and tensor.columns is None
+                for name, tensor in self._tensors.items()
+            ):
                 self._add_pieces(at, sums, scales)
                 return
             for place, (name, tensor) in enumerate(self._tensors.items()):
@@ -177,11 +191,21 @@ class NoiseSource:
             self._key,
             step=at,
             tensor=place,
-            shape=tensor.here,
+            shape=tensor.drawn,
             device=self._device,
             first=tensor.first,
         )
-        return drawn.to(self._dtype)
+        return _of_columns(drawn, tensor).to(self._dtype)
+
+    def _add_exactly(
+        self, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
+    ) -> None:
+        wide = total if tensor.columns is None else total.new_zeros(tensor.drawn)
+        if tensor.columns is not None:
+            _of_columns(wide, tensor).copy_(total)
+        add_on_grid(wide, self._key, step=at, tensor=place, scale=scale, first=tensor.first)
+        if tensor.columns is not None:
+            total.copy_(_of_columns(wide, tensor))
 
     def _add_pieces(self, at: int, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> None:
         """The same where the noise is z itself: no tensor is ever written in full."""
@@ -217,3 +241,7 @@ class NoiseSource:
             "recurrence": [streaming.form, streaming.buffers, list(streaming.coefficients)],
             "tensors": [[n, list(t.shape), t.scale] for n, t in self._tensors.items()],
         }
+
+
+def _of_columns(values: Tensor, tensor: TensorNoise) -> Tensor:
+    return values if tensor.columns is None else values[:, slice(*tensor.columns)]

@@ -15,6 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.trainer import private, private_loop
@@ -37,17 +43,22 @@ RELEASES = [
     {"name": "auxiliary", "count": 4, "clip_norm": 0.5, "noise_multiplier": 2.0},
 ]
 BLOCKS = {"hidden": ["0.weight", "2.weight"], "auxiliary": ["*"]}
+TRANSFORMER_RELEASES = [{**RELEASES[0], "count": 6}, {**RELEASES[1], "count": 1}]
+TRANSFORMER_BLOCKS = {
+    "hidden": [f"{of}.weight" for of in ("query", "key", "value", "out", "up", "down")],
+    "auxiliary": ["*"],
+}
 
 
-def plan_of(name: str) -> Any:
+def plan_of(name: str, transformer: bool = False) -> Any:
     """The plan of the run ``name``."""
-    return plan_with(releases=RELEASES, **CHANGES[name])
+    return plan_with(releases=TRANSFORMER_RELEASES if transformer else RELEASES, **CHANGES[name])
 
 
-def certified(folder: Path, names: Sequence[str]) -> None:
+def certified(folder: Path, names: Sequence[str], *, transformer: bool = False) -> None:
     """Write the certificates of these runs."""
     for name in names:
-        (folder / f"{name}.json").write_bytes(bundle_of(plan_of(name)))
+        (folder / f"{name}.json").write_bytes(bundle_of(plan_of(name, transformer)))
 
 
 def model_of() -> nn.Module:
@@ -68,6 +79,50 @@ def sharded_model(replicas: int = 1) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+class Transformer(nn.Module):
+    """Attention of four heads and a feed-forward part on two tokens a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 8), nn.Linear(8, 1)
+        self.first, self.second = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.each: nn.Module = nn.Identity()  # of the queries of a head
+        self.query, self.key, self.value = (nn.Linear(4, 8) for _ in range(3))
+        self.out, self.up, self.down = nn.Linear(8, 4), nn.Linear(4, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3) to (n, 1)."""
+        x = self.embed(x).unflatten(1, (2, 4))
+        z = self.first(x)
+        q, k, v = (
+            of(z).unflatten(2, (-1, 2)).transpose(1, 2) for of in (self.query, self.key, self.value)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(self.each(q), k, v)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        x = x + self.down(self.up(self.second(x)).tanh())
+        return self.head(x.flatten(1))
+
+
+def transformer() -> Transformer:
+    """The same on every rank."""
+    torch.manual_seed(5)
+    return Transformer()
+
+
+STYLES: dict[str, ParallelStyle] = {
+    **{name: ColwiseParallel() for name in ("query", "key", "value", "up")},
+    **{name: RowwiseParallel() for name in ("out", "down")},
+}
+
+
+def parallel_transformer(rows: int = 1) -> Transformer:
+    """The same, its linear layers cut among ranks, and all of it by rows among ``rows`` of them."""
+    model, size = transformer(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("rows", "cut"))
+    parallelize_module(model, mesh["cut"], STYLES)
+    return fully_shard(model, mesh=mesh["rows"]) if rows > 1 else model
+
+
 def losses(model: nn.Module, batch: Any) -> Tensor:
     """Squared errors, one a record."""
     x, y = batch
@@ -79,16 +134,16 @@ def trained(
 ) -> None:
     """Train, from where the run in ``out`` stands, to its end or to before step ``until``."""
     private_loop.os = SimpleNamespace(urandom=entropy_of(1))  # type: ignore[attr-defined]
-    data = Made()
+    data, transformer = Made(), isinstance(model, Transformer)
     run = private(
         model,
         torch.optim.AdamW(model.parameters(), lr=0.05) if own else None,
         DataLoader(TensorDataset(data.x, data.y)),
         losses=losses,
         certificate=folder / f"{name}.json",
-        plan=plan_of(name),
+        plan=plan_of(name, transformer),
         out=folder / out,
-        blocks=BLOCKS,
+        blocks=TRANSFORMER_BLOCKS if transformer else BLOCKS,
         trusted=[KEY.public],
         settings=Settings(device="cpu", microbatch=3, checkpoint_every=1000, digest_every=4),
     )
