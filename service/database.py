@@ -37,13 +37,15 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DisconnectionError, IntegrityError
 
 from affidavit.service import teams
+
+T = TypeVar("T")
 
 BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
@@ -117,6 +119,16 @@ def reader(engine: Engine) -> Engine:
 def writer(engine: Engine) -> Engine:
     """``engine`` for transactions that write; shares its connections."""
     return engine.execution_options(affidavit_writes=True)
+
+
+def write(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """``work`` in one transaction; once more, if another one stored the same row first."""
+    try:
+        with writer(engine).begin() as connection:
+            return work(connection)
+    except IntegrityError:
+        with writer(engine).begin() as connection:
+            return work(connection)
 
 
 _HOLD = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")

@@ -34,7 +34,6 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import (
     PAYLOAD_TYPE,
@@ -44,7 +43,7 @@ from affidavit.certificate import (
     read_keyset,
 )
 from affidavit.client import ResponseModel
-from affidavit.service.database import reader, writer
+from affidavit.service.database import reader, write
 from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.log.entries import append
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
@@ -87,7 +86,7 @@ class KeysetStore:
 
     def __init__(self, engine: Engine) -> None:
         self._reader = reader(engine)
-        self._writer = writer(engine)
+        self._engine = engine
 
     def newest(self) -> bytes | None:
         """The newest version, byte for byte."""
@@ -114,15 +113,8 @@ class KeysetStore:
         missing. Publishing the newest version again is not an error.
         """
         signed = read_keyset(content)
-        try:
-            return signed, self._insert(signed, content, actor, at, approve)
-        except IntegrityError:  # another transaction published first: compare with its version
-            return signed, self._insert(signed, content, actor, at, approve)
 
-    def _insert(
-        self, signed: SignedKeyset, content: bytes, actor: str, at: datetime, approve: Approve
-    ) -> bool:
-        with self._writer.begin() as connection:
+        def work(connection: Connection) -> bool:
             newest = _newest(connection)
             last = None if newest is None else read_keyset(newest)
             accept_keyset([signed], last, at)
@@ -139,6 +131,8 @@ class KeysetStore:
             approve(connection)
             _insert_rows(connection, signed, content, actor, at)
             return True
+
+        return signed, write(self._engine, work)
 
 
 def _insert_rows(

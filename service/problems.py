@@ -37,6 +37,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate import KeyFailure
+from affidavit.certificate.log import BadTile
 from affidavit.plan import MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import (
@@ -46,7 +47,7 @@ from affidavit.service.errors import (
     DomainError,
     MalformedRequest,
 )
-from affidavit.service.log.stored_tree import LogDamaged
+from affidavit.service.log.stored_tree import LogDamaged, NotLogged
 from affidavit.service.policies.store import PolicyTampered
 
 MEDIA_TYPE = "application/problem+json"
@@ -252,6 +253,10 @@ def _log(error: LogDamaged) -> Problem:
     )
 
 
+def _not_logged(error: NotLogged | BadTile) -> Problem:
+    return Problem(404, "not_logged", f"{error}; GET /v1/tlog/checkpoint has the log's size.")
+
+
 def _unexpected(_error: Exception) -> Problem:
     """A fault of ours. The server logs the traceback; the client gets none of it."""
     return Problem(500, "internal_error", "Internal error; the service's log has the details.")
@@ -270,6 +275,8 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     KeyFailure: _signer,
     PolicyTampered: _policies,
     LogDamaged: _log,
+    NotLogged: _not_logged,
+    BadTile: _not_logged,
     Exception: _unexpected,
 }
 """The problem of each kind of error."""

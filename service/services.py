@@ -27,7 +27,6 @@ from affidavit.service.keyring import Keyring
 from affidavit.service.keysets import KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.lifecycle.decisions import Approve, Reissue, Revoke
 from affidavit.service.lifecycle.status_lists import StatusLists
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
@@ -104,9 +103,6 @@ class Services:
             self.store, self.pool, self.keyring, self.policies, self.ledger.position
         )
         self.certifications = Certifications(self.engine, self.clock.now)
-        self.approve = Approve(self.engine, self.keyring)
-        self.revoke = Revoke(self.engine)
-        self.reissue = Reissue(self.store, self.policies, self.submit_plan)
         self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
         self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)

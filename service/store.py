@@ -37,16 +37,16 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
-from affidavit.service import database
 from affidavit.service.clock import NOW
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.database import reader, writer
+from affidavit.service.database import hold, reader, writer
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.tables import (
     audit,
     certificate_facets,
     certificates,
+    insert_signing_key,
     requests,
     signing_keys,
 )
@@ -109,15 +109,6 @@ class Filters:
     name: str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A row's place in the list, newest first."""
-
-    created_at: datetime
-    id: str
-    untrusted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +256,19 @@ class CertificateStore:
             issued = [(item.certificate, item.request) for item in new]
             record_requests(connection, issued, "certificate.issued")
 
-    def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
-        """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""
+    def page(self, filters: Filters, cursor: str | None, limit: int) -> Page:
+        """At most ``limit`` certificates that pass ``filters``, newest first, after ``cursor``.
+
+        Raises ``InvalidCursor``.
+        """
+        query = _page(filters, None if cursor is None else read_cursor(cursor, str, bool))
         with self._reader.connect() as connection:
-            rows = connection.execute(_page(filters, after).limit(limit)).mappings()
-            return [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
+            rows = connection.execute(query.limit(limit + 1)).mappings()
+            items = [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
+        if len(items) <= limit:
+            return Page(items, None)
+        last = items[limit - 1]
+        return Page(items[:limit], cursor_at(last.created_at, last.id, last.untrusted))
 
     def keys(self) -> list[dict[str, Any]]:
         """The public records of all keys that signed something here."""
@@ -278,32 +277,7 @@ class CertificateStore:
             return [json.loads(record) for record in connection.execute(query).scalars()]
 
 
-def list_certificates(
-    store: CertificateStore, filters: Filters, cursor: str | None, limit: int
-) -> Page:
-    """The page after ``cursor``, or the first; raises ``InvalidCursor``."""
-    after = None if cursor is None else place_of(cursor)
-    rows = store.page(filters, after, limit + 1)
-    items = rows[:limit]
-    return Page(items, cursor_of(items[-1]) if len(rows) > limit else None)
-
-
-def cursor_of(row: Summary) -> str:
-    """The cursor of a page that ends with ``row``."""
-    return cursor_at(row.created_at, row.id, row.untrusted)
-
-
-def place_of(cursor: str) -> Place:
-    """The place that ``cursor`` marks; raises ``InvalidCursor``."""
-    return Place(*read_cursor(cursor, str, bool))
-
-
 # ---- in the transaction of a connection ----------------------------------------------
-
-
-def hold(connection: Connection, certificate_id: str) -> None:
-    """Let no other transaction issue, approve or revoke this certificate until ours ends."""
-    database.hold(connection, certificate_id)
 
 
 def current(
@@ -357,7 +331,7 @@ def insert_issues(
         if certificate.issue != 1 + (0 if former is None else former.issue):
             raise ConcurrentUpdate
     new = [certificate for certificate, _ in issues_and_formers]
-    _insert_key(connection, new[0], key)
+    insert_signing_key(connection, key, new[0].created_at)
     connection.execute(
         _CERTIFICATES, [{name: getattr(item, name) for name in _COLUMNS} for item in new]
     )
@@ -407,20 +381,6 @@ _CURRENT: dict[bool | None, Select[Any]] = {
     True: _ISSUES.where(certificates.c.untrusted.is_(True)).limit(1),
     False: _ISSUES.where(certificates.c.untrusted.is_(False)).limit(1),
 }
-
-
-def _insert_key(
-    connection: Connection, certificate: StoredCertificate, key: Mapping[str, Any]
-) -> None:
-    known = select(signing_keys.c.key_id).where(signing_keys.c.key_id == certificate.key_id)
-    if connection.execute(known).first() is None:
-        connection.execute(
-            insert(signing_keys).values(
-                key_id=certificate.key_id,
-                record=json.dumps(dict(key), sort_keys=True),
-                first_used_at=certificate.created_at,
-            )
-        )
 
 
 def find_and_record(
@@ -515,7 +475,7 @@ def audited(
 _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
 
 
-def _page(filters: Filters, after: Place | None) -> Select[Any]:
+def _page(filters: Filters, after: tuple[Any, ...] | None) -> Select[Any]:
     """The current issues; the earlier ones are listed with their certificate."""
     status = status_at(NOW)
     shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
@@ -533,8 +493,6 @@ def _page(filters: Filters, after: Place | None) -> Select[Any]:
     if filters.created_before is not None:
         query = query.where(certificates.c.created_at < filters.created_before)
     if after is not None:
-        place = tuple_(
-            after.created_at, after.id, after.untrusted, types=[column.type for column in _PLACE]
-        )
+        place = tuple_(*after, types=[column.type for column in _PLACE])
         query = query.where(tuple_(*_PLACE) < place)
     return query.order_by(*(column.desc() for column in _PLACE))

@@ -26,6 +26,8 @@ in this service can rewrite what it has signed.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +36,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Connection,
     DateTime,
     Dialect,
     Double,
@@ -47,6 +50,8 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    bindparam,
+    select,
     text,
 )
 
@@ -88,6 +93,20 @@ signing_keys = Table(
     Column("record", Text, nullable=False),
     Column("first_used_at", UtcDateTime, nullable=False),
 )
+
+
+def insert_signing_key(connection: Connection, key: Mapping[str, Any], at: datetime) -> None:
+    """Store the public record of a key that signs at ``at``, unless it is stored already."""
+    known = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key["key_id"])
+    if connection.execute(known).first() is None:
+        record = json.dumps(dict(key), sort_keys=True)
+        connection.execute(_INSERT_KEY, {"key": key["key_id"], "record": record, "at": at})
+
+
+_INSERT_KEY = text(
+    "INSERT INTO signing_keys (key_id, record, first_used_at) VALUES (:key, :record, :at) "
+    "ON CONFLICT DO NOTHING"
+).bindparams(bindparam("at", type_=UtcDateTime))
 
 certificates = Table(
     "certificates",

@@ -1,9 +1,12 @@
-"""Find processes in ``/proc`` by their command lines."""
+"""Find processes in ``/proc`` by their command lines or their parents."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 
 def find_processes(matches: Callable[[list[bytes]], bool]) -> list[int]:
@@ -22,3 +25,22 @@ def find_processes(matches: Callable[[list[bytes]], bool]) -> list[int]:
 def parent_of(pid: int) -> int:
     """Return the id of the parent of process ``pid``."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def processes_of(parent: int) -> set[int]:
+    """Return the ids of all processes below ``parent``."""
+    result: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            pid = int(process.name)
+            if parent_of(pid) == parent:
+                result |= {pid} | processes_of(pid)
+    return result
+
+
+def gone(pids: set[int]) -> None:
+    """Wait until none of the processes is left."""
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+        said=lambda: "worker processes were left behind",
+    )

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from sqlalchemy import (
     select,
 )
 
+from affidavit.client import Proposal
 from affidavit.plan import digest_of
 from affidavit.service.database import hold, writer
 from affidavit.service.identity.actor import Actor, Scope
@@ -65,18 +65,6 @@ admin_proposals = Table(
     CheckConstraint("id > 0", name="admin_proposals_id_positive"),
     Index("admin_proposals_by_digest", "digest", "id"),
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """A budget or a grant that waits for administrators; ``content`` is what they send too."""
-
-    digest: str
-    kind: str
-    content: Mapping[str, str]
-    proposers: tuple[str, ...]
-    reason: str
-    at: datetime
 
 
 Approve = Callable[[Connection], object]
@@ -189,12 +177,12 @@ class SecondPerson:
                 earlier = open_.pop(row.digest, None)
                 is_open = not row.carried_out and not row.kind.endswith("_declined")
                 if is_open and dataset in (None, content["dataset"]):
-                    proposers = () if earlier is None else earlier.proposers
+                    proposers = [] if earlier is None else earlier.proposers
                     open_[row.digest] = Proposal(
                         digest=row.digest,
                         kind=kind,
                         content=content,
-                        proposers=tuple(dict.fromkeys((*proposers, row.proposer))),
+                        proposers=list(dict.fromkeys((*proposers, row.proposer))),
                         reason=row.reason or (earlier.reason if earlier else ""),
                         at=row.at,
                     )

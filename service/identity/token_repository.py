@@ -28,7 +28,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
@@ -47,9 +47,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.database import reader, writer
+from affidavit.service.database import reader, write, writer
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
     NEVER_OF_A_TEAM,
@@ -223,13 +223,8 @@ class TokenRepository:
         """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
         if len(reason) > 255 or not reason.isprintable():
             raise TokenError("the reason is a line of at most 255 characters")
-        try:
-            return self._revoke(token_id, reason, by=by, at=at)
-        except IntegrityError:  # another process was quicker
-            return self._revoke(token_id, reason, by=by, at=at)
 
-    def _revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
-        with self._writer.begin() as connection:
+        def work(connection: Connection) -> Token:
             stored = _find(connection, token_id)
             if stored is None:
                 raise TokenError(
@@ -237,16 +232,13 @@ class TokenRepository:
                 )
             if stored[0].revoked_at is not None:
                 return stored[0]
-            connection.execute(
-                insert(token_revocations).values(
-                    token_id=token_id, revoked_at=at, revoked_by=by, reason=reason
-                )
-            )
+            row = {"token_id": token_id, "revoked_at": at, "revoked_by": by, "reason": reason}
+            connection.execute(insert(token_revocations).values(row))
             body = {"action": "revoked", "name": stored[0].name, "reason": reason}
             append(connection, "token", token_id, body, actor=by, at=at)
-            revoked = _find(connection, token_id)
-        assert revoked is not None
-        return revoked[0]
+            return replace(stored[0], revoked_at=at)
+
+        return write(self._writer, work)
 
     def all(self) -> list[Token]:
         """Every token that was ever made, oldest first."""

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from affidavit.accountants.privacy_filter import (
@@ -182,14 +183,19 @@ class StoredLedger:
 
         Of a run admitted alone it is the certificate's ε, while that holds at the budget's δ.
         """
-        state = self.state
-        if state.runs != 1 or not state.alone.units:
-            return state.within(self.filter).spent(state.spent)
-        if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
-            return state.spent.epsilon.value(UNIT)
-        # A later budget has a smaller δ, at which the certificate says nothing. The filter does,
-        # and may use all of that δ for one run: its certificate is not relied upon.
-        return replace(state, alone=NONE).within(self.filter).spent(state.spent)
+        return _spent_epsilon(self.state, self.filter)
+
+
+@lru_cache(maxsize=1024)
+def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
+    """Kept in memory, for each page that shows ledgers asks for it again."""
+    if state.runs != 1 or not state.alone.units:
+        return state.within(filter_).spent(state.spent)
+    if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
+        return state.spent.epsilon.value(UNIT)
+    # A later budget has a smaller δ, at which the certificate says nothing. The filter does,
+    # and may use all of that δ for one run: its certificate is not relied upon.
+    return replace(state, alone=NONE).within(filter_).spent(state.spent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,21 +20,17 @@ Rules it keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, Engine, RowMapping
-from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.command import CommandContext
-from affidavit.service.database import reader, writer
+from affidavit.service.database import hold as hold_certificate
+from affidavit.service.database import reader, write
 from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.transitions import CostedRun, Transition
-from affidavit.service.store import hold as hold_certificate
-
-T = TypeVar("T")
 
 
 class LedgerStore:
@@ -42,7 +38,7 @@ class LedgerStore:
 
     def __init__(self, engine: Engine) -> None:
         self._reader = reader(engine)
-        self._writer = writer(engine)
+        self._engine = engine
 
     # ---- reading ---------------------------------------------------------------------
 
@@ -108,7 +104,7 @@ class LedgerStore:
             assert ledger is not None
             return ledger, created
 
-        return self._write(work)
+        return write(self._engine, work)
 
     def grants(self, dataset: str) -> list[RowMapping]:
         """What other teams may do with ``dataset``."""
@@ -131,7 +127,7 @@ class LedgerStore:
             repository.add_grant(connection, dataset, team, may, reason, call)
             return repository.grants_of(connection, dataset)
 
-        return self._write(work)
+        return write(self._engine, work)
 
     def reserve(self, run: CostedRun, call: CommandContext) -> tuple[StoredReservation, bool]:
         """Reserve the cost of a certified run.
@@ -147,7 +143,7 @@ class LedgerStore:
                 return earlier, False
             return transitions.reserve_usable(connection, run, call), True
 
-        return self._write(work)
+        return write(self._engine, work)
 
     def commit(self, reservation_id: str, call: CommandContext) -> tuple[StoredReservation, bool]:
         """Commit a reservation as its run begins: from here on it can only be settled.
@@ -162,7 +158,7 @@ class LedgerStore:
             hold_certificate(connection, reservation.certificate_id)
             return transitions.apply(connection, reservation_id, call, transitions.commit_usable)
 
-        return self._write(work)
+        return write(self._engine, work)
 
     def release(
         self, reservation_id: str, reason: str, call: CommandContext
@@ -196,15 +192,7 @@ class LedgerStore:
     def _apply(
         self, reservation_id: str, call: CommandContext, transition: Transition
     ) -> tuple[StoredReservation, bool]:
-        return self._write(
-            lambda connection: transitions.apply(connection, reservation_id, call, transition)
+        return write(
+            self._engine,
+            lambda connection: transitions.apply(connection, reservation_id, call, transition),
         )
-
-    def _write(self, work: Callable[[Connection], T]) -> T:
-        """``work`` in one transaction, once more if another was quicker with the same key."""
-        try:
-            with self._writer.begin() as connection:
-                return work(connection)
-        except IntegrityError:
-            with self._writer.begin() as connection:
-                return work(connection)

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service.command import CommandContext
+from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, IdempotencyKeyReused, OtherTeam, WrongState
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
@@ -30,7 +31,6 @@ from affidavit.service.ledger.state import (
 )
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate, current
-from affidavit.service.store import hold as hold_certificate
 from affidavit.service.teams import DEFAULT, may_see
 
 

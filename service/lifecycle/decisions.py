@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, insert, select
-from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure
 from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
-from affidavit.service.database import writer
+from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import Actor
 from affidavit.service.keyring import Keyring
@@ -48,13 +48,11 @@ from affidavit.service.log.entries import append
 from affidavit.service.policies.evaluation import certification_request
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
-    CertificateStore,
     PlanRequest,
     StoredCertificate,
     audited,
     current,
     has_asked,
-    hold,
     insert_issues,
     issues,
 )
@@ -103,62 +101,50 @@ class ApprovalResult:
     issued: bool
 
 
-class Approve:
-    """The use case of approving and rejecting."""
+def approve(
+    engine: Engine,
+    keyring: Keyring,
+    certificate_id: str,
+    request: DecisionRequest,
+    actor: Actor,
+    at: datetime,
+) -> ApprovalResult | None:
+    """Store the decision of ``actor``; None if there is no such certificate.
 
-    def __init__(self, engine: Engine, keyring: Keyring) -> None:
-        self._writer = writer(engine)
-        self._keyring = keyring
+    Raises ``DecisionRefused``, and ``KeyFailure`` if nothing can be signed.
+    """
 
-    def __call__(
-        self, certificate_id: str, request: DecisionRequest, actor: Actor, at: datetime
-    ) -> ApprovalResult | None:
-        """Store the decision of ``actor``; None if there is no such certificate.
-
-        Raises ``DecisionRefused``, and ``KeyFailure`` if nothing can be signed.
-        """
-        try:
-            return self._decide(certificate_id, request, actor, at)
-        except IntegrityError:
-            # Another process stored the key or a conflicting decision first; the second
-            # attempt sees it.
-            return self._decide(certificate_id, request, actor, at)
-
-    def _decide(
-        self, certificate_id: str, request: DecisionRequest, actor: Actor, at: datetime
-    ) -> ApprovalResult | None:
-        with self._writer.begin() as connection:
-            hold(connection, certificate_id)
-            certificate = current(connection, certificate_id)
-            if certificate is None:
-                return None
-            _require_decidable(connection, certificate, request, actor)
-            _insert_decision(connection, certificate, request, actor, at)
-            issued = None
-            if request.decision == "approve":
-                issued = self._issue(connection, certificate, at)
-            latest = issued or current(connection, certificate_id) or certificate
-            return ApprovalResult(latest, issued is not None)
-
-    def _issue(
-        self, connection: Connection, pending: StoredCertificate, at: datetime
-    ) -> StoredCertificate | None:
-        """The issue with its approvals, if none is missing."""
-        collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
-        if not collected.complete:
+    def work(connection: Connection) -> ApprovalResult | None:
+        hold(connection, certificate_id)
+        certificate = current(connection, certificate_id)
+        if certificate is None:
             return None
-        key = self._keyring.current()
-        if key.public.development is not pending.untrusted:
-            raise KeyFailure(
-                "a development key cannot sign a trusted certificate, nor the reverse."
-            )
-        issued = sign_approved(pending, collected, key, at)
-        insert_issues(connection, [(issued, pending)], key.public.as_record())
-        details = {"envelope": issued.envelope_digest, "issue": issued.issue}
-        audited(
-            connection, at, collected.given[-1].name, "certificate.approved", issued.id, details
-        )
-        return issued
+        _require_decidable(connection, certificate, request, actor)
+        _insert_decision(connection, certificate, request, actor, at)
+        issued = None
+        if request.decision == "approve":
+            issued = _issue(connection, keyring, certificate, at)
+        latest = issued or current(connection, certificate_id) or certificate
+        return ApprovalResult(latest, issued is not None)
+
+    return write(engine, work)
+
+
+def _issue(
+    connection: Connection, keyring: Keyring, pending: StoredCertificate, at: datetime
+) -> StoredCertificate | None:
+    """The issue with its approvals, if none is missing."""
+    collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
+    if not collected.complete:
+        return None
+    key = keyring.current()
+    if key.public.development is not pending.untrusted:
+        raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
+    issued = sign_approved(pending, collected, key, at)
+    insert_issues(connection, [(issued, pending)], key.public.as_record())
+    details = {"envelope": issued.envelope_digest, "issue": issued.issue}
+    audited(connection, at, collected.given[-1].name, "certificate.approved", issued.id, details)
+    return issued
 
 
 def _require_decidable(
@@ -212,18 +198,8 @@ def _insert_decision(
     actor: Actor,
     at: datetime,
 ) -> None:
-    connection.execute(
-        insert(approvals).values(
-            certificate_id=certificate.id,
-            untrusted=certificate.untrusted,
-            issue=certificate.issue,
-            envelope_digest=request.envelope,
-            decision=request.decision,
-            approver=actor.name,
-            at=at,
-            comment=request.comment,
-        )
-    )
+    decision = {"decision": request.decision, "approver": actor.name, "comment": request.comment}
+    connection.execute(insert(approvals).values(**_row_of(certificate), **decision, at=at))
     body = {"issue": certificate.issue, **request.model_dump()}
     append(connection, "approval", certificate.id, body, actor=actor.name, at=at)
     audited(connection, at, actor.name, f"certificate.{request.decision}", certificate.id, body)
@@ -237,6 +213,16 @@ def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[A
     )
 
 
+def _row_of(issue: StoredCertificate) -> dict[str, Any]:
+    """The columns that say which issue a decision is about."""
+    return {
+        "certificate_id": issue.id,
+        "untrusted": issue.untrusted,
+        "issue": issue.issue,
+        "envelope_digest": issue.envelope_digest,
+    }
+
+
 def _rows_of(table: Table, issue: StoredCertificate) -> Select[tuple[object, ...]]:
     return select(table).where(
         table.c.certificate_id == issue.id,
@@ -248,37 +234,31 @@ def _rows_of(table: Table, issue: StoredCertificate) -> Select[tuple[object, ...
 # ---- Revoke -----------------------------------------------------------------------------
 
 
-class Revoke:
-    """The use case of revoking."""
+def revoke(
+    engine: Engine, certificate_id: str, request: RevocationRequest, actor: Actor, at: datetime
+) -> tuple[Revocation, bool] | None:
+    """The revocation and whether it is new; None if there is no such certificate.
 
-    def __init__(self, engine: Engine) -> None:
-        self._writer = writer(engine)
-
-    def __call__(
-        self, certificate_id: str, request: RevocationRequest, actor: Actor, at: datetime
-    ) -> tuple[Revocation, bool] | None:
-        """The revocation and whether it is new; None if there is no such certificate.
-
-        A revoked certificate keeps its first revocation. Raises ``DecisionRefused``.
-        """
-        with self._writer.begin() as connection:
-            hold(connection, certificate_id)
-            certificate = current(connection, certificate_id)
-            if certificate is None:
-                return None
-            if request.envelope not in (None, certificate.envelope_digest):
-                raise DecisionRefused(
-                    f"The current issue has the envelope {certificate.envelope_digest}, "
-                    "not the named one.",
-                    "Leave envelope out to revoke whatever is current.",
-                    code="other_envelope",
-                )
-            new = certificate.status is not Status.REVOKED
-            if new:
-                insert_revocation(
-                    connection, certificate, request.code, request.reason, actor=actor.name, at=at
-                )
-            return _revocation_of(connection, certificate), new
+    A revoked certificate keeps its first revocation. Raises ``DecisionRefused``.
+    """
+    with writer(engine).begin() as connection:
+        hold(connection, certificate_id)
+        certificate = current(connection, certificate_id)
+        if certificate is None:
+            return None
+        if request.envelope not in (None, certificate.envelope_digest):
+            raise DecisionRefused(
+                f"The current issue has the envelope {certificate.envelope_digest}, "
+                "not the named one.",
+                "Leave envelope out to revoke whatever is current.",
+                code="other_envelope",
+            )
+        new = certificate.status is not Status.REVOKED
+        if new:
+            insert_revocation(
+                connection, certificate, request.code, request.reason, actor=actor.name, at=at
+            )
+        return _revocation_of(connection, certificate), new
 
 
 def insert_revocation(
@@ -291,24 +271,11 @@ def insert_revocation(
     at: datetime,
 ) -> None:
     """Revoke ``certificate``, a current issue that ``hold`` locks, in this transaction."""
+    why = {"code": code, "reason": reason}
     connection.execute(
-        insert(revocations).values(
-            certificate_id=certificate.id,
-            untrusted=certificate.untrusted,
-            issue=certificate.issue,
-            envelope_digest=certificate.envelope_digest,
-            code=code,
-            reason=reason,
-            revoked_by=actor,
-            at=at,
-        )
+        insert(revocations).values(**_row_of(certificate), **why, revoked_by=actor, at=at)
     )
-    body = {
-        "issue": certificate.issue,
-        "envelope": certificate.envelope_digest,
-        "code": code,
-        "reason": reason,
-    }
+    body = {"issue": certificate.issue, "envelope": certificate.envelope_digest, **why}
     append(connection, "revocation", certificate.id, body, actor=actor, at=at)
     audited(connection, at, actor, "certificate.revoked", certificate.id, body)
 
@@ -330,49 +297,40 @@ def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Re
 # ---- Issue again, and every issue -------------------------------------------------------
 
 
-class Reissue:
-    """The use case of issuing a revoked, rejected or expired certificate again."""
+async def reissue(
+    policies: PolicyStore,
+    submit_plan: SubmitPlan,
+    certificate: StoredCertificate,
+    actor: Actor,
+    at: datetime,
+) -> Submission:
+    """The issue after ``certificate``, which was revoked or rejected or has expired.
 
-    def __init__(
-        self, store: CertificateStore, policies: PolicyStore, submit_plan: SubmitPlan
-    ) -> None:
-        self._store = store
-        self._policies = policies
-        self._submit_plan = submit_plan
-
-    async def __call__(self, certificate_id: str, actor: Actor, at: datetime) -> Submission | None:
-        """The new issue; None if there is no such certificate.
-
-        Raises ``DecisionRefused`` and what ``SubmitPlan`` raises.
-        """
-        certificate = await run_in_threadpool(self._store.find, certificate_id)
-        if certificate is None:
-            return None
-        if not _is_reissuable(certificate):
-            raise DecisionRefused(
-                f"The certificate is {certificate.status.value}.",
-                "Revoke it first.",
-                code="still_valid",
-            )
-        plan, team = plan_of(certificate), certificate.team
-        reissued = await run_in_threadpool(
-            certification_request, self._policies, plan, actor.name, team
+    Raises ``DecisionRefused`` and what ``SubmitPlan`` raises.
+    """
+    if not _is_reissuable(certificate):
+        raise DecisionRefused(
+            f"The certificate is {certificate.status.value}.",
+            "Revoke it first.",
+            code="still_valid",
         )
-        if reissued.id != certificate_id:
-            raise DecisionRefused(
-                f"Under the policies in force, this plan's certificate is {reissued.id}.",
-                "Send the plan again.",
-                code="rules_changed",
-            )
-        request = PlanRequest(
-            requester=actor.name,
-            received_at=at,
-            content_type="application/json",
-            body=canonical_json(as_document(plan)),
-            team=team,
+    plan, team = plan_of(certificate), certificate.team
+    reissued = await run_in_threadpool(certification_request, policies, plan, actor.name, team)
+    if reissued.id != certificate.id:
+        raise DecisionRefused(
+            f"Under the policies in force, this plan's certificate is {reissued.id}.",
+            "Send the plan again.",
+            code="rules_changed",
         )
-        with acting_for(team):
-            return await self._submit_plan.certify(reissued, request, _is_reissuable)
+    request = PlanRequest(
+        requester=actor.name,
+        received_at=at,
+        content_type="application/json",
+        body=canonical_json(as_document(plan)),
+        team=team,
+    )
+    with acting_for(team):
+        return await submit_plan.certify(reissued, request, _is_reissuable)
 
 
 def _is_reissuable(certificate: StoredCertificate) -> bool:
@@ -388,15 +346,9 @@ def history(engine: Engine, certificate_id: str) -> list[Issue]:
 def _with_decisions(connection: Connection, issue: StoredCertificate) -> Issue:
     rows = connection.execute(_rows_of(approvals, issue).order_by(approvals.c.id))
     revoked = issue.status is Status.REVOKED
+    facts = {name: getattr(issue, name) for name in Issue.model_fields if hasattr(issue, name)}
     return Issue(
-        issue=issue.issue,
-        untrusted=issue.untrusted,
-        status=issue.status,
-        verdict=issue.verdict,
-        envelope_digest=issue.envelope_digest,
-        key_id=issue.key_id,
-        created_at=issue.created_at,
-        not_after=issue.not_after,
+        **facts,
         approvals=IssueApprovals(
             required=issue.approvals_required,
             decisions=[Decision.model_validate(row) for row in rows],

@@ -40,8 +40,8 @@ from affidavit.certificate.log import (
     read_checkpoint,
 )
 from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
-from affidavit.service.log.reader import LogReader, NotLogged
-from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+from affidavit.service.log.reader import LogReader
+from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
 
 TIMEOUT = 10.0
 TEXT = "text/plain; charset=utf-8"

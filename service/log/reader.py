@@ -32,14 +32,11 @@ from affidavit.service.log.entries import entry_of
 from affidavit.service.log.log_tables import log_entries, log_leaves
 from affidavit.service.log.stored_tree import (
     LogDamaged,
+    NotLogged,
     StoredCheckpoint,
     last_checkpoint,
     read_hashes,
 )
-
-
-class NotLogged(Exception):
-    """The log has no checkpoint yet, or not this leaf or size; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)

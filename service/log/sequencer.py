@@ -23,7 +23,6 @@ certified meanwhile, and their entries stay pending.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import threading
@@ -61,7 +60,7 @@ from affidavit.service.log.stored_tree import (
     read_frontier,
     require_superset,
 )
-from affidavit.service.tables import signing_keys
+from affidavit.service.tables import insert_signing_key
 
 BATCH = 2048
 """Entries sequenced in one transaction, for which other writers of SQLite may have to wait."""
@@ -176,12 +175,7 @@ def _sign(
     connection: Connection, tree: Frontier, key: SigningPort, origin: str, now: datetime
 ) -> StoredCheckpoint:
     note = sign_checkpoint(key, origin=origin, size=tree.size, root_hash=tree.root(), at=now)
-    stored_key = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
-    if connection.execute(stored_key).first() is None:
-        record = json.dumps(key.public.as_record(), sort_keys=True)
-        connection.execute(
-            insert(signing_keys).values(key_id=key.key_id, record=record, first_used_at=now)
-        )
+    insert_signing_key(connection, key.public.as_record(), now)
     connection.execute(
         insert(log_checkpoints).values(
             tree_size=tree.size, key_id=key.key_id, signed_at=now, note=note

@@ -41,6 +41,10 @@ MAX_RANGE = 5000
 """Entries that ``verify_range`` hashes at a time."""
 
 
+class NotLogged(Exception):
+    """The log has no checkpoint yet, or not this leaf or size; the text says which."""
+
+
 class LogDamaged(Exception):
     """The stored log contradicts itself or a checkpoint; the text says where.
 

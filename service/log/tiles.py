@@ -15,8 +15,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.service.database import reader
 from affidavit.service.log.log_tables import log_entries, log_leaves
-from affidavit.service.log.reader import NotLogged
-from affidavit.service.log.stored_tree import last_checkpoint, read_hashes
+from affidavit.service.log.stored_tree import NotLogged, last_checkpoint, read_hashes
 
 
 class Tiles:

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.plan import changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.lifecycle.decisions import DecisionRefused, history
+from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.models import DecisionRequest, Issue
 from affidavit.service.lifecycle.status import (
@@ -156,8 +156,8 @@ async def decide(
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
         decision = DecisionRequest.from_json(json.dumps(fields).encode())
-        at = services.clock.now()
-        result = await run_in_threadpool(services.approve, certificate_id, decision, actor, at)
+        about = (certificate_id, decision, actor, services.clock.now())
+        result = await run_in_threadpool(approve, services.engine, services.keyring, *about)
     except MalformedRequest as error:
         wrong, status = messages_of(error.reasons), 422
     except DecisionRefused as error:

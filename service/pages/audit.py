@@ -24,8 +24,14 @@ from affidavit.certificate.log import MOST_LEAVES
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import EntryKind
 from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
-from affidavit.service.log.reader import LogReader, NotLogged
-from affidavit.service.log.stored_tree import MAX_RANGE, RangeCheck, last_checkpoint, verify_range
+from affidavit.service.log.reader import LogReader
+from affidavit.service.log.stored_tree import (
+    MAX_RANGE,
+    NotLogged,
+    RangeCheck,
+    last_checkpoint,
+    verify_range,
+)
 from affidavit.service.pages.access import Auditor
 from affidavit.service.pages.checkpoint_upload import (
     LONGEST,
@@ -37,7 +43,7 @@ from affidavit.service.pages.renderers import Rows, is_data, is_fragment, view_o
 from affidavit.service.pages.response import download, page, respond
 from affidavit.service.pages.text import capitalized, short, shortened, words
 from affidavit.service.problems import Problem
-from affidavit.service.routes.log import TEXT, not_logged
+from affidavit.service.routes.log import TEXT
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -190,10 +196,7 @@ def audit(
 @router.get("/audit/checkpoint", include_in_schema=False, response_class=Response)
 def checkpoint(_: Auditor, services: TheServices) -> Response:
     """The newest checkpoint as a file, to be saved somewhere else."""
-    try:
-        note = services.log.latest().note
-    except NotLogged as error:
-        raise not_logged(error) from None
+    note = services.log.latest().note
     return download(note, f"{TEXT}; charset=utf-8", "checkpoint.txt")
 
 

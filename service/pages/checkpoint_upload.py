@@ -22,7 +22,8 @@ from affidavit.certificate.log import (
     read_checkpoint,
     verify_consistency,
 )
-from affidavit.service.log.reader import LogReader, NotLogged
+from affidavit.service.log.reader import LogReader
+from affidavit.service.log.stored_tree import NotLogged
 
 LONGEST = 10_000
 """Characters of a checkpoint."""

@@ -15,9 +15,9 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
 
 from affidavit.certificate.charts import Axis, Chart, Line
+from affidavit.client import Proposal
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.second_person import Proposal
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import StoredLedger

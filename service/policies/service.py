@@ -32,6 +32,7 @@ from affidavit.certificate.policy import (
     violations,
 )
 from affidavit.plan import Reason
+from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.lifecycle.decisions import insert_revocation
@@ -56,8 +57,6 @@ from affidavit.service.store import (
     StoredCertificate,
     current,
     has_asked,
-    hold,
-    list_certificates,
 )
 from affidavit.service.teams import DEFAULT, may_see
 
@@ -300,7 +299,7 @@ def simulate(
     ``PolicyTampered``.
     """
     draft_set = policies.policy_set().with_policy(draft)
-    page = list_certificates(certificates, Filters(), cursor, limit)
+    page = certificates.page(Filters(), cursor, limit)
     judged = 0
     changes = []
     for row in page.items:

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select
-from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import KeyFailure, PublicKey, SigningPort
 from affidavit.certificate.policy import (
@@ -38,7 +37,7 @@ from affidavit.service.policies.policy_tables import (
     waiver_uses,
     waivers,
 )
-from affidavit.service.tables import signing_keys
+from affidavit.service.tables import insert_signing_key, signing_keys
 from affidavit.service.teams import TEAM
 
 LOCK = "affidavit.policies"
@@ -167,7 +166,7 @@ def insert_policy(
 ) -> StoredPolicy:
     """Sign ``policy`` and store it."""
     envelope = sign_document("policy", policy.as_document(), key)
-    _insert_key(connection, key, at)
+    insert_signing_key(connection, key.public.as_record(), at)
     connection.execute(
         insert(policies).values(
             name=policy.name,
@@ -187,7 +186,7 @@ def insert_waiver(
 ) -> StoredWaiver:
     """Sign ``waiver`` and store it for plans of ``team``."""
     envelope = sign_document("waiver", waiver.as_document(), key)
-    _insert_key(connection, key, at)
+    insert_signing_key(connection, key.public.as_record(), at)
     connection.execute(
         insert(waivers).values(
             waiver_id=waiver.id,
@@ -302,17 +301,3 @@ def _opened(
         return open_document(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
     except (BadSignedDocument, KeyFailure, ValueError) as error:
         raise PolicyTampered(f"{what} does not match its signature: {error}") from None
-
-
-def _insert_key(connection: Connection, key: SigningPort, at: datetime) -> None:
-    stored = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
-    if connection.execute(stored).first() is not None:
-        return
-    record = json.dumps(key.public.as_record(), sort_keys=True)
-    try:
-        with connection.begin_nested():
-            connection.execute(
-                insert(signing_keys).values(key_id=key.key_id, record=record, first_used_at=at)
-            )
-    except IntegrityError:
-        return  # another transaction stored it first

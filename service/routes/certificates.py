@@ -38,7 +38,7 @@ from affidavit.service.routing import (
     syntax_of_body,
 )
 from affidavit.service.services import Services, TheServices
-from affidavit.service.store import Filters, PlanRequest, StoredCertificate, list_certificates
+from affidavit.service.store import Filters, PlanRequest, StoredCertificate
 from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
@@ -67,7 +67,6 @@ router = APIRouter()
             "model": Certification,
             "description": "It takes longer than the client waits; poll `Location`.",
         },
-        **problems(400, 408, 415),
     },
     openapi_extra=plan_body(),
 )
@@ -172,7 +171,7 @@ def certificates(
 ) -> Page[CertificateSummary]:
     """Current issues, newest first; ``next`` is the path of the following page, or null."""
     filters = Filters(**query.model_dump(exclude={"cursor", "limit"}))
-    page = list_certificates(services.store, filters, query.cursor, query.limit)
+    page = services.store.page(filters, query.cursor, query.limit)
     items = [CertificateSummary.model_validate(row) for row in page.items]
     following = next_page(response, "/v1/certificates", query, cursor=page.next)
     return Page[CertificateSummary](items=items, next=following)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
+from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, Revocation
 from affidavit.service.certificate_models import Result
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.lifecycle.decisions import history
+from affidavit.service.lifecycle.decisions import approve, history, reissue, revoke
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.models import (
     DecisionRequest,
@@ -18,7 +19,7 @@ from affidavit.service.lifecycle.models import (
     RevocationRequest,
 )
 from affidavit.service.openapi import JSON, problems
-from affidavit.service.routes.certificates import no_such
+from affidavit.service.routes.certificates import find, no_such
 from affidavit.service.routing import CertificateId, JsonRoute
 from affidavit.service.services import TheServices
 from affidavit.service.store import StoredCertificate
@@ -41,14 +42,15 @@ IssueNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="An issue's nu
         **problems(404, 409),
     },
 )
-def approve(
+def approve_certificate(
     actor: Annotated[Actor, needs(Scope.APPROVE)],
     services: TheServices,
     certificate_id: CertificateId,
     request: DecisionRequest,
 ) -> Response:
     """With the last required approval, the certificate is issued with all approvals in it."""
-    result = services.approve(certificate_id, request, actor, services.clock.now())
+    about = (certificate_id, request, actor, services.clock.now())
+    result = approve(services.engine, services.keyring, *about)
     if result is None:
         raise no_such(certificate_id)
     return Response(
@@ -66,7 +68,7 @@ def approve(
         **problems(404, 409),
     },
 )
-def revoke(
+def revoke_certificate(
     actor: Annotated[Actor, needs(Scope.APPROVE, Scope.ADMIN, always=True)],
     services: TheServices,
     certificate_id: CertificateId,
@@ -74,7 +76,7 @@ def revoke(
     response: Response,
 ) -> Revocation:
     """Revokes the current issue and all before it, for good; requesters may revoke too."""
-    result = services.revoke(certificate_id, request, actor, services.clock.now())
+    result = revoke(services.engine, certificate_id, request, actor, services.clock.now())
     if result is None:
         raise no_such(certificate_id)
     revocation, new = result
@@ -126,15 +128,15 @@ def issue_by_number(
         **problems(404, 409),
     },
 )
-async def reissue(
+async def reissue_certificate(
     actor: Annotated[Actor, needs(Scope.APPROVE)],
     services: TheServices,
     certificate_id: CertificateId,
 ) -> Response:
     """A person's decision: sending the plan again never brings back a revoked certificate."""
-    answer = await services.reissue(certificate_id, actor, services.clock.now())
-    if answer is None:
-        raise no_such(certificate_id)
+    certificate = await run_in_threadpool(find, services, certificate_id)
+    now = services.clock.now()
+    answer = await reissue(services.policies, services.submit_plan, certificate, actor, now)
     return Response(
         result_document(answer.certificate),
         201 if answer.created else 200,

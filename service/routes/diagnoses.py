@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from affidavit.plan import Syntax
 from affidavit.service.certificate_models import Diagnosis
 from affidavit.service.identity.access import Reader
-from affidavit.service.openapi import body, problems
+from affidavit.service.openapi import body
 from affidavit.service.routing import read_body, syntax_of_body
 from affidavit.service.services import TheServices
 
@@ -26,7 +26,6 @@ router = APIRouter()
             "model": Diagnosis,
             "description": "What is certified, and which mistakes explain the claim.",
         },
-        **problems(400, 408, 415),
     },
     openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),
 )

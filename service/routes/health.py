@@ -47,7 +47,6 @@ class Ready(ResponseModel):
     "/livez",
     dependencies=[open_to_all(limited=False)],
     summary="Liveness probe",
-    responses=problems(),
 )
 async def livez() -> Alive:
     """On the event loop itself, so that it answers when every thread is busy."""
@@ -88,7 +87,6 @@ def readyz(services: TheServices) -> Ready:
             "description": "Prometheus' text format.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
-        **problems(401, 403, 503),
     },
 )
 def metrics(services: TheServices) -> Response:

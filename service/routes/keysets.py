@@ -55,7 +55,7 @@ def keyset_version(services: TheServices, version: Version) -> Response:
     responses={
         201: {"description": "Published."},
         200: {"description": "It is the newest already.", "model": PublishedKeyset},
-        **problems(400, 408, 409, 415),
+        **problems(409),
     },
     openapi_extra=json_body("SignedKeysetEnvelope", "A keyset that enough root keys have signed."),
 )

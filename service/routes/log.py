@@ -12,10 +12,8 @@ from affidavit.certificate.log import MOST_LEAVES, encode_base64
 from affidavit.client import Page, ResponseModel
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.log.reader import NotLogged
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
-from affidavit.service.problems import Problem
 from affidavit.service.routing import next_page
 from affidavit.service.services import TheServices
 
@@ -99,10 +97,7 @@ class LogEntry(_CamelModel):
 )
 def checkpoint(_: Reader, services: TheServices) -> Response:
     """With its witnesses' cosignatures; keep it elsewhere, to detect that the log was rewritten."""
-    try:
-        note = services.log.published().note
-    except NotLogged as error:
-        raise not_logged(error) from None
+    note = services.log.published().note
     return Response(note, headers={"Content-Type": f"{TEXT}; charset=utf-8"})
 
 
@@ -116,10 +111,7 @@ def inclusion(
 ) -> InclusionProof:
     """By ``index`` or leaf ``hash``, hexadecimal; in the newest tree or the one of ``size``."""
     leaf = None if query.hash is None else bytes.fromhex(query.hash)
-    try:
-        proof = services.log.inclusion(query.index, leaf, query.size)
-    except NotLogged as error:
-        raise not_logged(error) from None
+    proof = services.log.inclusion(query.index, leaf, query.size)
     return InclusionProof(
         leaf_index=proof.index,
         tree_size=proof.size,
@@ -137,17 +129,13 @@ def consistency(
     _: Reader, services: TheServices, query: Annotated[ConsistencyQuery, Query()]
 ) -> ConsistencyProof:
     """The tree of ``second`` leaves, by default the newest, extends that of ``first``."""
-    try:
-        proof = services.log.consistency(query.first, query.second)
-    except NotLogged as error:
-        raise not_logged(error) from None
+    proof = services.log.consistency(query.first, query.second)
     return ConsistencyProof.model_validate(proof.as_document())
 
 
 @router.get(
     "/v1/log/entries",
     summary="The log's entries",
-    responses=problems(),
 )
 def entries(
     _: Annotated[Actor, needs(Scope.AUDIT)],
@@ -170,8 +158,3 @@ def entries(
         ],
         next=next_page(response, "/v1/log/entries", query, start=start),
     )
-
-
-def not_logged(error: NotLogged) -> Problem:
-    """The problem of a checkpoint, leaf or size that the log does not have."""
-    return Problem(404, "not_logged", f"{error}; GET /v1/log/checkpoint has the log's size.")

@@ -55,7 +55,7 @@ class PageQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
-@router.get("/v1/policies", summary="All policies", responses=problems())
+@router.get("/v1/policies", summary="All policies")
 def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
     policies = services.policies.policy_set()
@@ -92,7 +92,7 @@ def policy(
     responses={
         201: {"description": "Active from now on."},
         200: {"description": "It is active already.", "model": PolicyVersion},
-        **problems(400, 408, 409, 415),
+        **problems(409),
     },
     openapi_extra=body("Policy", "A policy."),
 )
@@ -126,7 +126,7 @@ def agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPoli
 @router.post(
     "/v1/policies/simulate",
     summary="Simulate a policy",
-    responses=problems(400, 408, 409, 415),
+    responses=problems(409),
     openapi_extra=body("Policy", "A draft of a policy."),
 )
 def simulate_policy(

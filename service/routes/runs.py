@@ -62,7 +62,7 @@ LastEventId = Annotated[
             "model": Run,
             "description": "The run that an earlier request with this key led to.",
         },
-        **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        **problems(404, 409),
     },
 )
 async def request(
@@ -87,7 +87,6 @@ async def request(
     "/v1/runs",
     summary="Runs",
     response_description="A page, the latest first.",
-    responses=problems(401, 403, 422, 503),
 )
 def runs(
     _: BudgetReader,
@@ -107,7 +106,7 @@ def runs(
     return Page[Run](items=items, next=following)
 
 
-@router.get("/v1/runs/{run_id}", summary="A run", responses=problems(401, 403, 404, 422, 503))
+@router.get("/v1/runs/{run_id}", summary="A run", responses=problems(404))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     """What was requested, who works on it, how far it is, and how it ended."""
     run = services.runs.queue.find(run_id)
@@ -117,7 +116,7 @@ def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
 @router.post(
     "/v1/runs/{run_id}/cancel",
     summary="Cancel a run",
-    responses=problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+    responses=problems(404, 409),
 )
 def cancel(
     actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN, always=True)],
@@ -148,7 +147,7 @@ def cancel(
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
         },
         204: {"description": "The run is over and every event was sent: do not reconnect."},
-        **problems(401, 403, 404, 422, 503),
+        **problems(404),
     },
 )
 async def events(

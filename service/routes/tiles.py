@@ -14,17 +14,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from affidavit.certificate.log import BadTile, parse_tile_number
+from affidavit.certificate.log import parse_tile_number
 from affidavit.service.identity.access import Guard, Open, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.log.reader import NotLogged
 from affidavit.service.openapi import problems
-from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices, services_of
 
 TEXT = "text/plain; charset=utf-8"
 BINARY = "application/octet-stream"
-FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 ANYBODY = Actor("anonymous@public-log", frozenset())
 
 router = APIRouter()
@@ -63,10 +60,7 @@ class EntriesGuard(Guard):
 )
 def checkpoint(services: TheServices) -> Response:
     """C2SP tlog-tiles: the prefix of the log is ``/v1/tlog``."""
-    try:
-        note = services.log.published().note
-    except NotLogged as error:
-        raise _missing(error) from None
+    note = services.log.published().note
     return Response(note, headers={"Content-Type": TEXT, "Cache-Control": "no-cache"})
 
 
@@ -82,10 +76,7 @@ def entries(
     number: Number,
 ) -> Response:
     """Up to 256 entries, each after its length in two bytes."""
-    try:
-        return Response(services.tiles.entries(*parse_tile_number(number)), headers=_headers())
-    except (BadTile, NotLogged) as error:
-        raise _missing(error) from None
+    return _file(services.tiles.entries(*parse_tile_number(number)))
 
 
 @router.get(
@@ -99,16 +90,9 @@ def tile(
     services: TheServices, level: Annotated[int, Path(ge=0, le=6)], number: Number
 ) -> Response:
     """Up to 256 hashes of one level of the tree."""
-    try:
-        content = services.tiles.hashes(level, *parse_tile_number(number))
-    except (BadTile, NotLogged) as error:
-        raise _missing(error) from None
-    return Response(content, headers=_headers())
+    return _file(services.tiles.hashes(level, *parse_tile_number(number)))
 
 
-def _headers() -> dict[str, str]:
-    return {"Content-Type": BINARY, **FOREVER}
-
-
-def _missing(error: Exception) -> Problem:
-    return Problem(404, "not_logged", f"{error}; GET /v1/tlog/checkpoint has the log's size.")
+def _file(content: bytes) -> Response:
+    headers = {"Content-Type": BINARY, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(content, headers=headers)

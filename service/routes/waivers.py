@@ -34,7 +34,7 @@ class RevocationQuery(QueryModel):
     reason: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
 
 
-@router.get("/v1/waivers", summary="All waivers", responses=problems())
+@router.get("/v1/waivers", summary="All waivers")
 def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
     """Newest first, including expired and revoked ones."""
     now = services.clock.now()

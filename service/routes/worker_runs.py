@@ -40,7 +40,7 @@ HoldingWorker = Annotated[Actor, needs(Scope.WORK, always=True)]
 Queue = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The queue's name.")
 ]
-CHANGE = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
+CHANGE = problems(404, 409)
 
 
 def _call(services: Services, actor: Actor) -> CommandContext:
@@ -51,7 +51,6 @@ def _call(services: Services, actor: Actor) -> CommandContext:
     "/v1/queues/{queue}/claims",
     summary="Claim a run",
     response_description="The run, or null if there is none to claim.",
-    responses=problems(400, 401, 403, 408, 413, 415, 422, 503),
 )
 def claim_run(
     actor: Worker, services: TheServices, queue: Queue, request: RunClaimRequest
@@ -69,7 +68,7 @@ def claim_run(
     "/v1/runs/{run_id}/bundle",
     summary="The bundle of a run's certificate",
     response_class=Response,
-    responses={200: answers("The bundle.", "BundleDocument"), **problems(401, 403, 404, 422, 503)},
+    responses={200: answers("The bundle.", "BundleDocument"), **problems(404)},
 )
 def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
     """The issue of the certificate that the run was requested with, as it was signed."""

@@ -24,6 +24,7 @@ from sqlalchemy import Connection
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Conformance, SearchOpening
 from affidavit.service.command import CommandContext
+from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.ledger import transitions
 from affidavit.service.runs import repository
@@ -38,7 +39,6 @@ from affidavit.service.runs.models import (
 )
 from affidavit.service.runs.repository import End, Kind, StoredRun
 from affidavit.service.store import current
-from affidavit.service.store import hold as hold_certificate
 from affidavit.worker import Renewal
 
 MOST_FAILED_ATTEMPTS = 5

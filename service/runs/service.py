@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import BadProvenance as UnsignedProvenance
 from affidavit.certificate import KeyStore, read_envelope, read_provenance
 from affidavit.service.command import CommandContext
+from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import LedgerService
@@ -28,7 +29,6 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.store import CertificateStore, current
-from affidavit.service.store import hold as hold_certificate
 from affidavit.service.turns import leave_turn
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from affidavit.accountants import AccountantError
 from affidavit.certificate import (
     Assessment,
+    Curves,
     curves,
     draw_curves,
     profile_chart,
@@ -110,12 +111,22 @@ def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
     )
 
 
+def curve_charts_of(plan: Plan) -> Charts:
+    """In the pool: the privacy profile and the trade-off function of ``plan``."""
+    result = curves(plan)
+    return Charts((), result.reasons) if isinstance(result, Assessment) else _curve_charts(result)
+
+
+def _curve_charts(result: Curves) -> Charts:
+    return Charts((("profile", profile_chart(result)), ("trade-off", trade_off_chart(result))))
+
+
 def charts_of(plan: Plan, steps_run: int | None) -> Charts:
-    """In the pool: the charts of ``plan``."""
+    """In the pool: the charts of ``plan``, with ε over the steps."""
     result = curves(plan)
     if isinstance(result, Assessment):
         return Charts((), result.reasons)
-    charts = [("profile", profile_chart(result)), ("trade-off", trade_off_chart(result))]
+    charts = [*_curve_charts(result).charts]
     epsilon = result.assessment.epsilon
     also = () if steps_run is None else (steps_run,)
     try:

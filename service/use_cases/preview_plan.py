@@ -23,10 +23,7 @@ from affidavit.certificate import (
     certify,
     change_trials,
     comparison_of,
-    curves,
     path_trials,
-    profile_chart,
-    trade_off_chart,
     with_proof,
 )
 from affidavit.certificate.charts import Chart
@@ -38,7 +35,7 @@ from affidavit.service.policies.evaluation import budget_status, certification_r
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import DEFAULT, acting_for
-from affidavit.service.use_cases.draw_certificate import NoCurve
+from affidavit.service.use_cases.draw_certificate import Charts, NoCurve, curve_charts_of
 from affidavit.service.use_cases.submit_plan import Position
 
 MAX_WAITING = 16
@@ -114,12 +111,12 @@ class PreviewPlan:
 
     async def draw(self, plan: Plan) -> Pictures:
         """The privacy profile and the trade-off function; raises ``NoCurve`` too."""
-        pictures: Pictures | NotDrawn = await self._cache(
-            f"curve {digest(plan)}", lambda: self._pool.run_long(draw_plan, plan)
+        drawn: Charts = await self._cache(
+            f"curve {digest(plan)}", lambda: self._pool.run_long(curve_charts_of, plan)
         )
-        if isinstance(pictures, NotDrawn):
-            raise NoCurve(pictures.reasons)
-        return pictures
+        if not drawn.charts:
+            raise NoCurve(drawn.reasons)
+        return tuple(chart for _, chart in drawn.charts)
 
     async def noise_points(self, plan: Plan) -> tuple[NoisePoint, ...]:
         """ε of ``plan`` with less and more noise, by rising noise; empty where it has no one noise.
@@ -169,21 +166,6 @@ class PreviewPlan:
             lambda: self._pool.run(certify, plan, second_opinion=second_opinion),
         )
         return assessment
-
-
-@dataclass(frozen=True, slots=True)
-class NotDrawn:
-    """Why nothing can be drawn, in a form that travels between processes."""
-
-    reasons: tuple[Reason, ...]
-
-
-def draw_plan(plan: Plan) -> Pictures | NotDrawn:
-    """In the pool: the charts of ``plan``."""
-    result = curves(plan)
-    if isinstance(result, Assessment):
-        return NotDrawn(result.reasons)
-    return profile_chart(result), trade_off_chart(result)
 
 
 def noise_points(assessment: Assessment) -> tuple[NoisePoint, ...]:

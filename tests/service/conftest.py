@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import httpx
@@ -27,12 +28,15 @@ with warnings.catch_warnings():
     from fastapi.testclient import TestClient
 
 from affidavit.certificate import KeyStore
+from affidavit.service import database
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 from tests.forked import Process, fork
+from tests.service.forked_service import IN_PROCESS
 from tests.waiting import wait_until
 
 
@@ -43,6 +47,19 @@ def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 
 
 # ---- the service in this process ---------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def accounting() -> Iterator[None]:
+    """Accounting in this process, which is quicker; a module about the others overrides this.
+
+    Nor does a commit wait for the disk: what is killed here is a process and not the machine.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, method in IN_PROCESS.items():
+            patch.setattr(AccountingPool, name, method)
+        patch.setattr(database, "PRAGMAS", (*database.PRAGMAS, "synchronous=OFF"))
+        yield
 
 
 @pytest.fixture
@@ -137,6 +154,16 @@ def client(settings: Settings) -> Iterator[TestClient]:
     """A client of a running application that nobody made a token for yet."""
     with client_of(settings) as result:
         yield result
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Stand-ins for ``certify`` that never end or die, importable here and in the workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import slow_accounting
+
+    yield slow_accounting
+    del sys.modules["slow_accounting"]
 
 
 # ---- the service as a process ------------------------------------------------------

@@ -15,7 +15,7 @@ from affidavit.service.__main__ import main
 from affidavit.service.dispatch import dispatcher
 from affidavit.service.pool import AccountingPool
 
-__all__ = ["main", "prepare"]
+__all__ = ["IN_PROCESS", "main", "prepare"]
 
 
 async def _here(
@@ -24,11 +24,15 @@ async def _here(
     return await run_in_threadpool(work, *given, **named)
 
 
+IN_PROCESS = {"_run": _here, "warm_up": lambda _: None}
+"""Methods of an ``AccountingPool`` that starts no processes."""
+
+
 def prepare() -> None:
     """Import what a service would, and have it account in its own process."""
     for name in ("affidavit.service.accounting_preload", "affidavit.service.serve"):
         import_module(name)
     # A lease that ended is taken back as soon, and a run handed over, in a quarter of the time.
     dispatcher.PERIOD = 0.5
-    AccountingPool._run = _here  # type: ignore[method-assign,assignment]
-    AccountingPool.warm_up = lambda _: None  # type: ignore[method-assign,assignment]
+    for name, method in IN_PROCESS.items():
+        setattr(AccountingPool, name, method)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,14 +30,9 @@ Headers = dict[str, str]
 AT_ONCE = {"prefer": "respond-async, wait=0"}
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stand-ins, importable here and in the workers."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    import slow_accounting
-
-    yield slow_accounting
-    del sys.modules["slow_accounting"]
+@pytest.fixture(scope="module", autouse=True)
+def accounting() -> None:
+    """Accounting in processes."""
 
 
 def certify(client: TestClient, plan: Any, **headers: str) -> Any:

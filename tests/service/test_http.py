@@ -22,12 +22,10 @@ from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
 
 from affidavit.service import serve
-from affidavit.service.cursors import InvalidCursor
-from affidavit.service.lifecycle.status import Status
+from affidavit.service.cursors import InvalidCursor, cursor_at, read_cursor
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
 from affidavit.service.serve import HEADER_SECONDS
-from affidavit.service.store import Summary, cursor_of, place_of
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -311,7 +309,7 @@ def test_a_number_is_no_time_and_is_told_so_like_other_text(client: TestClient) 
 def test_a_cursor_of_another_hand_is_refused(value: Any) -> None:
     cursor = base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
     with pytest.raises(InvalidCursor):
-        place_of(cursor)
+        read_cursor(cursor, str, bool)
 
 
 def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, post: Post) -> None:
@@ -337,20 +335,5 @@ def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, po
 
 
 def test_a_cursor_marks_its_row_to_the_microsecond() -> None:
-    row = Summary(
-        id=ID,
-        untrusted=True,
-        plan_digest=ID,
-        name=None,
-        dataset=None,
-        adjacency="add_remove",
-        verdict="refused",
-        epsilon_upper=None,
-        delta=None,
-        created_at=datetime(2025, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
-        not_after=datetime(2026, 1, 1, tzinfo=UTC),
-        issue=1,
-        status=Status.ACTIVE,
-    )
-    place = place_of(cursor_of(row))
-    assert (place.created_at, place.id, place.untrusted) == (row.created_at, ID, True)
+    place = (datetime(2025, 1, 1, 0, 0, 0, 1, tzinfo=UTC), ID, True)
+    assert read_cursor(cursor_at(*place), str, bool) == place

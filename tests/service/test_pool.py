@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,14 +23,9 @@ Post = Callable[..., Any]
 Plan = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stand-ins, importable here and in the workers."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    import slow_accounting
-
-    yield slow_accounting
-    del sys.modules["slow_accounting"]
+@pytest.fixture(scope="module", autouse=True)
+def accounting() -> None:
+    """Accounting in processes."""
 
 
 @pytest.fixture

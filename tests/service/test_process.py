@@ -22,7 +22,7 @@ from affidavit.certificate import KeyStore, PublicKey, certificate_id, verify
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.serve import listen
-from tests.waiting import wait_until
+from tests.processes import gone, processes_of
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -95,12 +95,12 @@ def _post_until_killed(
         item.start()
     begun.wait()
     time.sleep(moment)
-    below = _processes_of(server.process.pid)
+    below = processes_of(server.process.pid)
     server.stop(signal.SIGKILL)
     for entry in callers:
         entry.join()
     assert below
-    _gone(below)
+    gone(below)
 
 
 def _check_whole(path: Path) -> None:
@@ -115,37 +115,6 @@ def _check_whole(path: Path) -> None:
         for table, column in (("requests", "certificate_id"), ("audit", "subject")):
             outcome = connection.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()
             assert {key for (key,) in outcome} == {identity for identity, *_ in rows}
-
-
-def test_stopped_it_finishes_what_it_began_and_leaves_no_process(
-    server: Any, plan: Plan, post: Post
-) -> None:
-    server.start()
-    assert post(httpx, plan(), url=server.url).status_code == 201
-    workers = _processes_of(server.process.pid)
-    assert workers
-    server.stop(signal.SIGTERM)
-    assert "Application shutdown complete" in "".join(server.log)
-    assert "Traceback" not in "".join(server.log)
-    _gone(workers)
-
-
-def _processes_of(parent: int) -> set[int]:
-    """All processes below ``parent``."""
-    result: set[int] = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            pid, above = int(stat.parent.name), int(stat.read_text().rsplit(")", 1)[1].split()[1])
-            if above == parent:
-                result |= {pid} | _processes_of(pid)
-    return result
-
-
-def _gone(pids: set[int]) -> None:
-    wait_until(
-        lambda: not any((Path("/proc") / str(pid)).exists() for pid in pids),
-        said=lambda: "worker processes were left behind",
-    )
 
 
 @pytest.fixture
@@ -166,7 +135,7 @@ def command(
 
 
 def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
-    server: Any, tmp_path: Path, command: Any
+    forked_server: Any, tmp_path: Path, command: Any
 ) -> None:
     (tmp_path / "affidavit.db").unlink()
     code, stated = command("serve", "--port", "0")
@@ -174,14 +143,14 @@ def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
     assert "affidavit migrate" in stated
     assert not (tmp_path / "affidavit.db").exists()
 
-    assert server.run("migrate").returncode == 0
-    assert command("migrate") == (0, "")
-    server.start()
-    ready = httpx.get(f"{server.url}/readyz").json()
+    for _ in range(2):
+        assert command("migrate") == (0, "")
+    forked_server.start()
+    ready = httpx.get(f"{forked_server.url}/readyz").json()
     assert ready["status"] == "ready"
     assert ready["signer"]["development"] is False
 
-    code, stated = command("serve", "--port", str(server.port))
+    code, stated = command("serve", "--port", str(forked_server.port))
     assert code == 2
     assert "in use" in stated
 

@@ -25,7 +25,7 @@ from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, head, metadata, upgrade
 from affidavit.service.migrate import require_head as require
-from affidavit.service.store import CertificateStore, Filters, Place, PlanRequest, StoredCertificate
+from affidavit.service.store import CertificateStore, Filters, PlanRequest, StoredCertificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
@@ -225,11 +225,11 @@ def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None
     created = [certificate(number) for number in range(11)]
     for item in created:
         store.add(item, KEY, REQUEST)
-    seen, after = [], None
-    while result := store.page(Filters(), after, 3):
-        seen += [row.id for row in result]
-        last = result[-1]
-        after = Place(last.created_at, last.id, last.untrusted)
+    page = store.page(Filters(), None, 3)
+    seen = [row.id for row in page.items]
+    while page.next is not None:
+        page = store.page(Filters(), page.next, 3)
+        seen += [row.id for row in page.items]
     assert seen == [entry.id for entry in sorted(created, key=lambda c: (c.created_at, c.id))][::-1]
 
 
@@ -238,7 +238,7 @@ def test_filters_narrow(store: CertificateStore) -> None:
     store.add(certificate(4), KEY, REQUEST)
 
     def ids(**wanted: Any) -> list[str]:
-        return [row.id[-1] for row in store.page(Filters(**wanted), None, 10)]
+        return [row.id[-1] for row in store.page(Filters(**wanted), None, 10).items]
 
     assert ids() == ["4", "1"]
     assert ids(verdict="refused") == ["1"]

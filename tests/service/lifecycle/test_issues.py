@@ -178,7 +178,7 @@ def test_each_request_is_kept_with_the_issue_that_answered_it(engine: Engine) ->
     with engine.connect() as connection:
         answered = connection.execute(select(requests.c.issue).order_by(requests.c.id)).scalars()
         assert list(answered) == [1, 2, 2]
-    assert [item.issue for item in store.page(Filters(), None, 10)] == [2]
+    assert [item.issue for item in store.page(Filters(), None, 10).items] == [2]
 
 
 def test_an_issue_follows_the_current_one_and_leaves_none_out(engine: Engine) -> None:

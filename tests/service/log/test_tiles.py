@@ -32,7 +32,7 @@ from affidavit.certificate.log import (
 from affidavit.certificate.log.note import sign_note
 from affidavit.service.database import writer
 from affidavit.service.log.log_tables import log_entries, log_pending
-from affidavit.service.log.reader import NotLogged
+from affidavit.service.log.stored_tree import NotLogged
 from affidavit.service.log.tiles import Tiles
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import Log

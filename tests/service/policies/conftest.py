@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.log_tables import log_entries
-from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 
 PEOPLE = {
@@ -132,21 +130,14 @@ def _in_days() -> Callable[[float], str]:
     return in_days
 
 
-async def _here(_pool: Any, work: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    return await run_in_threadpool(work, *given, **named)
-
-
 @pytest.fixture
 def house(
     database_url: str,
     tmp_path: Path,
     client_of: Callable[..., Any],
     tokens_for: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
-    """A service with an empty database of either kind, which accounts in its own process."""
-    monkeypatch.setattr(AccountingPool, "run", _here)
-    monkeypatch.setattr(AccountingPool, "warm_up", lambda _: None)
+    """A service with an empty database of either kind."""
     KeyStore(tmp_path / "keys").new("test")
     settings = Settings(
         database_url=database_url,

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 
 ROLES = ("nobody", "expired", *(scope.value for scope in Scope))
@@ -55,10 +53,6 @@ class Asked:
         }
 
 
-async def _here(_pool: Any, work: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    return await run_in_threadpool(work, *given, **named)
-
-
 @pytest.fixture(scope="module")
 def asked(
     migrated_sqlite: Path,
@@ -85,10 +79,7 @@ def asked(
         token = store.new(role, scopes, 1, by="test", at=made_at)[1].text
         headers[role] = {"authorization": f"Bearer {token}"}
     engine.dispose()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AccountingPool, "run", _here)
-        patch.setattr(AccountingPool, "warm_up", lambda _: None)
-        with client_of(settings, address="192.0.2.1") as client:
-            result = Asked(client, headers)
-            result.furnish(document())
-            yield result
+    with client_of(settings, address="192.0.2.1") as client:
+        result = Asked(client, headers)
+        result.furnish(document())
+        yield result
