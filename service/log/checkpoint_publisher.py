@@ -46,6 +46,7 @@ from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheck
 TIMEOUT = 10.0
 TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
+STAMP_QUERY = "application/timestamp-query"
 MOST_CHARACTERS = 10_000
 """Of a witness's answer that are read."""
 PERIOD = 0.5
@@ -219,6 +220,35 @@ def post(url: str, content: bytes, media: str) -> httpx.Response:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None
+
+
+def request_timestamp(content: bytes, url: str) -> bytes:
+    """A time-stamping authority's reply for ``content`` (RFC 3161, DER).
+
+    A log that is rewritten later cannot have had that root at that time, whoever holds its
+    database and key. Raises ``PublishError`` unless the authority granted the very request: what
+    it granted with changes no verifier accepts. Needs ``pip install 'affidavit[timestamps]'``.
+    """
+    from rfc3161_client import TimestampRequestBuilder, decode_timestamp_response
+    from rfc3161_client.tsp import PKIStatus
+
+    request = TimestampRequestBuilder().data(content).nonce(nonce=True).build()
+    response = post(url, request.as_bytes(), STAMP_QUERY)
+    if not response.is_success:
+        raise PublishError(f"the time-stamping authority answered {response.status_code}")
+    try:
+        reply = decode_timestamp_response(response.content)
+    except ValueError as error:
+        raise PublishError(
+            f"the time-stamping authority's response is not a timestamp: {error}"
+        ) from None
+    if reply.status != PKIStatus.GRANTED.value:
+        raise PublishError(f"the time-stamping authority refused: {reply.status_string}")
+    if reply.tst_info.nonce != request.nonce:
+        raise PublishError("the time-stamping authority's reply has another request's nonce")
+    if reply.tst_info.message_imprint.message != request.message_imprint.message:
+        raise PublishError("the time-stamping authority stamped something else")
+    return bytes(reply.as_bytes())
 
 
 def _parse_size(text: str) -> int:

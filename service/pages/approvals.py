@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import ColumnElement, Connection, select, tuple_
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
@@ -145,7 +144,7 @@ def approval(
 
 
 @action(router, "/approvals/{certificate_id}")
-async def decide(
+def decide(
     request: Request,
     actor: Approver,
     services: TheServices,
@@ -157,7 +156,7 @@ async def decide(
     try:
         decision = DecisionRequest.from_json(json.dumps(fields).encode())
         about = (certificate_id, decision, actor, services.clock.now())
-        result = await run_in_threadpool(approve, services.engine, services.keyring, *about)
+        result = approve(services.engine, services.keyring, *about)
     except MalformedRequest as error:
         wrong, status = messages_of(error.reasons), 422
     except DecisionRefused as error:
@@ -169,9 +168,7 @@ async def decide(
         if decision.decision == "reject":
             done = "rejected"
         return see_other(f"/approvals/{certificate_id}", done=done)
-    return await run_in_threadpool(
-        _respond, request, services, certificate_id, wrong, form.get("comment"), status
-    )
+    return _respond(request, services, certificate_id, wrong, form.get("comment"), status)
 
 
 def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:

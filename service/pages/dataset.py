@@ -190,7 +190,7 @@ def decline_proposal(
 
 
 @action(router, f"{ONE}/grants")
-async def grant_use(
+def grant_use(
     request: Request, actor: Admin, services: TheServices, name: DatasetName, form: SubmittedForm
 ) -> Response:
     """Let another team use a data set, by the use case of the API."""
@@ -198,7 +198,7 @@ async def grant_use(
     try:
         grant = GrantRequest.from_data(fields)
         call = CommandContext.of(actor, request, None, grant)
-        await run_in_threadpool(change_grant, services, actor, call, name, grant)
+        change_grant(services, actor, call, name, grant)
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
     except Problem as problem:

@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Name
 from affidavit.service.command import CommandContext
@@ -20,7 +19,7 @@ from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Anyone, page_actor
-from affidavit.service.pages.forms import Form, SubmittedForm, number
+from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.renderers import ListPage, Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
@@ -101,11 +100,32 @@ def datasets(
 
 
 @action(router, "/datasets")
-async def set_budget(
+def set_budget(
     request: Request, actor: BudgetRequester, services: TheServices, form: SubmittedForm
 ) -> Response:
     """Set a version of a budget, or ask administrators for it, by the use case of the API."""
-    return await run_in_threadpool(_set_budget, request, actor, services, form)
+    values = {name: form.get(name) for name in FIELDS}
+    fields = {
+        **{name: values[name] for name in ("unit", "adjacency", "reason")},
+        **{name: number(values[name]) for name in ("epsilon", "delta")},
+        "team": form.get("team") or None,
+    }
+    try:
+        budget = BudgetRequest.from_data(fields)
+        name = _NAME.validate_python(values["dataset"])
+    except MalformedRequest as error:
+        return _respond(request, services, None, values, messages_of(error.reasons))
+    except ValidationError:
+        wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
+        return _respond(request, services, None, values, wrong)
+    call = CommandContext.of(actor, request, None, budget)
+    try:
+        change_budget(services, actor, call, name, budget)
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return _respond(request, services, None, values, noted=problem.detail)
+    return see_other("/datasets", done="set")
 
 
 def ledger_page(
@@ -148,31 +168,6 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
         exhausted=summary.exhausted,
         policy=f"{policy.name} v{policy.version}",
     )
-
-
-def _set_budget(request: Request, actor: Actor, services: Services, form: Form) -> Response:
-    values = {name: form.get(name) for name in FIELDS}
-    fields = {
-        **{name: values[name] for name in ("unit", "adjacency", "reason")},
-        **{name: number(values[name]) for name in ("epsilon", "delta")},
-        "team": form.get("team") or None,
-    }
-    try:
-        budget = BudgetRequest.from_data(fields)
-        name = _NAME.validate_python(values["dataset"])
-    except MalformedRequest as error:
-        return _respond(request, services, None, values, messages_of(error.reasons))
-    except ValidationError:
-        wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
-        return _respond(request, services, None, values, wrong)
-    call = CommandContext.of(actor, request, None, budget)
-    try:
-        change_budget(services, actor, call, name, budget)
-    except Problem as problem:
-        if problem.code != "second_person_needed":
-            raise
-        return _respond(request, services, None, values, noted=problem.detail)
-    return see_other("/datasets", done="set")
 
 
 def _respond(

@@ -63,20 +63,12 @@ Mode = Literal["form", "yaml", "document"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FieldView:
+class FieldView(Field):
     """A field with its value and what is wrong with it."""
 
-    name: str
     id: str
-    label: str
-    kind: str
-    hint: str
-    choices: tuple[tuple[str, str], ...]
     value: str
     errors: tuple[str, ...]
-    of: str
-    when: tuple[str, ...]
-    folded: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Reason
@@ -112,7 +111,7 @@ def simulation(
 
 
 @action(router, "/policies/draft")
-async def submit_draft(
+def submit_draft(
     request: Request, actor: Simulator, services: TheServices, form: SubmittedForm
 ) -> Response:
     """Simulate the draft in the form, or activate it."""
@@ -123,9 +122,9 @@ async def submit_draft(
         known=tuple(sorted(services.policies.policy_set().policies)),
     )
     if form.get("do") == "activate":
-        return await run_in_threadpool(_activate, request, actor, services, view)
+        return _activate(request, actor, services, view)
     cursor = form.get("cursor")[:512] or None
-    view = await run_in_threadpool(_simulated, services, view, cursor)
+    view = _simulated(services, view, cursor)
     return _respond(request, view, 422 if view.reasons else 200)
 
 

@@ -298,11 +298,8 @@ async def start_run(
         )
     except MalformedRequest as error:
         reasons, status = error.reasons, 422
-    except DomainError as refusal:
-        reason = Reason(
-            code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy
-        )
-        reasons, status = (reason,), refusal.status
+    except DomainError as error:
+        reasons, status = (error.reason,), error.status
     else:
         return see_other(f"/runs/{run.id}")
     if is_check:  # a field that is empty so far is not wrong
@@ -314,11 +311,11 @@ async def start_run(
 
 
 @action(router, "/runs/{run_id}/cancel")
-async def stop_run(
+def stop_run(
     request: Request, actor: Stopper, services: TheServices, run_id: RunId, form: SubmittedForm
 ) -> Response:
     """Stop a run of one's own, or any run as an administrator."""
-    run = await run_in_threadpool(services.runs.queue.find, run_id)
+    run = services.runs.queue.find(run_id)
     if run.requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(403, "not_yours", "another person started this run; ask them to stop it.")
     try:
@@ -326,8 +323,7 @@ async def stop_run(
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
     call = CommandContext.of(actor, request, None, cancellation)
-    cancel, reason = LockedRun.cancel, cancellation.reason
-    await run_in_threadpool(services.runs.queue.change, run_id, call, cancel, reason)
+    services.runs.queue.change(run_id, call, LockedRun.cancel, cancellation.reason)
     return see_other(f"/runs/{run_id}", done="stopped")
 
 

@@ -181,6 +181,9 @@ SIGN_IN = "affidavit_sign_in"
 """What only this browser knows of a sign-in at the OpenID provider."""
 
 
+_COOKIE: Any = {"path": "/", "httponly": True, "samesite": "lax"}
+
+
 def read_cookie(request: Request, name: str) -> str | None:
     """The value of a cookie."""
     return request.cookies.get(_cookie_name(request, name)) or None
@@ -190,26 +193,15 @@ def write_cookie(
     request: Request, response: Response, name: str, value: str, until: datetime | None = None
 ) -> None:
     """Set a cookie until then, or until the browser is closed."""
-    response.set_cookie(
-        _cookie_name(request, name),
-        value,
-        expires=None if until is None else until.astimezone(UTC),
-        path="/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="lax",
-    )
+    expires = None if until is None else until.astimezone(UTC)
+    name = _cookie_name(request, name)
+    response.set_cookie(name, value, expires=expires, secure=is_secure(request), **_COOKIE)
 
 
 def delete_cookie(request: Request, response: Response, name: str) -> None:
     """Delete a cookie from the browser."""
-    response.delete_cookie(
-        _cookie_name(request, name),
-        path="/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="lax",
-    )
+    name = _cookie_name(request, name)
+    response.delete_cookie(name, secure=is_secure(request), **_COOKIE)
 
 
 def is_secure(request: Request) -> bool:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy import BUILT_IN, WAIVABLE
 from affidavit.plan import Reason
 from affidavit.service.errors import DomainError, MalformedRequest
-from affidavit.service.identity.actor import Actor
 from affidavit.service.pages.access import Approver, PolicyReader
-from affidavit.service.pages.forms import Form, SubmittedForm
+from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.policies.models import WaiverRequest
@@ -68,31 +66,10 @@ def waivers(request: Request, _: PolicyReader, services: TheServices) -> Respons
 
 
 @action(router, "/waivers")
-async def grant_waiver(
+def grant_waiver(
     request: Request, actor: Approver, services: TheServices, form: SubmittedForm
 ) -> Response:
     """Grant a waiver, by the use case of the API."""
-    return await run_in_threadpool(_grant, request, actor, services, form)
-
-
-@action(router, "/waivers/{waiver_id}/revoke")
-async def revoke_waiver(
-    actor: Approver, services: TheServices, waiver_id: WaiverId, form: SubmittedForm
-) -> Response:
-    """Revoke a waiver and every certificate that depends on it."""
-    reason = form.get("reason")
-    if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
-        raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
-    now = services.clock.now()
-    waiver = await run_in_threadpool(
-        lambda: revoke(services.policies, waiver_id, reason, actor=actor.name, at=now)
-    )
-    if waiver is None:
-        raise Problem(404, "not_found", f"waiver {waiver_id} does not exist.")
-    return see_other("/waivers", done="revoked")
-
-
-def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Response:
     values = {name: form.get(name) for name in FIELDS if form.get(name)}
     try:
         waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
@@ -102,6 +79,20 @@ def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Re
     except DomainError as error:
         return _respond(request, services, values, (error.reason,), error.status)
     return see_other("/waivers", done="granted")
+
+
+@action(router, "/waivers/{waiver_id}/revoke")
+def revoke_waiver(
+    actor: Approver, services: TheServices, waiver_id: WaiverId, form: SubmittedForm
+) -> Response:
+    """Revoke a waiver and every certificate that depends on it."""
+    reason = form.get("reason")
+    if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
+        raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
+    now = services.clock.now()
+    if revoke(services.policies, waiver_id, reason, actor=actor.name, at=now) is None:
+        raise Problem(404, "not_found", f"waiver {waiver_id} does not exist.")
+    return see_other("/waivers", done="revoked")
 
 
 def _with_zone(values: Mapping[str, str]) -> dict[str, str]:

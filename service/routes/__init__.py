@@ -11,7 +11,6 @@ MODULES = (
     "decisions",
     "diagnoses",
     "docs",
-    "problem_types",
     "public",
     "keysets",
     "log",

@@ -39,6 +39,11 @@ from tests.forked import Process, fork
 from tests.service.forked_service import IN_PROCESS
 from tests.waiting import wait_until
 
+PRAGMAS = database.PRAGMAS
+"""As the service sets them."""
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For laws of the service's own code, whatever the database; those of SQL run on both."""
+
 
 @pytest.fixture
 def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -58,7 +63,7 @@ def accounting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, method in IN_PROCESS.items():
             patch.setattr(AccountingPool, name, method)
-        patch.setattr(database, "PRAGMAS", (*database.PRAGMAS, "synchronous=OFF"))
+        patch.setattr(database, "PRAGMAS", (*PRAGMAS, "synchronous=OFF"))
         yield
 
 

@@ -21,12 +21,14 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey, sign_envelope
 from affidavit.plan import canonical_json
+from affidavit.service import database
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, head, metadata, upgrade
 from affidavit.service.migrate import require_head as require
 from affidavit.service.store import CertificateStore, Filters, PlanRequest, StoredCertificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
+from tests.service.conftest import PRAGMAS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 TABLES = (signing_keys, certificates, requests, audit)
@@ -363,7 +365,10 @@ def _in_children(number: int, work: Callable[[], None]) -> None:
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * number
 
 
-def test_sqlite_is_set_up_to_keep_what_it_answered(sqlite_url: str) -> None:
+def test_sqlite_is_set_up_to_keep_what_it_answered(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PRAGMAS", PRAGMAS)
     engine = open_engine(sqlite_url)
     with engine.connect() as connection:
         result = {

@@ -19,7 +19,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.ledger.replay import replay
 from affidavit.service.settings import Settings
-from tests.service.conftest import EACH_SCOPE, token_texts
+from tests.service.conftest import EACH_SCOPE, ON_SQLITE, token_texts
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 2, "delta": 1e-4}
 RECORD = "sha256:" + "0" * 64
@@ -106,6 +106,7 @@ def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
     assert left == pytest.approx(2 - gone, rel=1e-9)
 
 
+@ON_SQLITE
 def test_nobody_gives_back_what_was_reserved_on_their_word(office: Office) -> None:
     """A stolen token of any scope settles at no step, with a digest that it invents."""
     office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
@@ -135,6 +136,7 @@ def test_an_overspending_run_is_refused_and_nothing_is_written(office: Office) -
     assert office.ledger()["entries_total"] == 0
 
 
+@ON_SQLITE
 def test_a_certificate_says_where_the_ledger_stood_at_its_issue(office: Office) -> None:
     def position(found: dict[str, Any]) -> Any:
         envelope = read_envelope(found["certificate"]["bundle"]["envelope"])
@@ -218,6 +220,7 @@ def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, ag
     assert office.ask("POST", f"{begun}/settle", "work", {}).json()["state"] == "settled"
 
 
+@ON_SQLITE
 def test_who_may_only_submit_releases_their_own(office: Office) -> None:
     office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
     where = office.reserve(office.certify()).headers["location"]
@@ -227,6 +230,7 @@ def test_who_may_only_submit_releases_their_own(office: Office) -> None:
     assert released.json()["state"] == "released"
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("path", "body", "pointer"),
     [
@@ -249,6 +253,7 @@ def test_a_bad_body_is_told_where(office: Office, path: str, body: Any, pointer:
     assert refused.json()["reasons"][0]["pointer"] == pointer
 
 
+@ON_SQLITE
 def test_an_empty_or_too_large_body_is_told_what_belongs_there(office: Office) -> None:
     headers = {
         "authorization": f"Bearer {office.tokens['admin']}",
@@ -263,6 +268,7 @@ def test_an_empty_or_too_large_body_is_told_what_belongs_there(office: Office) -
         assert "plan" not in reason["remedy"]
 
 
+@ON_SQLITE
 def test_a_bad_header_is_not_called_a_parameter_of_the_url(office: Office) -> None:
     refused = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET, idempotency_key="a b")
     assert refused.status_code == 422
@@ -274,6 +280,7 @@ def test_a_bad_header_is_not_called_a_parameter_of_the_url(office: Office) -> No
     assert alone.json()["detail"] == "a parameter of the URL is not valid."
 
 
+@ON_SQLITE
 def test_what_is_not_there_is_said_so(office: Office) -> None:
     nowhere = "00000000-0000-0000-0000-000000000000"
     answers = [
@@ -288,6 +295,7 @@ def test_what_is_not_there_is_said_so(office: Office) -> None:
         assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
+@ON_SQLITE
 def test_a_plan_whose_noise_was_solved_for_is_charged_for_that_noise(office: Office) -> None:
     office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
     solved = office.certify(
@@ -299,6 +307,7 @@ def test_a_plan_whose_noise_was_solved_for_is_charged_for_that_noise(office: Off
     assert result.json()["reserved"]["mu"] is not None
 
 
+@ON_SQLITE
 def test_answers_are_what_the_document_says(office: Office) -> None:
     schemas = office.client.get("/openapi.json").json()["components"]["schemas"]
 

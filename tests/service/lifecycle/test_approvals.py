@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import VerificationError, VerificationOptions, read_envelope, verify
+from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 
 NONE = "sha256:" + "0" * 64
@@ -28,6 +29,7 @@ def rejected(bundle: bytes, company: Company, **options: Any) -> VerificationErr
     return caught.value
 
 
+@ON_SQLITE
 def test_what_awaits_approval_is_certified_and_not_usable(
     company: Company, pending: dict[str, Any]
 ) -> None:
@@ -67,6 +69,7 @@ def _plan_of(result: dict[str, Any]) -> Any:
     return predicate(result)["plan"]
 
 
+@ON_SQLITE
 def test_nothing_but_the_certificate_differs_in_the_answer(
     company: Company, pending: dict[str, Any]
 ) -> None:
@@ -107,6 +110,7 @@ def test_nobody_approves_twice(company: Company, pending: dict[str, Any]) -> Non
     assert (again.status_code, again.json()["code"]) == (409, "already_decided")
 
 
+@ON_SQLITE
 def test_an_approval_is_of_the_envelope_that_was_seen(
     company: Company, pending: dict[str, Any]
 ) -> None:
@@ -139,6 +143,7 @@ def test_one_rejection_ends_it_until_somebody_has_it_issued_again(
     assert company.decide("bea", result).status_code == 201
 
 
+@ON_SQLITE
 def test_what_is_no_decision_is_refused_by_field(company: Company) -> None:
     where = f"/v1/certificates/{NONE}/approvals"
     for document, pointer in (
@@ -157,6 +162,7 @@ def test_what_is_no_decision_is_refused_by_field(company: Company) -> None:
     assert company.ask("bea", "POST", where, {"envelope": NONE}).status_code == 404
 
 
+@ON_SQLITE
 def test_a_verdict_that_nobody_can_use_needs_no_approval(company: Company, plan: Any) -> None:
     company.require_approvals(2)
     result = company.submit(plan(target={"epsilon": 0.01, "delta": 1e-5})).json()
@@ -165,6 +171,7 @@ def test_a_verdict_that_nobody_can_use_needs_no_approval(company: Company, plan:
     assert (answer.status_code, answer.json()["code"]) == (409, "not_awaiting_approval")
 
 
+@ON_SQLITE
 def test_without_a_token_nobody_approves(company: Company, pending: dict[str, Any]) -> None:
     company.headers["nobody"] = {}
     assert company.decide("nobody", pending).status_code == 401

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
 from affidavit.service.identity.token_repository import TokenError
-from tests.service.conftest import token_for, tokens_for
+from tests.service.conftest import ON_SQLITE, token_for, tokens_for
 from tests.service.lifecycle.conftest import Company
 from tests.service.lifecycle.test_approvals import insert_approval, predicate
 
@@ -56,6 +56,7 @@ def test_two_tokens_of_one_person_are_one_approval(people: Company, plan: Plan) 
     assert people.current(requested)["certificate"]["status"] == "awaiting_approval"
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("person", ["", "token:ci", "person:ana", "anonymous@loopback:x", "a b"])
 def test_a_name_that_is_no_person_is_refused(people: Company, person: str) -> None:
     with pytest.raises(TokenError, match="person"):

@@ -21,6 +21,7 @@ from affidavit.certificate import (
 )
 from affidavit.service.lifecycle import status_lists as lists
 from affidavit.service.log.log_tables import log_entries
+from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 
 
@@ -35,6 +36,7 @@ def rejected(company: Company, bundle: bytes, status: bytes) -> str:
     return caught.value.code
 
 
+@ON_SQLITE
 def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> None:
     result = company.submit(plan()).json()
     before = company.status()
@@ -62,6 +64,7 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
     assert caught.value.code == "status_rollback"
 
 
+@ON_SQLITE
 def test_sending_the_plan_again_never_brings_it_back(company: Company, plan: Any) -> None:
     result = company.submit(plan()).json()
     company.revoke("dan", result)
@@ -120,6 +123,7 @@ def test_a_usable_issue_that_was_superseded_is_listed(company: Company, plan: An
     verify(company.bundle(second), company.trusted, options=VerificationOptions(status=status))
 
 
+@ON_SQLITE
 def test_who_may_revoke_may_revoke_their_own_and_once_is_enough(
     company: Company, plan: Any
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_revocation_and_its_log_entry_stand_together(company: Company, plan: A
     assert entry["body"]["envelope"] == result["certificate"]["envelope_digest"]
 
 
+@ON_SQLITE
 def test_what_is_no_revocation_is_refused_by_field(company: Company) -> None:
     where = f"/v1/certificates/sha256:{'0' * 64}/revocation"
     good = {"code": "other", "reason": "because"}
@@ -168,6 +173,7 @@ def test_what_is_no_revocation_is_refused_by_field(company: Company) -> None:
     assert company.ask("bea", "POST", where, good).status_code == 404
 
 
+@ON_SQLITE
 def test_answers_have_the_documented_shape(company: Company, pending: dict[str, Any]) -> None:
     openapi = company.client.get("/openapi.json").json()
     where = "/v1/certificates/{certificate_id}"

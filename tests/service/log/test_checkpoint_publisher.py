@@ -31,9 +31,9 @@ from affidavit.service.log.checkpoint_publisher import (
     WitnessDestination,
     destinations,
     published_checkpoints,
+    request_timestamp,
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
-from affidavit.service.log.timestamps import request_timestamp
 from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log

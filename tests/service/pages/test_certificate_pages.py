@@ -31,13 +31,12 @@ from affidavit.service.pages.certificate_view import certificate_view
 from affidavit.service.pages.registry_entry import at_least
 from affidavit.service.pages.technical_documentation import technical_documentation
 from affidavit.service.routes.certificates import find
+from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 
 MARKUP = "<script>alert(1)</script>"
 HOSTILE = f"=cmd|'/C calc'!A0 {MARKUP} a\u202eb"
 HTML = {"accept": "text/html"}
-ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""Of what a database cannot change: what is read off the signed bytes."""
 REGISTRY = Path(__file__).parents[2] / "vectors" / "opendp_registry.json"
 
 
@@ -95,6 +94,7 @@ def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[s
     return CliRunner().invoke(app, files)
 
 
+@ON_SQLITE
 def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path: Path) -> None:
     plan = yard.document(notes=HOSTILE)
     stated = yard.ask("POST", "/v1/certificates", "submit", plan).json()

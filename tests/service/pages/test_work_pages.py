@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from affidavit.service.pages.text import spreadsheet_safe
+from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record
 
@@ -52,6 +53,7 @@ def _set_policy(yard: Yard, **changes: Any) -> None:
     assert answer.is_success, answer.text
 
 
+@ON_SQLITE
 def test_a_run_page_shows_progress_record_and_charge(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate, data="digits<b>").json()
@@ -100,6 +102,7 @@ def test_a_run_that_does_not_conform_shows_its_findings(yard: Yard) -> None:
     assert run["id"][:8] not in _main(_get(yard, "/runs?state=settled"))
 
 
+@ON_SQLITE
 def test_runs_are_started_and_stopped_with_the_right_scopes(yard: Yard) -> None:
     fields = {"certificate": yard.certify(), "data": "d", "model": "m", "output": "o"}
     refused = _post(yard, "/runs/new", "submit", **{**fields, "gpus": "many", "data": MARKUP})
@@ -178,6 +181,7 @@ def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch
     assert _get(yard, "/approvals?cursor=forged", status=422)
 
 
+@ON_SQLITE
 def test_a_policy_draft_is_simulated_and_activated(yard: Yard) -> None:
     loose = yard.certify()
     tight = yard.ask(
@@ -212,6 +216,7 @@ def test_a_policy_draft_is_simulated_and_activated(yard: Yard) -> None:
     assert _get(yard, "/policies/rules/9", status=404)
 
 
+@ON_SQLITE
 def test_waivers_need_four_eyes(yard: Yard) -> None:
     _set_policy(yard, epsilon_cap=0.1)
     fields = {
@@ -285,6 +290,7 @@ def test_a_named_data_set_has_a_page_before_it_has_a_budget(yard: Yard) -> None:
     assert yard.ask("GET", "/datasets/nob.json", "audit").json()["shown"] is None
 
 
+@ON_SQLITE
 def test_a_data_set_with_a_file_ending_has_its_own_page(yard: Yard) -> None:
     yard.request(yard.certify())
     (entry,) = _csv(yard, "/datasets/toy/ledger.csv")
@@ -307,6 +313,7 @@ def test_a_data_set_with_a_file_ending_has_its_own_page(yard: Yard) -> None:
     _get(yard, "/datasets/toy.csv?ledger=example/add_remove", status=404)
 
 
+@ON_SQLITE
 def test_a_key_is_exported_unchanged(yard: Yard) -> None:
     (stored,) = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
     (line,) = _csv(yard, "/keys.csv")
@@ -327,6 +334,7 @@ def test_text_that_looks_like_a_key_is_still_escaped(text: str) -> None:
     assert spreadsheet_safe(text) == f"'{text}"
 
 
+@ON_SQLITE
 def test_a_plan_is_previewed_and_submitted(yard: Yard) -> None:
     fields = {
         "mode": "form",
@@ -365,6 +373,7 @@ def test_a_plan_is_previewed_and_submitted(yard: Yard) -> None:
     assert _post(yard, "/plans/new", "audit", do="check", **fields).status_code == 403
 
 
+@ON_SQLITE
 def test_incomparable_certificates_are_not_ranked(
     yard: Yard,
 ) -> None:
@@ -395,6 +404,7 @@ def test_incomparable_certificates_are_not_ranked(
     assert "\u202e" not in texts.text
 
 
+@ON_SQLITE
 def test_a_form_without_its_token_is_refused(yard: Yard) -> None:
     token = yard.tokens["admin"]
     signing_in = yard.client.get("/sign-in", headers=HTML)
@@ -411,6 +421,7 @@ def test_a_form_without_its_token_is_refused(yard: Yard) -> None:
     assert yard.client.post("/datasets", data=sent, follow_redirects=False).status_code == 303
 
 
+@ON_SQLITE
 def test_tokens_of_a_person_are_one_identity(yard: Yard) -> None:
     """Two tokens of one person are one identity: they cannot approve what they asked for."""
     created = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")

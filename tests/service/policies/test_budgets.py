@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy import text
 
+from tests.service.conftest import ON_SQLITE
+
 Document = Callable[..., dict[str, Any]]
 
 
@@ -49,6 +51,7 @@ def test_a_refusal_for_want_of_a_budget_ends_when_there_is_one(house: Any, plan:
     assert (len(house.entries("refusal")), len(house.entries("certificate"))) == (2, 1)
 
 
+@ON_SQLITE
 def test_a_plan_that_accountancy_refuses_is_not_told_of_a_budget(
     house: Any, plan: Document
 ) -> None:
@@ -57,6 +60,7 @@ def test_a_plan_that_accountancy_refuses_is_not_told_of_a_budget(
     assert (result.json()["verdict"], codes(result)) == ("under_noised", ["under_noised"])
 
 
+@ON_SQLITE
 def test_a_reservation_cannot_be_waived(house: Any) -> None:
     house.activate(budget="required")
     answer = house.waive(rule="policy_budget")

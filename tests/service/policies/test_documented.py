@@ -10,11 +10,13 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from affidavit.service.log.audit import audit_rows, count_pending
+from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]
 UNKNOWN = "sha256:" + "0" * 64
 
 
+@ON_SQLITE
 def test_answers_fit_their_documentation(
     house: Any, plan: Document, policy: Document, wanted: Document
 ) -> None:
@@ -70,6 +72,7 @@ def _log_and_tables_agree(house: Any) -> None:
         assert list(audit_rows(connection))
 
 
+@ON_SQLITE
 def test_the_documented_policy_takes_what_the_reader_takes(house: Any, policy: Document) -> None:
     openapi = house.client.get("/openapi.json").json()
     schema = {"$ref": "#/components/schemas/Policy", "components": openapi["components"]}

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from affidavit.client import calls
 from affidavit.gate import app
+from tests.service.conftest import ON_SQLITE
 
 ADDRESS = "http://affidavit.example"
 Document = Callable[..., dict[str, Any]]
@@ -49,6 +50,7 @@ def check(house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Doc
     return run
 
 
+@ON_SQLITE
 def test_the_service_s_reasons_block_and_its_waivers_stay_visible(house: Any, check: Check) -> None:
     assert check()[0] == 0
     house.activate(epsilon_cap=0.5)
@@ -63,6 +65,7 @@ def test_the_service_s_reasons_block_and_its_waivers_stay_visible(house: Any, ch
     assert not any(entry["blocks"] for entry in findings)
 
 
+@ON_SQLITE
 def test_what_waits_for_approval_or_was_revoked_blocks(house: Any, check: Check) -> None:
     house.activate(approvals=1)
     code, findings = check()
@@ -80,6 +83,7 @@ def test_what_waits_for_approval_or_was_revoked_blocks(house: Any, check: Check)
     assert (code, [item["rule"] for item in findings if item["blocks"]]) == (1, ["revoked"])
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(("word", "code"), [("block", 3), ("warn", 0)])
 def test_an_outage_is_judged_by_the_policy_s_last_word(
     house: Any, check: Check, word: str, code: int
@@ -100,6 +104,7 @@ def test_an_outage_is_judged_by_the_policy_s_last_word(
     house.client = client
 
 
+@ON_SQLITE
 def test_a_token_that_does_not_count_decides_nothing(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +113,7 @@ def test_a_token_that_does_not_count_decides_nothing(
     assert (code, findings[-1]["rule"]) == (3, "server_unreachable")
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("change", "rule"),
     [({"verdict": "certified"}, "engines_disagree"), ({"plan_digest": "sha256:0"}, "other_plan")],

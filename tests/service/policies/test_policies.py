@@ -13,6 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, PublicKey, prove_certificate, verify
 from affidavit.certificate.policy import BUILT_IN, open_document, policy_from
+from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]
 
@@ -57,6 +58,7 @@ def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Doc
     assert code(house.ask("sam", "GET", "/v1/policies/a b/1")) == (422, "invalid_parameter")
 
 
+@ON_SQLITE
 def test_yaml_is_taken_and_the_same_policy_again_changes_nothing(house: Any) -> None:
     house.activate(epsilon_cap=0.5)
     raw = b"schema_version: 1\nname: toys\nversion: 1\ndatasets: [toy]\nepsilon_cap: 0.5\n"
@@ -66,6 +68,7 @@ def test_yaml_is_taken_and_the_same_policy_again_changes_nothing(house: Any) -> 
     assert len(house.entries("policy")) == 1
 
 
+@ON_SQLITE
 def test_plans_are_judged_by_the_policy_of_their_data_set(house: Any, plan: Document) -> None:
     before = house.submit("sam", plan())
     assert before.json()["policy"] == BUILT_IN.reference()
@@ -112,6 +115,7 @@ def test_a_new_version_asks_anew_and_the_old_certificate_stays(house: Any, plan:
     assert [(item["version"], item["active"]) for item in listed[:2]] == [(2, True), (1, False)]
 
 
+@ON_SQLITE
 def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document) -> None:
     house.activate(name="everything", datasets="default", epsilon_cap=0.5)
     house.activate(epsilon_cap=3)
@@ -125,6 +129,7 @@ def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document)
     assert (listed[-1]["name"], listed[-1]["active"]) == ("default", False)
 
 
+@ON_SQLITE
 def test_no_policy_lets_pass_what_accountancy_refuses(house: Any, plan: Document) -> None:
     house.activate(epsilon_cap=1000, allow_large_delta=True)
     unsound = house.submit("sam", plan(optimizer={"name": "dp_dice"})).json()
@@ -132,6 +137,7 @@ def test_no_policy_lets_pass_what_accountancy_refuses(house: Any, plan: Document
     assert (unsound["verdict"], under_noised["verdict"]) == ("refused", "under_noised")
 
 
+@ON_SQLITE
 def test_approvals_that_a_policy_asks_for_stand_in_the_certificate(
     house: Any, plan: Document
 ) -> None:
@@ -150,6 +156,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@ON_SQLITE
 def test_a_policy_that_cannot_stand_is_refused_and_nothing_is_kept(
     house: Any, policy: Document
 ) -> None:
@@ -260,6 +267,7 @@ def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
     assert house.client.get("/livez").status_code == 200
 
 
+@ON_SQLITE
 def test_the_record_of_a_key_in_the_database_does_not_count_before_the_directorys(
     house: Any, plan: Document
 ) -> None:
@@ -273,6 +281,7 @@ def test_the_record_of_a_key_in_the_database_does_not_count_before_the_directory
     assert house.submit("sam", plan()).json()["verdict"] == "refused"
 
 
+@ON_SQLITE
 def test_a_policy_that_asks_for_a_proof_has_one_signed_or_refuses(
     house: Any, plan: Document
 ) -> None:

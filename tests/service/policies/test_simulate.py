@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.service.conftest import ON_SQLITE
+
 Document = Callable[..., dict[str, Any]]
 OTHER = {"dataset": {"name": "other", "size": 1000}}
 
@@ -63,6 +65,7 @@ def test_a_simulation_says_what_activating_does(
     assert changed == len(told) > 0
 
 
+@ON_SQLITE
 def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None:
     simulated(stocked, policy(epsilon_cap=0.1, version=77))
     assert stocked.entries("policy") == []
@@ -70,6 +73,7 @@ def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None
     assert [item["name"] for item in listed] == ["default"]
 
 
+@ON_SQLITE
 def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
     stocked: Any, policy: Document
 ) -> None:
@@ -80,6 +84,7 @@ def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
     assert simulated(stocked, policy(name="none", datasets=[]))["judged"] == 0
 
 
+@ON_SQLITE
 def test_what_a_policy_refused_would_pass_a_laxer_one(
     house: Any, plan: Document, policy: Document
 ) -> None:
@@ -105,6 +110,7 @@ def test_pages_cover_everything_once(stocked: Any, policy: Document) -> None:
     assert [item for page in pages for item in page["items"]] == whole["items"]
 
 
+@ON_SQLITE
 def test_a_draft_that_could_not_be_active_is_refused(house: Any, policy: Document) -> None:
     house.activate()
     overlap = house.ask("ann", "POST", "/v1/policies/simulate", policy(name="b"))

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.certificate.policy import open_document
+from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]
 
@@ -104,6 +105,7 @@ def test_a_revoked_waiver_takes_its_certificates_along(house: Any, plan: Documen
     )
 
 
+@ON_SQLITE
 def test_an_expired_waiver_helps_no_more(
     house: Any, plan: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ HELPLESS: list[dict[str, Any]] = [
 ]
 
 
+@ON_SQLITE
 def test_a_waiver_of_another_rule_or_plan_does_not_help(house: Any, plan: Document) -> None:
     house.activate(epsilon_cap=0.5, datasets=["toy", "other"])
     for changes in (*HELPLESS, {"dataset": "other"}):
@@ -132,6 +135,7 @@ def test_a_waiver_of_another_rule_or_plan_does_not_help(house: Any, plan: Docume
     assert (result["verdict"], result["waived"]) == ("refused", [])
 
 
+@ON_SQLITE
 def test_a_waiver_ends_with_the_version_that_it_was_granted_against(
     house: Any, plan: Document
 ) -> None:
@@ -223,6 +227,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@ON_SQLITE
 def test_a_waiver_that_cannot_be_is_refused_and_nothing_is_kept(house: Any) -> None:
     house.activate(epsilon_cap=0.5)
     for changes, expected, name in WRONG:

@@ -27,9 +27,6 @@ from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.runs.records import Record, record_of
 
-ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For laws of the service's own code, whatever the database; those of SQL run on both."""
-
 
 @dataclass
 class Yard:
