@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +18,7 @@ from affidavit.certificate import Assessment
 from affidavit.client import Composition, Forecast, Ledger
 from affidavit.plan import Plan
 from affidavit.service.command import CommandContext
-from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
+from affidavit.service.concurrency import Batcher, ComputationCache, in_thread_pool
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.keyring import Keyring
 from affidavit.service.ledger.costing import (
@@ -37,6 +36,8 @@ from affidavit.service.store import CertificateStore, StoredCertificate
 from affidavit.service.teams import acting_for
 
 CACHE_SIZE = 512
+MAX_WAITING = 1024
+"""Costs that are computed or wait for it, beyond which another is turned away."""
 
 
 class NotAccountable(DomainError):
@@ -67,11 +68,12 @@ class LedgerService:
         self._pool = pool
         self._keyring = keyring
         self._loopback = loopback
-        self._flights: SingleFlight[dict[str, Any]] = SingleFlight()
         self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
             in_thread_pool(ledger_store.find_all)
         )
-        self._cache: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(
+            max_results=CACHE_SIZE, max_waiting=MAX_WAITING
+        )
 
     async def reserve(
         self, dataset: str | None, certificate_id: str, call: CommandContext
@@ -197,14 +199,14 @@ class LedgerService:
         events = [(json.loads(text), count) for text, count in sorted(counts.items())]
         delta = ledger.state.budget.delta
         digest = hashlib.sha256(json.dumps([events, float(delta)]).encode()).hexdigest()
-        result = await self._cached(
+        result = await self._cache(
             f"composed {digest}", lambda: self._pool.run(composition, events, float(delta))
         )
         return Composition.model_validate({**result, "delta": delta})
 
     async def _cost(self, certificate: StoredCertificate, steps: int | None = None) -> RunCost:
         """What its run costs; raises ``NotAccountable``."""
-        cost = await self._cached(
+        cost = await self._cache(
             f"cost {certificate.envelope_digest} {steps}",
             lambda: self._pool.run(cost_of_bundle, certificate.bundle, steps),
         )
@@ -214,16 +216,6 @@ class LedgerService:
                 "POST the plan again with this release, or change the plan.",
             )
         return cost
-
-    async def _cached(
-        self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
-        if name not in self._cache:
-            self._cache[name], _ = await self._flights.run(name, work)
-        self._cache.move_to_end(name)
-        while len(self._cache) > CACHE_SIZE:
-            self._cache.popitem(last=False)
-        return self._cache[name]
 
     def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
         # Whoever sees a ledger sees what all runs on it cost together, of whatever team.

@@ -39,10 +39,18 @@ from tests.forked import Process, fork
 from tests.service.forked_service import IN_PROCESS
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 PRAGMAS = database.PRAGMAS
 """As the service sets them."""
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For laws of the service's own code, whatever the database; those of SQL run on both."""
+
+
+@pytest.fixture(scope="session")
+def openapi() -> dict[str, Any]:
+    """The service's document as ``docs`` has it, which ``whole/test_every_answer.py`` compares."""
+    result: dict[str, Any] = json.loads((ROOT / "docs" / "openapi.json").read_bytes())
+    return result
 
 
 @pytest.fixture

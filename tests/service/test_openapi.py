@@ -20,12 +20,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 JSON, YAML = "application/json", "application/yaml"
 
 
-@pytest.fixture
-def openapi(client: TestClient) -> dict[str, Any]:
-    result: dict[str, Any] = client.get("/openapi.json").json()
-    return result
-
-
 def schema_for(openapi: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
     """A validator of ``schema`` with the document's components at hand."""
     return Draft202012Validator({**schema, "components": openapi["components"]})

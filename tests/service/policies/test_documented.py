@@ -18,9 +18,8 @@ UNKNOWN = "sha256:" + "0" * 64
 
 @ON_SQLITE
 def test_answers_fit_their_documentation(
-    house: Any, plan: Document, policy: Document, wanted: Document
+    house: Any, plan: Document, policy: Document, wanted: Document, openapi: dict[str, Any]
 ) -> None:
-    openapi = house.client.get("/openapi.json").json()
     seen = set()
 
     def ask(who: str, method: str, path: str, filled: str = "", document: Any = None) -> Any:
@@ -72,9 +71,9 @@ def _log_and_tables_agree(house: Any) -> None:
         assert list(audit_rows(connection))
 
 
-@ON_SQLITE
-def test_the_documented_policy_takes_what_the_reader_takes(house: Any, policy: Document) -> None:
-    openapi = house.client.get("/openapi.json").json()
+def test_the_documented_policy_takes_what_the_reader_takes(
+    policy: Document, openapi: dict[str, Any]
+) -> None:
     schema = {"$ref": "#/components/schemas/Policy", "components": openapi["components"]}
     validator = Draft202012Validator(schema)
     full = policy(caps={"toy": {"epsilon": 1}}, accountants={"pld": "0.6"}, samplers=["poisson"])
