@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,18 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
     yield slow_accounting
     del sys.modules["slow_accounting"]
+
+
+@pytest.fixture(scope="module")
+def reader(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of an application for a whole module, whose tests change nothing."""
+    home = tmp_path_factory.mktemp("reader")
+    shutil.copy(migrated_sqlite, home / "affidavit.db")
+    KeyStore(home / "keys").new("test")
+    url = f"sqlite:///{home / 'affidavit.db'}"
+    settings = Settings(database_url=url, key_directory=home / "keys", workers=1, loopback=True)
+    with client_of(settings) as result:
+        yield result
 
 
 # ---- the service as a process ------------------------------------------------------

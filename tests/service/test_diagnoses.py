@@ -82,11 +82,11 @@ claimed_noise_multiplier: 20
     ],
 )
 def test_a_malformed_question_is_a_400_that_says_where(
-    client: TestClient, plan: Make, fits: Callable[[Any], None], body: Any, pointer: str
+    reader: TestClient, plan: Make, fits: Callable[[Any], None], body: Any, pointer: str
 ) -> None:
     if isinstance(body, dict) and body.get("plan") is ...:
         body = {**body, "plan": plan()}
-    answer = ask(client, body)
+    answer = ask(reader, body)
     assert answer.status_code == 400
     fits(answer)
     assert any(item["pointer"].startswith(pointer) for item in answer.json()["reasons"])

@@ -211,15 +211,15 @@ def test_the_largest_body_is_read(running: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v1", "/v1/certificates/", "/docs/", "/v1/%00", "/%ff"])
-def test_an_unknown_path_is_a_404_problem(client: TestClient, path: str) -> None:
-    assert problem(client.get(path), 404)["code"] == "not_found"
+def test_an_unknown_path_is_a_404_problem(reader: TestClient, path: str) -> None:
+    assert problem(reader.get(path), 404)["code"] == "not_found"
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH"])
 def test_another_method_is_a_405_problem_that_says_which_are_allowed(
-    client: TestClient, method: str
+    reader: TestClient, method: str
 ) -> None:
-    answer = client.request(method, "/v1/keys")
+    answer = reader.request(method, "/v1/keys")
     assert problem(answer, 405)["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "GET"
 
@@ -230,11 +230,11 @@ ODD_IDS = ["1", "sha256:", ID[:-1], ID + "0", ID.upper(), "%00", "%ED%A0%80", "'
 @pytest.mark.parametrize("identity", ODD_IDS)
 @pytest.mark.parametrize("path", ["/v1/certificates/{}", "/v1/certificates/{}/bundle"])
 def test_an_odd_id_is_422_and_an_unknown_one_404(
-    client: TestClient, path: str, identity: str
+    reader: TestClient, path: str, identity: str
 ) -> None:
-    document = problem(client.get(path.format(identity)), 422)
+    document = problem(reader.get(path.format(identity)), 422)
     assert document["reasons"][0]["pointer"] == "/path/certificate_id"
-    assert problem(client.get(path.format(ID)), 404)["code"] == "not_found"
+    assert problem(reader.get(path.format(ID)), 404)["code"] == "not_found"
 
 
 # ---- lists -------------------------------------------------------------------------
@@ -277,14 +277,14 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("query", GARBAGE)
-def test_a_garbage_parameter_is_a_422_that_names_it(client: TestClient, query: str) -> None:
-    (reason,) = problem(client.get(f"/v1/certificates?{query}"), 422)["reasons"]
+def test_a_garbage_parameter_is_a_422_that_names_it(reader: TestClient, query: str) -> None:
+    (reason,) = problem(reader.get(f"/v1/certificates?{query}"), 422)["reasons"]
     assert reason["pointer"].startswith("/query/")
 
 
-def test_a_number_is_no_time_and_is_told_so_like_other_text(client: TestClient) -> None:
+def test_a_number_is_no_time_and_is_told_so_like_other_text(reader: TestClient) -> None:
     stated = [
-        problem(client.get(f"/v1/certificates?created_after={text}"), 422)["reasons"][0]["message"]
+        problem(reader.get(f"/v1/certificates?created_after={text}"), 422)["reasons"][0]["message"]
         for text in ("2027", "20270101T000000Z")
     ]
     assert stated[0] == stated[1].replace("20270101T000000Z", "2027")

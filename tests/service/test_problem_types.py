@@ -11,10 +11,10 @@ import pytest
     ("method", "path"),
     [("GET", "/v1/certificates/none"), ("POST", "/v1/certificates"), ("GET", "/problems/nothing")],
 )
-def test_a_problem_resolves(client: Any, method: str, path: str) -> None:
-    problem = client.request(method, path).json()
+def test_a_problem_resolves(reader: Any, method: str, path: str) -> None:
+    problem = reader.request(method, path).json()
     assert problem["type"] == f"/problems/{problem['code']}"
-    page = client.get(problem["type"])
+    page = reader.get(problem["type"])
     assert page.status_code == 200
     assert problem["code"] in page.text
 

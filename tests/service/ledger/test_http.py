@@ -230,27 +230,27 @@ def test_who_may_only_submit_releases_their_own(office: Office) -> None:
     assert released.json()["state"] == "released"
 
 
+NOWHERE = "00000000-0000-0000-0000-000000000000"
+BAD = (
+    ("ledgers/toy/budget", {**BUDGET, "epsilon": 0}, "/epsilon"),
+    ("ledgers/toy/budget", {**BUDGET, "delta": 1}, "/delta"),
+    ("ledgers/toy/budget", {**BUDGET, "delta": "1e-5"}, "/delta"),
+    ("ledgers/toy/budget", {**BUDGET, "unit": "record"}, "/unit"),
+    ("ledgers/toy/budget", {**BUDGET, "epsilonn": 1}, "/epsilonn"),
+    ("ledgers/toy/budget", {"epsilon": 1, "delta": 1e-5}, "/adjacency"),
+    ("ledgers/toy/reservations", {"certificate": "x"}, "/certificate"),
+    ("ledgers/toy/reservations", [], ""),
+    (f"reservations/{NOWHERE}/settle", {"steps_run": -1}, "/steps_run"),
+)
+
+
 @ON_SQLITE
-@pytest.mark.parametrize(
-    ("path", "body", "pointer"),
-    [
-        ("ledgers/toy/budget", {**BUDGET, "epsilon": 0}, "/epsilon"),
-        ("ledgers/toy/budget", {**BUDGET, "delta": 1}, "/delta"),
-        ("ledgers/toy/budget", {**BUDGET, "delta": "1e-5"}, "/delta"),
-        ("ledgers/toy/budget", {**BUDGET, "unit": "record"}, "/unit"),
-        ("ledgers/toy/budget", {**BUDGET, "epsilonn": 1}, "/epsilonn"),
-        ("ledgers/toy/budget", {"epsilon": 1, "delta": 1e-5}, "/adjacency"),
-        ("ledgers/toy/reservations", {"certificate": "x"}, "/certificate"),
-        ("ledgers/toy/reservations", [], ""),
-        (f"reservations/{'0' * 8}-{'-'.join(['0' * 4] * 3)}-{'0' * 12}/settle",
-         {"steps_run": -1}, "/steps_run"),
-    ],
-)  # fmt: skip
-def test_a_bad_body_is_told_where(office: Office, path: str, body: Any, pointer: str) -> None:
-    who = {"budget": "admin", "reservations": "submit", "settle": "work"}[path.split("/")[-1]]
-    refused = office.ask("POST", f"/v1/{path}", who, body)
-    assert refused.status_code == 400
-    assert refused.json()["reasons"][0]["pointer"] == pointer
+def test_a_bad_body_is_told_where(office: Office) -> None:
+    for path, body, pointer in BAD:
+        who = {"budget": "admin", "reservations": "submit", "settle": "work"}[path.split("/")[-1]]
+        refused = office.ask("POST", f"/v1/{path}", who, body)
+        assert refused.status_code == 400, (path, body)
+        assert refused.json()["reasons"][0]["pointer"] == pointer
 
 
 @ON_SQLITE
@@ -282,12 +282,11 @@ def test_a_bad_header_is_not_called_a_parameter_of_the_url(office: Office) -> No
 
 @ON_SQLITE
 def test_what_is_not_there_is_said_so(office: Office) -> None:
-    nowhere = "00000000-0000-0000-0000-000000000000"
     answers = [
         (office.ask("GET", "/v1/ledgers/none", "audit"), 404, "not_found"),
-        (office.ask("GET", f"/v1/reservations/{nowhere}", "audit"), 404, "not_found"),
-        (office.ask("POST", f"/v1/reservations/{nowhere}/commit", "work"), 404, "not_found"),
-        (office.ask("POST", f"/v1/reservations/{nowhere}/settle", "work"), 404, "not_found"),
+        (office.ask("GET", f"/v1/reservations/{NOWHERE}", "audit"), 404, "not_found"),
+        (office.ask("POST", f"/v1/reservations/{NOWHERE}/commit", "work"), 404, "not_found"),
+        (office.ask("POST", f"/v1/reservations/{NOWHERE}/settle", "work"), 404, "not_found"),
         (office.reserve(RECORD), 409, "certificate_not_usable"),
         (office.reserve(office.certify()), 409, "no_budget"),
     ]

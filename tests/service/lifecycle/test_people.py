@@ -57,7 +57,7 @@ def test_two_tokens_of_one_person_are_one_approval(people: Company, plan: Plan) 
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("person", ["", "token:ci", "person:ana", "anonymous@loopback:x", "a b"])
-def test_a_name_that_is_no_person_is_refused(people: Company, person: str) -> None:
-    with pytest.raises(TokenError, match="person"):
-        token_for(people.settings, "submit", name="x", person=person)
+def test_a_name_that_is_no_person_is_refused(people: Company) -> None:
+    for person in ("", "token:ci", "person:ana", "anonymous@loopback:x", "a b"):
+        with pytest.raises(TokenError, match="person"):
+            token_for(people.settings, "submit", name="x", person=person)
