@@ -25,6 +25,7 @@ from playwright.sync_api import sync_playwright
 from affidavit.service.migrate import upgrade
 from tests.browser.program import program
 from tests.browser.serving import Site, served, settings_in
+from tests.service.conftest import accounting  # noqa: F401
 
 WAIT_MILLISECONDS = 60_000
 HARMLESS = ("Failed to load resource", "htmx:sendAbort", "htmx:afterRequest")
