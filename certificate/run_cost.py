@@ -41,7 +41,7 @@ from affidavit.accountants import (
     joint_mu,
     parts,
 )
-from affidavit.accountants.privacy_filter import UNIT, Cost, divergences
+from affidavit.accountants.privacy_filter import UNIT, Cost, Steps, divergences
 from affidavit.certificate import plan_summary
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, ReferenceLine
@@ -104,7 +104,13 @@ class CertifiedRun:
             mu_squared=_mu_squared(event),
             epsilon=0.0 if empty else self._epsilon(event, steps_run),
             delta=0.0 if empty else self.delta,
+            steps=Steps.of(event) if self._is_sum_over_steps else Steps(others=int(not empty)),
         )
+
+    @property
+    def _is_sum_over_steps(self) -> bool:
+        phases = self.lowered.phases
+        return self.lowered.extra.selection is None and all(map(_is_sum_over_steps, phases))
 
     def _epsilon(self, event: Event, steps_run: int) -> float:
         """ε at the certificate's δ for the plain sum; the certificate's own where no less."""

@@ -1,9 +1,9 @@
 """What a run costs a budget: exact decimals, rounded up once, that add and subtract exactly.
 
 A cost has one coordinate for each of the filter's orders (Rényi divergences), one for Gaussian
-DP (μ²), and two for the plain sum (ε and δ as certified). A coordinate is a whole number of
-``UNIT``, or infinite where nothing bounds it; a sum counts its infinite terms, so that
-taking one away again leaves exactly what was there before.
+DP (μ²), two for the plain sum (ε and δ as certified), and the run's Poisson-sampled steps by
+their kind. A coordinate is a whole number of ``UNIT``, or infinite where nothing bounds it; a sum
+counts its infinite terms, so that taking one away again leaves exactly what was there before.
 
 >>> one = Cost.of(renyi=(0.1, math.inf), mu_squared=0.25, epsilon=1.0, delta=1e-6)
 >>> (one + one - one) == one
@@ -17,10 +17,14 @@ Reference: ``docs/theorems/privacy-filter.md``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Self
+
+from affidavit.accountants.composition import parts
+from affidavit.plan import Event, PoissonSubsampledGaussian, event_document, event_from
 
 UNIT = Decimal("1e-12")
 """The last decimal of a divergence and of ε (nats), and of μ²; δ has ``DELTA_UNIT``."""
@@ -92,6 +96,79 @@ class Coordinate:
         return cls(int(exact.to_integral_value(rounding=ROUND_CEILING)), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Poisson-sampled steps by their kind, and how many other releases there are.
+
+    Each step must be bounded by its kind whatever was released before it.
+    """
+
+    kinds: tuple[tuple[PoissonSubsampledGaussian, int], ...] = ()
+    others: int = 0
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """The releases of ``event``."""
+        counts = {
+            part: n for part, n in parts(event) if isinstance(part, PoissonSubsampledGaussian)
+        }
+        return cls._sorted(counts, sum(n for _, n in parts(event)) - sum(counts.values()))
+
+    @classmethod
+    def _sorted(cls, counts: Mapping[PoissonSubsampledGaussian, int], others: int) -> Self:
+        return cls(tuple(sorted(((kind, n) for kind, n in counts.items() if n), key=repr)), others)
+
+    def __add__(self, other: Steps) -> Steps:
+        counts = Counter(dict(self.kinds))
+        counts.update(dict(other.kinds))
+        return self._sorted(counts, self.others + other.others)
+
+    def times(self, count: int) -> Steps:
+        """The steps of ``count`` such runs."""
+        return self._sorted({kind: n * count for kind, n in self.kinds}, self.others * count)
+
+    def within(self, other: Steps) -> bool:
+        """Whether ``other`` has no fewer releases of any kind."""
+        most = dict(other.kinds)
+        enough = all(n <= most.get(kind, 0) for kind, n in self.kinds)
+        return enough and self.others <= other.others
+
+    def worst(self) -> PoissonSubsampledGaussian | None:
+        """A kind of step that dominates all of these; None for other releases, or for none."""
+        pairs = {kind.pair for kind, _ in self.kinds}
+        if self.others or len(pairs) != 1:
+            return None
+        return PoissonSubsampledGaussian(
+            sampling_probability=max(kind.sampling_probability for kind, _ in self.kinds),
+            noise_multiplier=min(kind.noise_multiplier for kind, _ in self.kinds),
+            pair=pairs.pop(),
+        )
+
+    def dominated_by(self, base: PoissonSubsampledGaussian) -> int | None:
+        """How many steps there are if ``base`` dominates each of the releases; None otherwise."""
+        covered = not self.others and all(
+            kind.pair == base.pair
+            and kind.sampling_probability <= base.sampling_probability
+            and kind.noise_multiplier >= base.noise_multiplier
+            for kind, _ in self.kinds
+        )
+        return sum(n for _, n in self.kinds) if covered else None
+
+    def as_document(self) -> dict[str, Any]:
+        """JSON data that ``read`` takes back exactly."""
+        kinds = [{"event": event_document(kind), "count": count} for kind, count in self.kinds]
+        return {"poisson": kinds, "others": self.others}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """The steps of ``as_document``; raises ``ValueError`` or ``KeyError``."""
+        kinds = [(event_from(item["event"]), int(item["count"])) for item in document["poisson"]]
+        result = [(kind, n) for kind, n in kinds if isinstance(kind, PoissonSubsampledGaussian)]
+        if len(result) < len(kinds):
+            raise ValueError("a kind of step is a Poisson-sampled Gaussian release")
+        return cls(tuple(result), int(document["others"]))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
     """One run's cost, or the sum of many; ``renyi`` has one coordinate an order."""
@@ -100,9 +177,18 @@ class Cost:
     mu_squared: Coordinate
     epsilon: Coordinate
     delta: Coordinate
+    steps: Steps
 
     @classmethod
-    def of(cls, *, renyi: Sequence[float], mu_squared: float, epsilon: float, delta: float) -> Self:
+    def of(
+        cls,
+        *,
+        renyi: Sequence[float],
+        mu_squared: float,
+        epsilon: float,
+        delta: float,
+        steps: Steps = Steps(others=1),
+    ) -> Self:
         """A cost from proved upper bounds, each rounded up; ``math.inf`` where there is none.
 
         Divergences and ε in nats; raises ``ValueError`` for a bound that is negative or NaN.
@@ -112,12 +198,13 @@ class Cost:
             mu_squared=Coordinate.up(mu_squared, UNIT),
             epsilon=Coordinate.up(epsilon, UNIT),
             delta=Coordinate.up(delta, DELTA_UNIT),
+            steps=steps,
         )
 
     @classmethod
     def nothing(cls, orders: int) -> Self:
         """What no run at all costs, at so many orders."""
-        return cls.of(renyi=(0.0,) * orders, mu_squared=0.0, epsilon=0.0, delta=0.0)
+        return cls.of(renyi=(0.0,) * orders, mu_squared=0.0, epsilon=0.0, delta=0.0, steps=Steps())
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -125,6 +212,7 @@ class Cost:
             mu_squared=self.mu_squared + other.mu_squared,
             epsilon=self.epsilon + other.epsilon,
             delta=self.delta + other.delta,
+            steps=self.steps + other.steps,
         )
 
     def __sub__(self, other: Cost) -> Cost:
@@ -137,24 +225,30 @@ class Cost:
             mu_squared=self.mu_squared.times(count),
             epsilon=self.epsilon.times(count),
             delta=self.delta.times(count),
+            steps=self.steps.times(count),
         )
 
     def least(self, other: Cost) -> Cost:
-        """The lower of both in every coordinate, where either is a bound of one run."""
+        """The lower of both in every coordinate, where either is a bound of one run.
+
+        The steps are those of ``other`` where it has no more of any kind.
+        """
         return Cost(
             renyi=tuple(map(_lower, self.renyi, other.renyi)),
             mu_squared=_lower(self.mu_squared, other.mu_squared),
             epsilon=_lower(self.epsilon, other.epsilon),
             delta=_lower(self.delta, other.delta),
+            steps=other.steps if other.steps.within(self.steps) else self.steps,
         )
 
     def within(self, other: Cost) -> bool:
         """Whether no coordinate of this cost is above the other's."""
-        return self.least(other) == self
+        return self.steps.within(other.steps) and other.least(self) == self
 
     def as_document(self) -> dict[str, Any]:
         """JSON data that ``read`` takes back exactly."""
-        return {
+        steps = {"steps": self.steps.as_document()} if self.steps != Steps() else {}
+        return steps | {
             "renyi": [item.written(UNIT) for item in self.renyi],
             "mu_squared": self.mu_squared.written(UNIT),
             "epsilon": self.epsilon.written(UNIT),
@@ -169,6 +263,7 @@ class Cost:
             mu_squared=Coordinate.read(document["mu_squared"], UNIT),
             epsilon=Coordinate.read(document["epsilon"], UNIT),
             delta=Coordinate.read(document["delta"], DELTA_UNIT),
+            steps=Steps.read(document["steps"]) if "steps" in document else Steps(),
         )
 
 

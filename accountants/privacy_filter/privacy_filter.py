@@ -3,8 +3,10 @@
 Later plans are chosen in view of earlier results, so the composition that decides is a
 privacy filter. It is two, each with a share of δ, and a run is admitted while either says so:
 
-* **Gaussian.** Every run is exactly one Gaussian, and Σ μ² stays at most the μ² whose curve
-  meets (ε, share of δ).
+* **Exact.** If the first run consists of Poisson-sampled steps, ``base`` is a kind of step that
+  dominates them: every later release is such a step too, and the composition of all of them as
+  if each were ``base`` meets (ε, share of δ). Otherwise every run is exactly one Gaussian, and
+  Σ μ² stays at most the μ² whose curve meets (ε, share of δ).
 * **Rényi.** With weights w_α of the orders, fixed when the budget began, and S(α) the sum of
   the divergences, for every x
 
@@ -21,8 +23,9 @@ gone for both filters.
 Guarantees
     * Everything that is ever admitted is (ε, δ)-DP together, for every way of choosing
       runs, their order, their interleaving and when they stop.
-    * The sum alone matters, not the order; more noise, fewer steps, a larger ε or δ never
-      turn an admission into a refusal.
+    * Beside the first run, whose steps are the base, the sum alone matters, not the order; more
+      noise, fewer steps, a larger ε or δ never turn an admission into a refusal, but for the width
+      of the accountant's bracket.
     * Rounding never admits: the test is evaluated one-sidedly, with slack.
 
 Proof and references: docs/theorems/privacy-filter.md.
@@ -44,13 +47,16 @@ from typing import Any, Self
 
 import numpy as np
 
+from affidavit.accountants.fourier.accountant import FourierAccountant
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.gaussian import LARGEST_MU, SMALLEST_MU, GaussianCurve
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
+from affidavit.accountants.protocol import AccountantError
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
-GAUSSIAN_SHARE = 0.25
-"""The share of δ that the Gaussian filter has."""
+GAUSSIAN_SHARE = 0.5
+"""The share of δ that the exact filter has, of Gaussians or of steps of one kind."""
 MARGIN = 1e-9
 """By how much the Rényi test must hold; far above what is lost evaluating it."""
 MOST_FORECAST = 10_000
@@ -64,7 +70,7 @@ _DECAY = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What stays fixed while a budget lives: the orders, their weights, the Gaussian's share."""
+    """What stays fixed while a budget lives: orders, weights, and the exact filter's share."""
 
     orders: tuple[float, ...]
     weights: tuple[float, ...]
@@ -122,12 +128,16 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """(ε in nats, δ) and its filter; ``taken`` is δ that a run admitted alone took."""
+    """(ε in nats, δ) and its filter; ``taken`` is δ that a run admitted alone took.
+
+    ``base`` dominates the steps of the first run, and is None where that has other releases.
+    """
 
     epsilon: float
     delta: float
     filter: Filter
     taken: float = 0.0
+    base: PoissonSubsampledGaussian | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):
@@ -135,30 +145,49 @@ class Budget:
 
     def admits(self, total: Cost) -> bool:
         """Whether runs that cost ``total`` together stay within the budget."""
-        left = (self.delta - self.taken) * (1 - 1e-12)
-        if left <= 0:
+        return self._steps_fit(total) or self._sums_fit(total, self.epsilon)
+
+    def _steps_fit(self, total: Cost) -> bool:
+        return self._epsilon_of_steps(total) <= self.epsilon
+
+    def _epsilon_of_steps(self, total: Cost) -> float:
+        """ε of all steps as if each were the base, at the exact filter's δ; or infinity."""
+        count = None if self.base is None else total.steps.dominated_by(self.base)
+        share = self._left * self.filter.gaussian_share
+        if self.base is None or count is None or share <= 0:
+            return math.inf
+        return _epsilon_of_base(self.base, count, share)
+
+    def _sums_fit(self, total: Cost, epsilon: float) -> bool:
+        if self._left <= 0:
             return False
         share = self.filter.gaussian_share
-        return _gaussian_admits(total, self.epsilon, left * share) or _renyi_admits(
-            self.filter, total, self.epsilon, left * (1 - share)
-        )
+        return (
+            self.base is None and _gaussian_admits(total, epsilon, self._left * share)
+        ) or _renyi_admits(self.filter, total, epsilon, self._left * (1 - share))
+
+    @property
+    def _left(self) -> float:
+        return (self.delta - self.taken) * (1 - 1e-12)
 
     def spent(self, total: Cost) -> float:
         """The least ε (nats), rounded up, at which ``total`` would have been admitted; or infinity.
 
         A reading of how full the budget is, not a guarantee of its own: the budget's is.
         """
-        if self._at(0.0).admits(total):
+        least = math.nextafter(0.0, 1.0)
+        if self._sums_fit(total, least):
             return 0.0
+        steps = self._epsilon_of_steps(total)
         low, high = 0.0, self.epsilon
-        while not self._at(high).admits(total):
+        while low < steps and not self._sums_fit(total, high):
             low, high = high, 2 * high
             if high > LARGEST_EPSILON:
-                return math.inf
-        while high - low > 1e-6 * high:
+                return steps
+        while low < steps and high - low > 1e-6 * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._at(middle).admits(total) else (middle, high)
-        return high
+            low, high = (low, middle) if self._sums_fit(total, middle) else (middle, high)
+        return min(high, steps)
 
     def forecast(self, total: Cost, run: Cost) -> int:
         """How many more runs like ``run`` fit beside ``total``; ``MOST_FORECAST`` at most."""
@@ -172,16 +201,22 @@ class Budget:
             low, high = (middle, high) if self.admits(total + run.times(middle)) else (low, middle)
         return min(low, MOST_FORECAST)
 
-    def _at(self, epsilon: float) -> Budget:
-        least = math.nextafter(0.0, 1.0)
-        return Budget(
-            epsilon=max(epsilon, least), delta=self.delta, filter=self.filter, taken=self.taken
-        )
-
 
 def admits_alone(budget: Budget, run: Cost) -> bool:
     """Whether the first run of all fits by its own certificate, which must be certain."""
     return run.epsilon.at_most(budget.epsilon, UNIT) and run.delta.at_most(budget.delta, DELTA_UNIT)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_of_base(base: PoissonSubsampledGaussian, count: int, delta: float) -> float:
+    """ε of ``count`` steps of the kind ``base`` at ``delta``, rounded up; or infinity."""
+    if count == 0:
+        return 0.0
+    try:
+        curve = FourierAccountant().curve(Repeated(event=base, count=count))
+        return curve.epsilon(delta).upper
+    except AccountantError:
+        return math.inf
 
 
 def _gaussian_admits(total: Cost, epsilon: float, delta: float) -> bool:

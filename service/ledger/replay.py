@@ -19,8 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
-from affidavit.plan import event_from
+from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Steps, divergences
+from affidavit.plan import PoissonSubsampledGaussian, event_from
 from affidavit.service.ledger.head_check import ENTRY_KINDS, logged_as
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.state import LedgerScope, LedgerState
@@ -153,7 +153,7 @@ def _reserved(
     mistakes = []
     if Cost.read(body["cost"]) != cost:
         mistakes.append(("cost_differs", "it names another cost than its reservation."))
-    if _understated(reservation["event"], cost):
+    if _understated(reservation["event"], cost, state.reserved(cost, "filter").base):
         mistakes.append(("understated", "it reserves less than what it says was to be released."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
@@ -167,8 +167,12 @@ def _reserved(
     return mistakes
 
 
-def _understated(event: str, cost: Cost) -> bool:
+def _understated(event: str, cost: Cost, base: PoissonSubsampledGaussian | None) -> bool:
     """Whether ``cost`` is below the bounds of ``event`` by more than releases of ours differ."""
+    if base is not None and not cost.steps.others:
+        released = Steps.of(event_from(json.loads(event)))
+        if not released.within(cost.steps):
+            return True
     return any(
         reserved.value(UNIT) < bound * (1 - TOLERANCE) - TOLERANCE**2
         for reserved, bound in zip(cost.renyi, _divergences(event), strict=True)

@@ -21,6 +21,7 @@ from affidavit.accountants.privacy_filter import (
     Filter,
     admits_alone,
 )
+from affidavit.plan import PoissonSubsampledGaussian, event_document, event_from
 from affidavit.service.teams import DEFAULT
 
 Rule = Literal["filter", "alone"]
@@ -58,7 +59,8 @@ class LedgerState:
 
     ``spent`` is the sum over all runs that were not released: what was reserved, and of the
     settled ones what they settled on. ``runs`` counts them. ``alone`` is the δ of a run that
-    was admitted by its own certificate.
+    was admitted by its own certificate. ``base`` dominates the steps of the first run, and is None
+    where that has other releases.
     """
 
     seq: int
@@ -66,22 +68,28 @@ class LedgerState:
     spent: Cost
     runs: int = 0
     alone: Coordinate = NONE
+    base: PoissonSubsampledGaussian | None = None
 
-    def within(self, filter_: Filter) -> Budget:
-        """The budget in force, with what a run admitted alone took from it."""
+    def within(self, filter_: Filter, run: Cost | None = None) -> Budget:
+        """The budget in force, with what a run admitted alone took from it, as ``run`` meets it."""
         return Budget(
             epsilon=float(self.budget.epsilon),
             delta=float(self.budget.delta),
             filter=filter_,
             taken=self.alone.value(DELTA_UNIT),
+            base=self.base if run is None else self._base_with(run),
         )
+
+    def _base_with(self, run: Cost) -> PoissonSubsampledGaussian | None:
+        """The base after ``run`` is reserved; the first run decides it, before any release."""
+        return self.base if self.runs else run.steps.worst()
 
     def rule_for(self, filter_: Filter, cost: Cost, *, certain: bool) -> Rule | None:
         """By which rule a run of ``cost`` is admitted now; None if by none.
 
         ``certain`` tells whether the run's certificate holds without a confidence.
         """
-        budget = self.within(filter_)
+        budget = self.within(filter_, cost)
         if budget.admits(self.spent + cost):
             return "filter"
         if self.runs == 0 and certain and admits_alone(budget, cost):
@@ -107,6 +115,7 @@ class LedgerState:
             spent=self.spent + cost,
             runs=self.runs + 1,
             alone=cost.delta if rule == "alone" else self.alone,
+            base=self._base_with(cost),
         )
 
     def committed(self) -> LedgerState:
@@ -125,12 +134,15 @@ class LedgerState:
             spent=self.spent - cost,
             runs=self.runs - 1,
             alone=NONE if rule == "alone" else self.alone,
+            base=self.base if self.runs > 1 else None,
         )
 
     def written(self) -> str:
         """The state as it stands in a row."""
+        base = {} if self.base is None else {"base": event_document(self.base)}
         return json.dumps(
-            {
+            base
+            | {
                 "budget": {
                     "version": self.budget.number,
                     "epsilon": self.budget.epsilon,
@@ -157,6 +169,9 @@ class LedgerState:
         """The state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
+        base = event_from(document["base"]) if "base" in document else None
+        if not isinstance(base, PoissonSubsampledGaussian | None):
+            raise ValueError("the base of a ledger is a Poisson-sampled Gaussian release")
         return cls(
             seq=seq,
             budget=BudgetVersion(
@@ -165,6 +180,7 @@ class LedgerState:
             spent=Cost.read(document["spent"]),
             runs=document["runs"],
             alone=Coordinate.read(document["alone"], DELTA_UNIT),
+            base=base,
         )
 
 

@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.privacy_filter.cost import Cost
-from affidavit.accountants.privacy_filter.privacy_filter import Budget, Filter
+from affidavit.accountants.privacy_filter.privacy_filter import GAUSSIAN_SHARE, Budget, Filter
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 
 EPSILON, DELTA = 8.0, 1e-5
@@ -160,8 +160,8 @@ def test_an_adversary_with_exact_gaussians_stays_within_the_gaussian_filter() ->
     delta = GaussianCurve(mu=mu).delta(EPSILON / 4).upper
     budget = Budget(
         epsilon=EPSILON / 4,
-        delta=delta / 0.25 * (1 + 1e-9),
-        filter=Filter.start(EPSILON / 4, delta * 4),
+        delta=delta / GAUSSIAN_SHARE * (1 + 1e-9),
+        filter=Filter.start(EPSILON / 4, delta / GAUSSIAN_SHARE),
     )
     first = 0.7
     menu = [0.0, 0.3, 0.6, math.sqrt(mu**2 - first**2)]
@@ -190,4 +190,4 @@ def test_an_adversary_with_exact_gaussians_stays_within_the_gaussian_filter() ->
         for loss, weight in zip(losses, weights / math.sqrt(2 * math.pi), strict=True)
     )
     assert value == pytest.approx(delta, rel=1e-9)
-    assert value <= budget.delta * 0.25
+    assert value <= budget.delta * GAUSSIAN_SHARE

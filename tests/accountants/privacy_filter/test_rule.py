@@ -16,6 +16,7 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
 from affidavit.accountants.privacy_filter.privacy_filter import (
+    GAUSSIAN_SHARE,
     MOST_FORECAST,
     Budget,
     Filter,
@@ -88,9 +89,9 @@ def test_the_reading_of_these_draws_is_not_far_above(seed: int) -> None:
 
 
 def test_of_gaussians_alone_the_reading_is_that_of_their_exact_curve() -> None:
-    """At the Gaussian's share of δ."""
+    """At the exact filter's share of δ."""
     total = COSTS["gaussian"].times(3)
-    exact = GaussianCurve(mu=math.sqrt(3 * 4 / 36)).epsilon(DELTA / 4).upper
+    exact = GaussianCurve(mu=math.sqrt(3 * 4 / 36)).epsilon(DELTA * GAUSSIAN_SHARE).upper
     assert budget().spent(total) == pytest.approx(exact, rel=1e-5)
 
 

@@ -60,11 +60,60 @@ def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
     claim = bench.claim()
     stored = bench.ledger.find(TOY)
     assert stored is not None
-    fits = stored.state.within(stored.filter).forecast(stored.state.spent, claim.cost)
+    fits = stored.state.within(stored.filter, claim.cost).forecast(stored.state.spent, claim.cost)
     assert fits > 3
     assert fill(bench, claim) == fits
     assert state(bench).spent == claim.cost.times(fits)
     assert not replay(bench.engine)
+
+
+def sampled(bench: Bench, sigma: float, expected: int = 10, steps: int = 20) -> CostedRun:
+    """A claim for Poisson-sampled steps of 1000 records."""
+    return bench.claim(
+        sampling={"scheme": "poisson", "lot_size": expected},
+        steps=steps,
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}],
+    )
+
+
+def test_steps_of_the_first_runs_kind_fill_a_budget_to_their_composition(bench: Bench) -> None:
+    """Rényi divergences alone admit less; steps that the first run does not cover are theirs."""
+    bench.budget("3", "0.00001")
+    claim, better = sampled(bench, 0.8), sampled(bench, 0.9, expected=8)
+    bench.ledger.reserve(better, call())
+    base = state(bench).base
+    assert (base.sampling_probability, base.noise_multiplier) == (0.008, 0.9)
+    fits = fill(bench, better)
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    together = composition([(better.event, fits + 1)], 1e-5)["epsilon"]
+    assert float(together["upper"]) <= stored.spent_epsilon() <= 3
+    assert float(together["lower"]) > 0.9 * 3
+    with pytest.raises(transitions.OverBudget):
+        bench.ledger.reserve(claim, call())
+    assert not replay(bench.engine)
+
+
+def test_the_first_run_decides_the_kind_again_once_all_are_released(bench: Bench) -> None:
+    bench.budget()
+    quiet, loud = sampled(bench, 3.0), sampled(bench, 0.8)
+    one, _ = bench.ledger.reserve(quiet, call())
+    other, _ = bench.ledger.reserve(loud, call())
+    for reserved in (one, other):
+        assert state(bench).base.noise_multiplier == 3.0
+        bench.ledger.release(reserved.id, "", call())
+    assert state(bench).base is None
+    bench.ledger.reserve(loud, call())
+    assert state(bench).base.noise_multiplier == 0.8
+    assert not replay(bench.engine)
+
+
+def test_a_replay_finds_steps_that_a_cost_leaves_out(bench: Bench) -> None:
+    bench.budget()
+    claim = sampled(bench, 0.8)
+    fewer = replace(claim.cost, steps=sampled(bench, 0.8, steps=1).cost.steps)
+    bench.ledger.reserve(replace(claim, cost=fewer), call())
+    assert [item.code for item in replay(bench.engine)] == ["understated"]
 
 
 def test_without_a_budget_nothing_is_reserved(bench: Bench) -> None:
