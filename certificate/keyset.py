@@ -34,15 +34,12 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -56,7 +53,7 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.trust_policy import TrustPolicy
+from affidavit.certificate.trust_policy import Model, SignedPart, TrustPolicy, validated
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
@@ -64,8 +61,6 @@ PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
 MOST_BYTES = 1024 * 1024
 MOST_ROOTS, MOST_KEYS = 32, 1024
 NO_END = "9999-12-31T23:59:59Z"
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class KeysetError(Exception):
@@ -89,11 +84,7 @@ KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Label = Annotated[str, Field(max_length=255)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class RootKey(_Part):
+class RootKey(SignedPart):
     """A key that signs keysets and nothing else; it has no window of its own."""
 
     key_id: KeyId
@@ -107,7 +98,7 @@ class RootKey(_Part):
         return PublicKey.from_record({**self.model_dump(), **always})
 
 
-class KeyEntry(_Part):
+class KeyEntry(SignedPart):
     """A key, what it signs, and from when to when; both ends belong to it.
 
     Without ``roles`` it signs everything, as each key did before there were roles.
@@ -131,7 +122,7 @@ class KeyEntry(_Part):
         return PublicKey.from_record(self.model_dump(mode="json"))
 
 
-class Revocation(_Part):
+class Revocation(SignedPart):
     """A key whose signatures count no more from ``since`` on."""
 
     key_id: KeyId
@@ -139,7 +130,7 @@ class Revocation(_Part):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
-class Roots(_Part):
+class Roots(SignedPart):
     """Root keys, ``threshold`` of which have to sign."""
 
     threshold: Annotated[int, Field(ge=1, le=MOST_ROOTS)]
@@ -165,7 +156,7 @@ class Roots(_Part):
         return len(envelope.signers(key.public() for key in self.keys)) >= self.threshold
 
 
-class Keyset(_Part):
+class Keyset(SignedPart):
     """One version of the keyset."""
 
     type_: Annotated[Literal["https://affidavit.dev/keyset/v1"], Field(alias="_type")]
@@ -285,16 +276,14 @@ def read_keyset(raw: bytes) -> SignedKeyset:
 def read_model(kind: type[Model], document: Any) -> Model:
     """``document`` as a ``kind`` whose every key is what its id says; raises ``KeysetError``."""
     try:
-        model = kind.model_validate_json(canonical_json(document))
+        model = validated(kind, document)
         for part in ("keys", "roots"):
             for key in _keys_of(getattr(model, part, ())):
                 key.public()
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "/".join(str(step) for step in first["loc"]) or "the document"
-        raise _malformed(f"{where}: {first['msg']}.") from None
     except KeyFailure as failure:
         raise _malformed(str(failure)) from None
+    except ValueError as error:
+        raise _malformed(f"{error}.") from None
     return model
 
 

@@ -35,12 +35,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.trust_policy import AHEAD
+from affidavit.certificate.trust_policy import AHEAD, SignedPart, validated
 from affidavit.certificate.verification_options import (
     SeenStatus,
     VerificationError,
@@ -60,11 +60,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Instant = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class StatusEntry(_Part):
+class StatusEntry(SignedPart):
     """An issue that no longer counts, since when and why."""
 
     envelope: Digest
@@ -75,7 +71,7 @@ class StatusEntry(_Part):
     since: Instant
 
 
-class StatusList(_Part):
+class StatusList(SignedPart):
     """The list's content; times in UTC to the second."""
 
     type: Annotated[Literal["https://affidavit.dev/status-list/v1"], Field(alias="_type")]
@@ -129,14 +125,11 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     if not key.accepts(envelope.signature, envelope.signed_bytes):
         raise _bad("its signature does not fit its content.")
     try:
-        status_list = StatusList.model_validate_json(
-            canonical_json(load_json(envelope.payload, MOST_BYTES).data)
-        )
+        status_list = validated(StatusList, load_json(envelope.payload, MOST_BYTES).data)
     except MalformedPlan as error:
         raise _bad(error.reasons[0].message) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise _bad(f"{'/'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    except ValueError as error:
+        raise _bad(f"{error}.") from None
     if not key.covers(parse_instant(status_list.issued_at)):
         raise _bad("it was signed when its key might not sign.")
     return status_list, envelope

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from cryptography.x509 import load_pem_x509_certificates
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -53,11 +53,26 @@ class BadTrustPolicy(ValueError):
     """The document is no trust policy; the message names the field."""
 
 
-class _Part(BaseModel):
+class SignedPart(BaseModel):
+    """A part of a document that is signed: frozen, no unknown fields, no coercion."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Witnesses(_Part):
+Model = TypeVar("Model", bound=SignedPart)
+
+
+def validated(kind: type[Model], document: Any) -> Model:
+    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong."""
+    try:
+        return kind.model_validate_json(canonical_json(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "/".join(map(str, first["loc"])) or "the document"
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+class Witnesses(SignedPart):
     """Witnesses, ``threshold`` of which have to cosign; keys are verifier keys."""
 
     threshold: Annotated[int, Field(ge=1, le=MOST_WITNESSES)]
@@ -81,7 +96,7 @@ class Witnesses(_Part):
             raise ValueError(str(error)) from None
 
 
-class Timestamps(_Part):
+class Timestamps(SignedPart):
     """Authorities (RFC 3161) whose timestamps say when a checkpoint existed, as witnesses do."""
 
     roots: Annotated[str, Field(max_length=200_000)]
@@ -94,14 +109,14 @@ class Timestamps(_Part):
         return value
 
 
-class Freshness(_Part):
+class Freshness(SignedPart):
     """How old at most, in hours; None is any age, and for status lists none at all."""
 
     checkpoint_hours: Hours | None = None
     status_hours: Hours | None = None
 
 
-class TrustPolicy(_Part):
+class TrustPolicy(SignedPart):
     """What a verifier relies on beside keys."""
 
     schema_version: Literal[1]
@@ -181,11 +196,8 @@ class TrustPolicy(_Part):
 def parse_trust_policy(raw: bytes) -> TrustPolicy:
     """The policy of a YAML or JSON document; raises ``BadTrustPolicy``."""
     try:
-        document: Any = load_yaml(raw).data
-        return TrustPolicy.model_validate_json(canonical_json(document))
+        return validated(TrustPolicy, load_yaml(raw).data)
     except MalformedPlan as error:
         raise BadTrustPolicy(error.reasons[0].message) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "/".join(str(step) for step in first["loc"]) or "the document"
-        raise BadTrustPolicy(f"{where}: {first['msg']}") from None
+    except ValueError as error:
+        raise BadTrustPolicy(str(error)) from None

@@ -48,8 +48,8 @@ log = logging.getLogger("affidavit.certificate")
 class TrustRoot:
     """What the command line said: files of keys, or keysets with what is trusted already."""
 
-    keys: Sequence[Path]
-    keysets: Sequence[Path] = ()
+    keys: Sequence[Path] | None
+    keysets: Sequence[Path] | None = None
     root: Path | None = None
 
     def public_keys(self) -> tuple[PublicKey, ...]:
@@ -77,7 +77,7 @@ class TrustRoot:
 
     def _of_keyset(self, root: Path) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
         try:
-            chain = [read_keyset(_read(path)) for path in self.keysets]
+            chain = [read_keyset(_read(path)) for path in self.keysets or ()]
             anchor = read_anchor(_read(root))
             memory = _memory_of(anchor)
             seen = _remembered(memory)

@@ -28,13 +28,9 @@ from affidavit.certificate import (
 )
 from affidavit.gate.console import fail, print_json, read_file, say, stop, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
 
-audit_model = typer.Typer(
-    help="Measure from one run how large ε is at least.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+audit_model = command_group("Measure from one run how large ε is at least.")
 
 
 @audit_model.command("new")
@@ -69,7 +65,7 @@ def check(
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
     try:
-        trusted = TrustRoot(keys or [], keyset or [], root).public_keys()
+        trusted = TrustRoot(keys, keyset, root).public_keys()
         guarantee = verify(read_file(certificate), trusted).predicate["guarantee"]
         if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
             stop(f"{certificate}: audits are of guarantees under {' or '.join(sorted(AUDITABLE))}.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from affidavit.certificate import printable
 from affidavit.gate.checking.cache import Cache, folder
 from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
@@ -21,7 +22,6 @@ from affidavit.gate.console import err, fail, out, print_document, stop, working
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
-from affidavit.gate.render import printable
 from affidavit.importers import LIBRARIES
 from affidavit.plan import MalformedPlan, PlanError, plan_from
 

@@ -44,7 +44,7 @@ def conformance(
     content, bundle = read_file(record), read_file(certificate)
     started_at = _started_at(record, content)
     try:
-        trusted, policy = TrustRoot(keys or [], keyset or [], root).load()
+        trusted, policy = TrustRoot(keys, keyset, root).load()
         options = VerificationOptions(trust=None if policy is None else policy.of_any_age())
         verified = verify(bundle, trusted, now=started_at, options=options)
         report = check_conformance(content, verified.predicate)

@@ -33,9 +33,9 @@ from affidavit.gate.console import (
     usage_errors,
     write,
 )
-from affidavit.gate.options import JsonOption
+from affidavit.gate.options import JsonOption, command_group
 
-keys = typer.Typer(help="Manage signing keys.", no_args_is_help=True, add_completion=False)
+keys = command_group("Manage signing keys.")
 
 LabelOption = Annotated[str, typer.Option(help="Display name of the key.")]
 RolesOption = Annotated[
@@ -152,9 +152,7 @@ def _store() -> KeyStore:
     return KeyStore(home() / "keys")
 
 
-roots = typer.Typer(
-    help="Manage root keys, which sign keysets offline.", no_args_is_help=True, add_completion=False
-)
+roots = command_group("Manage root keys, which sign keysets offline.")
 
 
 @roots.command("new")

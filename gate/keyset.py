@@ -32,13 +32,10 @@ from affidavit.certificate import (
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, out, read_file, say, stop, usage_errors, write
 from affidavit.gate.keys import read_roots
+from affidavit.gate.options import command_group
 from affidavit.gate.verify_options import read_trust_policy
 
-keyset = typer.Typer(
-    help="Keysets: the keys that may sign, themselves signed by root keys.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+keyset = command_group("Keysets: the keys that may sign, themselves signed by root keys.")
 
 FileArgument = Annotated[Path, typer.Argument(help="Keyset file.")]
 

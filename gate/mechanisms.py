@@ -13,9 +13,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from affidavit.certificate import printable
 from affidavit.gate.console import out, print_json, stop
 from affidavit.gate.options import JsonOption
-from affidavit.gate.render import printable
 from affidavit.mechanisms import Mechanism, all_mechanisms
 
 

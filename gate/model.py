@@ -87,7 +87,7 @@ def sign_model(
                 losses=None if losses is None else read_file(losses),
             ),
             key,
-            trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),
+            trusted=TrustRoot(keys, keyset, root).public_keys(),
             now=datetime.now(UTC).replace(microsecond=0),
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
             exports=export or [],
@@ -119,7 +119,7 @@ def verify_model(
             keyset = [folder / KEYSET_FILE]
         report = verify_folder(
             folder,
-            TrustRoot(keys or [], keyset or [], root).public_keys(),
+            TrustRoot(keys, keyset, root).public_keys(),
             options=VerificationOptions(
                 status=None if status is None else read_file(status), require_status=require_status
             ),

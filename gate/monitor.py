@@ -132,7 +132,7 @@ def monitor(
     elsewhere = [*(_text(path) for path in checkpoint or ()), *map(_of_bundle, bundle or ())]
     while True:
         try:
-            trusted, default = TrustRoot(keys or [], keyset or [], root).load()
+            trusted, default = TrustRoot(keys, keyset, root).load()
             options = VerificationOptions(
                 trust=read_trust_policy(trust) or default, log_origin=log_origin
             )

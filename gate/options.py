@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Groups of commands, and the arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Annotated
 import typer
 
 from affidavit.accountants import NAMES
+
+
+def command_group(summary: str) -> typer.Typer:
+    """A group of commands, which prints its help when none is named."""
+    return typer.Typer(help=summary, no_args_is_help=True, add_completion=False)
+
 
 PlanArgument = Annotated[
     str, typer.Argument(help="Plan file, YAML or JSON; - reads standard input.")

@@ -14,11 +14,11 @@ from rich.markup import escape
 from affidavit.certificate.policy import MalformedPolicy, Policy, parse_policy
 from affidavit.gate.console import out, print_json, print_reasons
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption
+from affidavit.gate.options import JsonOption, command_group
 from affidavit.gate.plan_io import read_bytes
 from affidavit.plan import MalformedPlan, syntax_of
 
-policy = typer.Typer(help="Check policy files.", no_args_is_help=True, add_completion=False)
+policy = command_group("Check policy files.")
 
 
 @policy.callback()

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from affidavit.gate.console import stop
-from affidavit.gate.options import JsonOption
+from affidavit.gate.options import JsonOption, command_group
 
 REMEDY = "make install-trainer in a checkout, pip install 'affidavit[trainer]' elsewhere."
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -50,7 +50,7 @@ def backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> 
     _exec("service", "backup", str(file))
 
 
-audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, add_completion=False)
+audit = command_group("Audit the service's log.")
 
 
 @audit.command("verify")
@@ -106,9 +106,7 @@ def witness(
     _exec("service", "witness", *options)
 
 
-tokens = typer.Typer(
-    help="Manage the service's access tokens.", no_args_is_help=True, add_completion=False
-)
+tokens = command_group("Manage the service's access tokens.")
 
 
 @tokens.command("new")
@@ -149,32 +147,30 @@ def tokens_revoke(
     _exec("service", "tokens", "revoke", f"--reason={reason}", "--", token_id)
 
 
-train = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+def _forwarded(name: str, program: str, summary: str, *, needs_torch: bool = True) -> typer.Typer:
+    """The command ``name``, whose options are those of ``affidavit.PROGRAM``."""
+    forwarded = typer.Typer(add_completion=False)
+
+    @forwarded.command(name, add_help_option=False, context_settings=PASS_THROUGH, help=summary)
+    def run(context: typer.Context) -> None:
+        if needs_torch and importlib.util.find_spec("torch") is None:
+            stop(f"training needs PyTorch: {REMEDY}")
+        _exec(program, *context.args)
+
+    return forwarded
 
 
-@train.command("train", add_help_option=False, context_settings=PASS_THROUGH)
-def run_trainer(context: typer.Context) -> None:
-    """Train exactly what a certificate certifies, and write the run record."""
-    if importlib.util.find_spec("torch") is None:
-        stop(f"training needs PyTorch: {REMEDY}")
-    _exec("trainer", *context.args)
-
-
-search = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@search.command("search", add_help_option=False, context_settings=PASS_THROUGH)
-def run_search(context: typer.Context) -> None:
-    """Train a random number of times as certified, and release the best."""
-    if importlib.util.find_spec("torch") is None:
-        stop(f"training needs PyTorch: {REMEDY}")
-    _exec("trainer.search", *context.args)
-
-
-worker = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@worker.command("worker", add_help_option=False, context_settings=PASS_THROUGH)
-def run_worker(context: typer.Context) -> None:
-    """Claim certified runs from a service, train them, and report the results."""
-    _exec("worker", *context.args)
+train = _forwarded(
+    "train", "trainer", "Train exactly what a certificate certifies, and write the run record."
+)
+search = _forwarded(
+    "search",
+    "trainer.search",
+    "Train a random number of times as certified, and release the best.",
+)
+worker = _forwarded(
+    "worker",
+    "worker",
+    "Claim certified runs from a service, train them, and report the results.",
+    needs_torch=False,
+)

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, verdict_sentence
+from affidavit.certificate import Assessment, printable, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.plan import Reason
@@ -42,13 +42,6 @@ def reason_line(name: str, reason: Reason) -> str:
     field = f" {reason.pointer}" if reason.pointer else ""
     return printable(
         f"{name}{place}: {reason.code}{field}: {reason.message} {reason.remedy}".rstrip()
-    )
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters and line breaks escaped."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 

@@ -30,7 +30,7 @@ from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
 from affidavit.gate.render import upper_bound
 
 RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -38,12 +38,7 @@ FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": 
 
 RunArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the run.")]
 
-runs = typer.Typer(
-    help="Watch, cancel and verify runs.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+runs = command_group("Watch, cancel and verify runs.")
 
 
 @runs.command("watch")
@@ -97,7 +92,7 @@ def verify(
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     try:
         document = json.loads(read_file(provenance))
-        trusted = TrustRoot(keys or [], keyset or [], root).public_keys()
+        trusted = TrustRoot(keys, keyset, root).public_keys()
         report = read_provenance(document, trusted, later=True)
         if weights is not None:
             _require_weights(report, weights)

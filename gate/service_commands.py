@@ -22,7 +22,7 @@ from affidavit.client import CertificateAnswer, Ledger, Reservation
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, out, print_json, say, stop, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption
+from affidavit.gate.options import JsonOption, command_group
 from affidavit.gate.render import upper_bound
 
 LEDGER_TIMEOUT = 150.0
@@ -43,11 +43,7 @@ KeyOption = Annotated[
     typer.Option("--key", help="Idempotency key: repeating a request has no further effect."),
 ]
 
-ledger = typer.Typer(
-    help="Privacy budgets of data sets, on a running service.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+ledger = command_group("Privacy budgets of data sets, on a running service.")
 
 
 @ledger.command("show")

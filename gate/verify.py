@@ -80,7 +80,7 @@ def verify(
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
-    anchors = TrustRoot(keys or [], keyset or [], root)
+    anchors = TrustRoot(keys, keyset, root)
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
         trusted, default_policy = anchors.load()

@@ -16,7 +16,7 @@ import ast
 import math
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Partial, is_number, not_imported
+from affidavit.importers.base import Broken, Calibrate, Partial, is_number
 from affidavit.importers.libraries import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import Reading, conflict
@@ -421,15 +421,13 @@ class OpacusReading(Reading):
                 raise ImportError
             return calibrate(**arguments)
         except ImportError:
-            raise not_imported(
-                self.kind,
+            raise self.refusal(
                 "its noise is calibrated with Opacus, which is not installed here.",
                 f"Install opacus, or {STATE_NOISE}",
-                self.call.lineno,
             ) from None
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             message = f"Opacus' calibration fails: {error}."
-            raise not_imported(self.kind, message, "Change the target.", self.call.lineno) from None
+            raise self.refusal(message, "Change the target.") from None
 
     def _of_epsilon(self, plan: dict[str, Any], lots: int | None) -> dict[str, Any]:
         """What ``make_private_with_epsilon`` calibrates for."""
@@ -466,7 +464,7 @@ class OpacusReading(Reading):
     def _unsettled(self, function: str, why: str, remedy: str) -> MalformedPlan:
         message = f"the noise that {function} calibrates is not settled by the text"
         message += f": {why}." if why else "."
-        return not_imported(self.kind, message, f"Add {remedy}", self.call.lineno)
+        return self.refusal(message, f"Add {remedy}")
 
     def _of_function(self, calibration: dict[str, Any]) -> dict[str, Any]:
         """What ``get_noise_multiplier`` calibrates for, by its own arguments."""
@@ -504,11 +502,8 @@ class OpacusReading(Reading):
             name = self.values.known(node) if node is not None else "prv"
             if isinstance(name, str):
                 return name
-        raise not_imported(
-            self.kind,
-            "the accountant of its PrivacyEngine is not settled by the text.",
-            f"Add {STATE_NOISE}",
-            self.call.lineno,
+        raise self.refusal(
+            "the accountant of its PrivacyEngine is not settled by the text.", f"Add {STATE_NOISE}"
         )
 
 

@@ -14,6 +14,7 @@ from affidavit.importers.script import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, text_of
 from affidavit.importers.training_loop import around, hidden_use
+from affidavit.plan import MalformedPlan
 
 POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
     "noise_multiplier": "/releases/0/noise_multiplier",
@@ -38,6 +39,10 @@ class Quantities:
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
         self.literals: dict[str, ast.Constant] = {}
+
+    def refusal(self, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
+        """The error for this script, at the private call unless another line is named."""
+        return not_imported(self.kind, message, remedy, line or self.call.lineno)
 
     def quantity(self, name: str) -> Any:
         """A quantity of the private call, else of the calls beside it.
@@ -72,8 +77,7 @@ class Quantities:
         value, line = read[0]
         for other, where in read[1:]:
             if other != value:
-                raise not_imported(
-                    self.kind,
+                raise self.refusal(
                     f"{name} is {value} on line {line}, and {other} on line {where}.",
                     "Make them the same, so that what is accounted is what runs.",
                     where,

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Partial, Span, is_number, not_imported
+from affidavit.importers.base import Broken, Calibrate, Partial, Span, is_number
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities
@@ -97,17 +97,15 @@ class Reading(Quantities):
         clip = self.quantity("clip_norm")
         noise = self.pick("noise_multiplier", self.quantity("noise_multiplier"))
         if noise is None:
-            raise not_imported(
-                self.kind,
+            raise self.refusal(
                 "noise_multiplier is not settled by the text: "
                 + self.unread.get(POINTERS["noise_multiplier"], self._no_argument()),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
                 "that runs.",
-                self.call.lineno,
             )
         if noise <= 0:
             message = f"noise_multiplier is {noise}, which adds no noise."
-            raise not_imported(self.kind, message, "Add noise.", self.call.lineno)
+            raise self.refusal(message, "Add noise.")
         clip = clip if is_number(clip) and clip > 0 else 1.0
         return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
 
@@ -183,7 +181,7 @@ class Reading(Quantities):
             self.lines.append((f"/{name}", line))
             self.note_literal(f"/{name}", count)
             if count <= 0:
-                raise not_imported(self.kind, "its training loop runs 0 times.", "Write a plan.")
+                raise self.refusal("its training loop runs 0 times.", "Write a plan.")
         for name in own:
             value = self.pick(name, own[name])
             if value is not None:

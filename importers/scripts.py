@@ -55,15 +55,42 @@ def read(
     mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
     if not (any(mentioned) if explicit else all(mentioned)):
         return None
+    script = Script(_parsed(raw), folder, name)
+    library = _library_of(script, explicit=explicit)
+    if library is None:
+        return None
+    calls, others, lines = _private_calls(script, library)
+    source = raw.decode("utf-8", "replace")
+    reading = OpacusReading if library is OPACUS else Reading
+    partials = []
+    for call in calls:
+        _require_unambiguous(script, library, call)
+        one = reading(library, script, call, stated_in(source))
+        one.values.exclusive = tuple(script.parents[other] for other in others if other is not call)
+        partials.append(one.partial())
+    if any(other.data != partials[0].data for other in partials):
+        raise not_imported(
+            f"{library.name} script",
+            f"one of several private calls runs (lines {lines}), and they do not say the same.",
+            'Add "# affidavit: noise_multiplier=..." with the noise that runs, or write a plan.',
+            calls[0].lineno,
+        )
+    broken = dict.fromkeys(fault for other in partials for fault in other.broken)
+    return replace(partials[0], broken=tuple(broken))
+
+
+def _parsed(raw: bytes) -> ast.Module:
     try:
-        tree = ast.parse(raw)
-        source = raw.decode("utf-8", "replace")
+        return ast.parse(raw)
     except SyntaxError as error:
         message = f"it is not Python ({error.msg})."
         raise not_imported("script", message, "Correct it.", error.lineno) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
-    script = Script(tree, folder, name)
+
+
+def _library_of(script: Script, *, explicit: bool) -> Library | None:
+    """The only library whose private call runs; None if there is none."""
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
@@ -92,36 +119,24 @@ def read(
             "Put each in a script of its own, or write a plan for each.",
             max(numbers),
         )
-    (library,) = entries
+    return entries[0]
+
+
+def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], list[ast.Call], str]:
+    """The private calls of which one runs, all that the script has, and the lines of the former."""
     every = list(_named(script, library))
     named = _running(script, every)
-    calls = [call for node in named if (call := _call_of(script, library, node)) is not None]
-    kind = f"{library.name} script"
+    calls, others = (
+        [call for node in nodes if (call := _call_of(script, library, node)) is not None]
+        for nodes in (named, every)
+    )
     lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
     if len(named) > len(calls) or not _exclude_each_other(script, calls):
         problem = "has several private calls" if calls else "names a private call and makes none"
         line = getattr(named[-1], "lineno", None)
         remedy = "Put each in a script of its own, or write a plan for each."
-        raise not_imported(kind, f"it {problem} (lines {lines}).", remedy, line)
-    reading = OpacusReading if library is OPACUS else Reading
-    partials = []
-    for call in calls:
-        _require_unambiguous(script, library, call)
-        one = reading(library, script, call, stated_in(source))
-        branches = (_call_of(script, library, node) for node in every)
-        one.values.exclusive = tuple(
-            script.parents[other] for other in branches if other is not None and other is not call
-        )
-        partials.append(one.partial())
-    if any(other.data != partials[0].data for other in partials):
-        raise not_imported(
-            kind,
-            f"one of several private calls runs (lines {lines}), and they do not say the same.",
-            'Add "# affidavit: noise_multiplier=..." with the noise that runs, or write a plan.',
-            calls[0].lineno,
-        )
-    broken = dict.fromkeys(fault for other in partials for fault in other.broken)
-    return replace(partials[0], broken=tuple(broken))
+        raise not_imported(f"{library.name} script", f"it {problem} (lines {lines}).", remedy, line)
+    return calls, others, lines
 
 
 def _running(script: Script, named: list[ast.expr]) -> list[ast.expr]:

@@ -6,7 +6,7 @@ Signing and verifying a model both begin here, so that nothing is signed that do
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,7 @@ class ModelFinding:
 
     def as_dict(self) -> dict[str, str]:
         """The finding as JSON data."""
-        return {
-            "file": self.file,
-            "code": self.code,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
+        return asdict(self)
 
 
 class NotTrained(Exception):
