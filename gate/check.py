@@ -23,7 +23,7 @@ from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.importers import LIBRARIES
-from affidavit.plan import MalformedPlan, PlanError, plan_from
+from affidavit.plan import MalformedPlan
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 SCRIPTS = (".py", ".ipynb")
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
-SHOWN = 200
-"""Maximum characters of a changed value."""
 
 
 def check(
@@ -253,36 +251,13 @@ def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> 
 
 
 def _difference(source: Source, base: str) -> list[str]:
-    """What moved ε since ``base``, one line a changed field."""
-    from affidavit.certificate import compare_plans
-    from affidavit.gate.checking.base import NoBase, read_base
+    # Imported here because most checks compare nothing.
+    from affidavit.gate.checking.difference import NoBase, difference
 
     try:
-        raw = read_base(source.file, base)
+        return difference(source, base)
     except NoBase as error:
         stop(f"--diff: {error}.")
-    name = printable(source.name)
-    before = None if raw is None else source.same_in(raw)
-    if before is None:
-        return [f"{name}: not found in {base}."]
-    try:
-        comparison = compare_plans(plan_from(before.data), plan_from(source.data))
-    except PlanError as error:
-        return [f"{name}: not compared: {printable(str(error))}"]
-    first, second = comparison.first, comparison.second
-    before_text = _bound(first.epsilon_text, first.verdict)
-    lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
-    for row in sorted(comparison.rows(SHOWN), key=lambda row: not row.furthest):
-        alone = row.why_not or _bound(row.epsilon, row.verdict)
-        values = f"{row.first or 'nothing'} -> {row.second or 'nothing'}"
-        line = source.line_of(row.field)
-        place = "" if line is None else f" (line {line})"
-        lines.append(printable(f"  {row.field}: {values}{place}; alone: {alone}"))
-    return lines
-
-
-def _bound(epsilon: str | None, verdict: str | None) -> str:
-    return verdict or "no effect" if epsilon is None else f"ε ≤ {epsilon}"
 
 
 def _corrupt(cache: Cache) -> CheckResult:

@@ -17,6 +17,7 @@ Canonne, Kamath and Steinke, arXiv:2004.00010, Proposition 12.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,12 +55,9 @@ class Renyi:
 
 def renyi(parts: Parts, delta: float) -> Renyi | None:
     """The readings of ``parts``; None where one of them has no such bound."""
-    total = np.zeros_like(_ORDERS)
-    for part, times in parts:
-        rate = _divergence(part)
-        if rate is None:
-            return None
-        total += times * rate
+    total = _total(parts, _divergence)
+    if total is None:
+        return None
     improved = _improved(total, delta)
     classic = total - math.log(delta) / (_ORDERS - 1)
     return Renyi(
@@ -67,6 +65,17 @@ def renyi(parts: Parts, delta: float) -> Renyi | None:
         classic=_least(classic[_OPACUS]),
         library=(_least(improved), _least(improved[_WHOLE_ONLY])),
     )
+
+
+def _total(parts: Parts, divergence: Callable[[Part], Array | None]) -> Array | None:
+    """The divergences of ``parts`` added up, at every order; None where one has none."""
+    total = np.zeros_like(_ORDERS)
+    for part, times in parts:
+        rate = divergence(part)
+        if rate is None:
+            return None
+        total += times * rate
+    return total
 
 
 def _improved(total: Array, delta: float) -> Array:
@@ -141,13 +150,8 @@ def _whole_moments(q: float, sigma: float) -> Array:
 
 def library_epsilon(parts: Parts, delta: float) -> float | None:
     """What dp_accounting answers, whose fractional orders are higher than they need be."""
-    total = np.zeros_like(_ORDERS)
-    for part, times in parts:
-        rate = _library_divergence(part)
-        if rate is None:
-            return None
-        total += times * rate
-    return _least(_improved(total, delta))
+    total = _total(parts, _library_divergence)
+    return None if total is None else _least(_improved(total, delta))
 
 
 @lru_cache(maxsize=4096)

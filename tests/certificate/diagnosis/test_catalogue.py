@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from affidavit.certificate.diagnosis.case import Mistake
+from affidavit.certificate.diagnosis.case import Case, Mistake, Way, mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.plan import PHASE_FIELDS, Plan
+from affidavit.plan import PHASE_FIELDS, Plan, plan_from
 
 SPECIFIED = [
     "independent_blocks",
@@ -37,11 +39,30 @@ def test_every_specified_mistake_is_known() -> None:
     assert set(CATALOGUE) == set(SPECIFIED)
 
 
-@pytest.mark.parametrize("mistake", CATALOGUE.values(), ids=lambda item: item.code)
-def test_a_mistake_can_be_told_to_a_person(mistake: Mistake) -> None:
-    for sentence in (mistake.wrong, mistake.fix):
+def test_a_new_mistake_is_one_function() -> None:
+    @mistake(wrong="It is.", source="nowhere", fix="Do not.", field=("steps",))
+    def forgotten_step(_: Case) -> Iterator[Way]:
+        """A step is left out."""
+        yield Way(text="a step was left out")
+
+    document = {
+        "version": 1,
+        "adjacency": "add_remove",
+        "sampling": {"scheme": "full_batch"},
+        "steps": 2,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+        "target": {"delta": 1e-5},
+    }
+    case = Case.of(plan_from(document), 1e-5)
+    assert forgotten_step.code == "forgotten_step"
+    assert [way.code for way in forgotten_step.ways(case)] == ["forgotten_step"]
+
+
+@pytest.mark.parametrize("item", CATALOGUE.values(), ids=lambda item: item.code)
+def test_a_mistake_can_be_told_to_a_person(item: Mistake) -> None:
+    for sentence in (item.wrong, item.fix):
         assert sentence[0].isupper() or not sentence[0].isascii()
         assert sentence.endswith(".")
-    assert mistake.source
-    assert not mistake.source.endswith(".")
-    assert mistake.field[0] in PHASE_FIELDS | Plan.model_fields.keys()
+    assert item.source
+    assert not item.source.endswith(".")
+    assert item.field[0] in PHASE_FIELDS | Plan.model_fields.keys()

@@ -1,0 +1,68 @@
+"""What moved ε since a former version of a plan: another file, or one at a commit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from affidavit.certificate import compare_plans, printable
+from affidavit.gate.checking.source import Source
+from affidavit.plan import PlanError, plan_from
+
+SHOWN = 200
+"""Maximum characters of a changed value."""
+
+
+class NoBase(Exception):
+    """The base cannot be read; the message says why."""
+
+
+def difference(source: Source, base: str) -> list[str]:
+    """What moved ε since ``base``, one line a changed field; raises ``NoBase``."""
+    raw = _read_base(source.file, base)
+    name = printable(source.name)
+    before = None if raw is None else source.same_in(raw)
+    if before is None:
+        return [f"{name}: not found in {base}."]
+    try:
+        comparison = compare_plans(plan_from(before.data), plan_from(source.data))
+    except PlanError as error:
+        return [f"{name}: not compared: {printable(str(error))}"]
+    first, second = comparison.first, comparison.second
+    before_text = _bound(first.epsilon_text, first.verdict)
+    lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
+    for row in sorted(comparison.rows(SHOWN), key=lambda row: not row.furthest):
+        alone = row.why_not or _bound(row.epsilon, row.verdict)
+        values = f"{row.first or 'nothing'} -> {row.second or 'nothing'}"
+        line = source.line_of(row.field)
+        place = "" if line is None else f" (line {line})"
+        lines.append(printable(f"  {row.field}: {values}{place}; alone: {alone}"))
+    return lines
+
+
+def _bound(epsilon: str | None, verdict: str | None) -> str:
+    return verdict or "no effect" if epsilon is None else f"ε ≤ {epsilon}"
+
+
+def _read_base(file: str, base: str) -> bytes | None:
+    """The bytes of ``file`` at ``base``; None if it did not exist. Raises ``NoBase``."""
+    if Path(base).is_file():
+        return Path(base).read_bytes()
+    if base.startswith("-"):
+        raise NoBase(f"{base} is neither a file nor a commit")
+    folder = Path(file).resolve().parent
+    commit = _git(
+        folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}"
+    )
+    if commit.returncode != 0:
+        raise NoBase(f"{base} is neither a file nor a commit of the repository of {file}")
+    name = f"{commit.stdout.decode().strip()}:./{Path(file).name}"
+    content = _git(folder, "show", "--end-of-options", name)
+    return content.stdout if content.returncode == 0 else None
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+    except OSError as error:
+        raise NoBase(f"cannot run git: {error.strerror}") from None
