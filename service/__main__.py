@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), OPERATOR)
 
 
-def _migrate(_given: argparse.Namespace, settings: Settings) -> None:
+def _migrate(_options: argparse.Namespace, settings: Settings) -> None:
     upgrade(settings.database_url)
     if settings.app_role is not None:
         grant_application(settings.database_url, settings.app_role)

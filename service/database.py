@@ -231,11 +231,11 @@ class _Turn:
         if not connection.get_execution_options().get("affidavit_writes", False):
             connection.exec_driver_sql("BEGIN")
             return
-        held = connection.connection.record_info
+        record = connection.connection.record_info
         # After so long SQLite itself says that the file is locked.
         waits = BUSY_MILLISECONDS / 1000
-        if held is not None and _HELD not in held and self._lock.acquire(timeout=waits):
-            held[_HELD] = True
+        if record is not None and _HELD not in record and self._lock.acquire(timeout=waits):
+            record[_HELD] = True
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def end(self, _connection: Any, record: Any) -> None:

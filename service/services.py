@@ -67,7 +67,7 @@ class Services:
         self.clock = DatabaseClock(self.engine)
         self.store = CertificateStore(self.engine)
         self.tokens = TokenRepository(self.engine)
-        provided, self.code_flow = _provided(settings.provider, self.clock.now)
+        provider_tokens, self.code_flow = _provider_parts(settings.provider, self.clock.now)
         self.pool = AccountingPool(settings.workers, settings.time_limit)
         self.keysets = KeysetStore(self.engine)
         self.log = LogReader(self.engine)
@@ -119,7 +119,7 @@ class Services:
         )
         self.run_events = RunEvents(run_queue, self.ledger, self.ledger_store)
         self.authenticator = Authenticator(
-            self.tokens, provided, self.clock.now, loopback=settings.loopback
+            self.tokens, provider_tokens, self.clock.now, loopback=settings.loopback
         )
         self.sessions = Sessions(self.engine, self.tokens)
         self.rate_limiter = RateLimiter(
@@ -144,7 +144,7 @@ class Services:
         self.engine.dispose()
 
 
-def _provided(
+def _provider_parts(
     provider: Provider | None, now: Callable[[], datetime]
 ) -> tuple[ProviderTokens | None, CodeFlow | None]:
     """Bearer tokens of the provider, and signing in with it; both by the same keys."""

@@ -27,9 +27,9 @@ class _AnyOf(FunctionElement[bool]):
     inherit_cache = True
 
 
-def any_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool]:
-    """Whether ``column`` is among what ``found`` selects."""
-    return _AnyOf(column, found.scalar_subquery())
+def any_of(column: ColumnElement[Any], query: Select[Any]) -> ColumnElement[bool]:
+    """Whether ``column`` is among what ``query`` selects."""
+    return _AnyOf(column, query.scalar_subquery())
 
 
 @compiles(_AnyOf)

@@ -284,8 +284,8 @@ def current(
     connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
     """The current issue as it stands now, of that trust; trusted before untrusted for None."""
-    sought = {"certificate_id": certificate_id}
-    row = connection.execute(_CURRENT[untrusted], sought).mappings().first()
+    parameters = {"certificate_id": certificate_id}
+    row = connection.execute(_CURRENT[untrusted], parameters).mappings().first()
     return None if row is None else _stored(row)
 
 
@@ -303,11 +303,11 @@ def currents(
 
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
     """All issues of that id, the untrusted ones after the trusted, latest first."""
-    sought = {"certificate_id": certificate_id}
-    return [_stored(row) for row in connection.execute(_ISSUES, sought).mappings()]
+    parameters = {"certificate_id": certificate_id}
+    return [_stored(row) for row in connection.execute(_ISSUES, parameters).mappings()]
 
 
-def has_asked(connection: Connection, requester: str, plan_digest: str) -> bool:
+def has_requested(connection: Connection, requester: str, plan_digest: str) -> bool:
     """Whether ``requester`` ever sent this plan, under any rules and with any verdict."""
     query = (
         select(requests.c.id)

@@ -165,7 +165,7 @@ Reader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
 def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     """The problem of an actor who is known and has none of ``scopes``."""
     required = " or ".join(scopes)
-    held = ", ".join(sorted(actor.scopes)) or "none"
+    scopes_of_actor = ", ".join(sorted(actor.scopes)) or "none"
     remedy = "ask for a token that has it"
     if actor.anonymous:
         remedy = f"run: affidavit tokens new --name NAME --scope {scopes[0]}"
@@ -173,7 +173,7 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
         403,
         "missing_scope",
         f"You don't have permission to do this: it needs the scope {required}, and {actor.name} "
-        f"has {held}; {remedy}.",
+        f"has {scopes_of_actor}; {remedy}.",
         headers={
             "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
         },

@@ -67,13 +67,13 @@ class Authenticator:
     def __init__(
         self,
         tokens: TokenRepository,
-        provided: ProviderTokens | None,
+        provider_tokens: ProviderTokens | None,
         now: Callable[[], datetime],
         *,
         loopback: bool,
     ) -> None:
         self._tokens = tokens
-        self._provided = provided
+        self._provider_tokens = provider_tokens
         self._now = now
         self._loopback = loopback
         self._own: Batcher[TokenText, Token | None] = Batcher(in_thread_pool(self._look_up))
@@ -83,9 +83,9 @@ class Authenticator:
         if text.startswith(PREFIX):
             parsed = parse(text)
             return caller_of(None if parsed is None else await self._own(parsed), self._now())
-        if self._provided is None:
+        if self._provider_tokens is None:
             raise _invalid()
-        actor = await run_in_threadpool(self._provided.actor, text)
+        actor = await run_in_threadpool(self._provider_tokens.actor, text)
         return Caller(actor, actor.name)
 
     def _look_up(self, texts: Sequence[TokenText]) -> list[Token | None]:
@@ -105,7 +105,7 @@ class Authenticator:
 
     def open_to_this_machine(self) -> bool:
         """Whether a program on this machine needs no token yet."""
-        return self._loopback and self._provided is None and not self._tokens.exist()
+        return self._loopback and self._provider_tokens is None and not self._tokens.exist()
 
     def warnings(self) -> list[Reason]:
         """What an operator should know of who is let in."""

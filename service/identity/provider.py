@@ -172,23 +172,23 @@ def _roles(text: str) -> Mapping[str, Role]:
         raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
     if not isinstance(groups, dict) or not groups:
         raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
-    return {group: _role(group, given, f"; {remedy}.") for group, given in groups.items()}
+    return {group: _role(group, role, f"; {remedy}.") for group, role in groups.items()}
 
 
-def _role(group: str, given: Any, remedy: str) -> Role:
+def _role(group: str, role: Any, remedy: str) -> Role:
     what = f"{PREFIX}SCOPES: {group[:80]!r}"
     team = None
-    if isinstance(given, dict):
-        if set(given) != {"team", "scopes"} or not _is_team(given["team"]):
+    if isinstance(role, dict):
+        if set(role) != {"team", "scopes"} or not _is_team(role["team"]):
             raise ProviderMisconfigured(
                 f"{what} must have a team of letters a to z, digits and -, and scopes{remedy}"
             )
-        team, given = given["team"], given["scopes"]
+        team, role = role["team"], role["scopes"]
     known = [scope.value for scope in Scope if team is None or scope not in NEVER_OF_A_TEAM]
-    for scope in (given if isinstance(given, list) else [None]) or [None]:
+    for scope in (role if isinstance(role, list) else [None]) or [None]:
         if scope not in known:
             raise ProviderMisconfigured(f"{what} must have a list of {', '.join(known)}{remedy}")
-    return frozenset(Scope(scope) for scope in given), team
+    return frozenset(Scope(scope) for scope in role), team
 
 
 def _is_team(name: object) -> bool:

@@ -43,27 +43,30 @@ class RateLimiter:
         Returns 0, or the seconds until there is one where the bucket is empty.
         """
         moment = time.monotonic() if now is None else now
-        held, since = self._buckets.pop(caller, (float(self.per_minute), moment))
-        held = min(held + (moment - since) * self.per_minute / 60, float(self.per_minute))
-        allowed = held >= 1
-        self._buckets[caller] = (held - 1 if allowed else held, moment)
+        left = self._left(caller, moment)
+        allowed = left >= 1
+        self._buckets[caller] = (left - 1 if allowed else left, moment)
+        self._buckets.move_to_end(caller)
         while len(self._buckets) > MOST_KEPT:
             self._buckets.popitem(last=False)
-        return 0.0 if allowed else (1 - held) * 60 / self.per_minute
+        return 0.0 if allowed else (1 - left) * 60 / self.per_minute
 
     def fields(self, caller: str, now: float | None = None) -> tuple[tuple[bytes, bytes], ...]:
         """``RateLimit-Policy`` and ``RateLimit``: the limit, what remains, and when all is back.
 
         Reference: draft-ietf-httpapi-ratelimit-headers-10.
         """
-        moment = time.monotonic() if now is None else now
-        held, since = self._buckets.get(caller, (float(self.per_minute), moment))
-        held = min(held + (moment - since) * self.per_minute / 60, float(self.per_minute))
-        full = math.ceil((self.per_minute - held) * 60 / self.per_minute)
+        left = self._left(caller, time.monotonic() if now is None else now)
+        full = math.ceil((self.per_minute - left) * 60 / self.per_minute)
         return (
             (b"ratelimit-policy", f'"minute";q={self.per_minute};w=60'.encode()),
-            (b"ratelimit", f'"minute";r={int(held)};t={full}'.encode()),
+            (b"ratelimit", f'"minute";r={int(left)};t={full}'.encode()),
         )
+
+    def _left(self, caller: str, moment: float) -> float:
+        """The requests in the caller's bucket."""
+        left, since = self._buckets.get(caller, (float(self.per_minute), moment))
+        return min(left + (moment - since) * self.per_minute / 60, float(self.per_minute))
 
     def begin(self, caller: str) -> bool:
         """Count a request as being answered, until ``end``; False where no other may be."""

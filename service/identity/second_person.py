@@ -221,8 +221,8 @@ def _set_at(connection: Connection) -> dict[tuple[str, ...], datetime]:
 
 def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """A row and its log entry."""
-    stated = json.dumps(content, sort_keys=True)
-    connection.execute(insert(admin_proposals).values(**row, content=stated))
+    text = json.dumps(content, sort_keys=True)
+    connection.execute(insert(admin_proposals).values(**row, content=text))
     append(connection, "proposal", row["digest"], body_of(row), actor=row["proposer"], at=row["at"])
 
 

@@ -182,7 +182,7 @@ class TokenRepository:
             raise TokenError("a token needs a scope; give --scope, one of " + ", ".join(Scope))
         if not 1 <= days <= LONGEST_DAYS:
             raise TokenError(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
-        held_by = None if person is None else _person(person)
+        owner = None if person is None else _person(person)
         if team is not None:
             _require_of_team(team, allowed)
         serves = _serves(allowed, queues, datasets)
@@ -199,7 +199,7 @@ class TokenRepository:
                     created_at=at,
                     created_by=by,
                     expires_at=expires_at,
-                    person=held_by,
+                    person=owner,
                     team=team,
                     serves=json.dumps(serves) if serves else None,
                 )
@@ -210,7 +210,7 @@ class TokenRepository:
                 "name": name,
                 "scopes": list(allowed),
                 "expires_at": expires_at.isoformat(timespec="microseconds"),
-                **({} if held_by is None else {"person": held_by}),
+                **({} if owner is None else {"person": owner}),
                 **({} if team is None else {"team": team}),
                 **serves,
             }
@@ -268,7 +268,7 @@ class TokenRepository:
         """The token that each of ``texts`` is, whether or not it still counts."""
         unique = set(texts)
         with self._reader.connect() as connection:
-            return {text: _held(_find(connection, text.id), text) for text in unique}
+            return {text: _if_same(_find(connection, text.id), text) for text in unique}
 
     def use_is_due(self, token_id: str) -> bool:
         """Whether a use is to be written down now; true once in a while for each token."""
@@ -339,7 +339,7 @@ def _serves(
     return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
 
 
-def _held(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
+def _if_same(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = stored[1] if stored is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
     return stored[0] if stored is not None and same else None

@@ -90,7 +90,7 @@ class BudgetRequest(LedgerRequest):
         """ε and δ as decimals that read back as these doubles."""
         return decimal_down(self.epsilon, 17), decimal_down(self.delta, 17)
 
-    def asked_of(self, dataset: str, team: str | None) -> dict[str, str]:
+    def proposal(self, dataset: str, team: str | None) -> dict[str, str]:
         """What several administrators have to agree on: all but the reason."""
         epsilon, delta = self.decimals()
         scope = {"dataset": dataset, "unit": self.unit, "adjacency": self.adjacency}

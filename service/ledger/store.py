@@ -168,7 +168,7 @@ class LedgerStore:
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
         """
         return self._apply(
-            reservation_id, call, lambda *held: transitions.release(*held, reason=reason)
+            reservation_id, call, lambda *locked: transitions.release(*locked, reason=reason)
         )
 
     def settle(
@@ -186,7 +186,7 @@ class LedgerStore:
         return self._apply(
             reservation_id,
             call,
-            lambda *held: transitions.settle_by_hand(*held, steps_run=steps_run, record=record),
+            lambda *locked: transitions.settle_by_hand(*locked, steps_run=steps_run, record=record),
         )
 
     def _apply(

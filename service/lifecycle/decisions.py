@@ -52,7 +52,7 @@ from affidavit.service.store import (
     StoredCertificate,
     audited,
     current,
-    has_asked,
+    has_requested,
     insert_issues,
     issues,
 )
@@ -166,7 +166,7 @@ def _require_decidable(
             "Only certificates that await approval can be approved or rejected.",
             code="not_awaiting_approval",
         )
-    if has_asked(connection, actor.name, certificate.plan_digest):
+    if has_requested(connection, actor.name, certificate.plan_digest):
         raise DecisionForbidden(
             f"{actor.name} requested this plan.",
             "Ask another approver to decide.",

@@ -212,8 +212,8 @@ def standing(certificate: StoredCertificate, issues: tuple[Issue, ...]) -> str |
     """Why the certificate may not be used, and what to do; None if it may."""
     match certificate.status:
         case Status.AWAITING_APPROVAL:
-            provided, required = certificate.approvals_given, certificate.approvals_required
-            return f"It has {provided} of {required} required approvals."
+            given, required = certificate.approvals_given, certificate.approvals_required
+            return f"It has {given} of {required} required approvals."
         case Status.EXPIRED:
             return f"It expired on {certificate.not_after:%Y-%m-%d}; submit the plan again."
         case Status.KEY_REVOKED:

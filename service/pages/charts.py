@@ -51,13 +51,13 @@ def data_of(chart: Chart) -> str:
     for mark in chart.marks:
         match mark:
             case Line():
-                series.append({"name": mark.name, **_held(mark.points), "faint": mark.faint})
+                series.append({"name": mark.name, **_series(mark.points), "faint": mark.faint})
             case Band():
                 for end, name in ((1, "at least"), (2, "at most")):
                     points = [(point[0], point[end]) for point in mark.points]
-                    series.append({"name": f"{mark.name}, {name}", **_held(points)})
+                    series.append({"name": f"{mark.name}, {name}", **_series(points)})
             case Dots():
-                series.append({"name": mark.name, **_held(mark.points), "dots": True})
+                series.append({"name": mark.name, **_series(mark.points), "dots": True})
             case ReferenceLine():
                 across.append({"name": mark.name, "at": mark.at, "axis": mark.axis})
             case Bars():
@@ -80,7 +80,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return {"label": axis.label, "scale": axis.scale, "low": axis.low, "high": axis.high}
 
 
-def _held(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def _series(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Points by rising x, one for each; where a line jumps, its value from there on."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     stepped = any(before[0] == after[0] for before, after in pairwise(finite))

@@ -249,10 +249,9 @@ def spending_chart(connection: Connection, now: datetime) -> str:
             ((at - now).total_seconds() / length, replace(ledger, state=state).spent_epsilon())
             for at, state in changes
         ]
-        held = stairs([*points, (0.0, points[-1][1])])
         scope = ledger.scope
         name = f"{scope.dataset} ({words(scope.adjacency)}, per {scope.unit})"
-        lines.append(Line(name=name, points=held))
+        lines.append(Line(name=name, points=stairs([*points, (0.0, points[-1][1])])))
     chart = Chart(
         title="ε in use by data set",
         description="What runs spent, committed and reserved, by the privacy filter.",

@@ -412,24 +412,24 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
 
 def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment, ...]:
     """The events of the service, and what the worker signed about the record, by their times."""
-    told = [
+    moments = [
         Moment(
             at=event.at,
             after="",
             tone=TONES.get(event.kind, "plain"),
             what=event.kind,
-            tells=": ".join(filter(None, (event.tells, _said(event)))),
+            tells=": ".join(filter(None, (event.tells, _message_of(event)))),
             actor=event.worker or event.actor,
         )
         for event in events
     ]
     if record is not None:
-        told[-1:-1] = _of_record(record)
+        moments[-1:-1] = _of_record(record)
     # The record's times are whole seconds; within one, the order above is that of the causes.
-    told.sort(key=lambda moment: moment.at.replace(microsecond=0))
+    moments.sort(key=lambda moment: moment.at.replace(microsecond=0))
     return tuple(
         replace(moment, after=_after(before, moment))
-        for before, moment in zip((None, *told), told, strict=False)
+        for before, moment in zip((None, *moments), moments, strict=False)
     )
 
 
@@ -439,13 +439,11 @@ def _after(before: Moment | None, moment: Moment) -> str:
     return elapsed(seconds) if seconds >= 1 else ""
 
 
-def _said(event: EventLine) -> str | None:
+def _message_of(event: EventLine) -> str | None:
     """The message of an event; that of a conforming record repeats the event's meaning."""
-    return (
-        None
-        if event.kind == "settled"
-        else _message({"code": event.code, "message": event.message})
-    )
+    if event.kind == "settled":
+        return None
+    return _message({"code": event.code, "message": event.message})
 
 
 def _message(outcome: Mapping[str, Any]) -> str | None:
@@ -459,13 +457,13 @@ def _of_record(record: Record) -> list[Moment]:
     count = len(record.findings)
     findings = f"{count} finding{'' if count == 1 else 's'}" if count else "no finding"
     tone = "good" if record.conformant else "bad"
-    stated = (
+    moments = (
         (record.began, "plain", "training", f"the record of {whole(record.charged)} steps begins"),
         (record.ended, tone, "record checked", f"by its worker, with {findings}"),
     )
     return [
         Moment(at=at, after="", tone=tone, what=what, tells=tells, actor=record.builder)
-        for text, tone, what, tells in stated
+        for text, tone, what, tells in moments
         if (at := _instant(text)) is not None
     ]
 

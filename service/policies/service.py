@@ -56,7 +56,7 @@ from affidavit.service.store import (
     Filters,
     StoredCertificate,
     current,
-    has_asked,
+    has_requested,
 )
 from affidavit.service.teams import DEFAULT, may_see
 
@@ -245,7 +245,7 @@ def _require_four_eyes(connection: Connection, waiver: Waiver) -> None:
         raise FourEyesRequired(
             "The owner of a waiver cannot grant it.", "Ask another approver.", pointer="/owner"
         )
-    if waiver.plan_digest is not None and has_asked(connection, granter, waiver.plan_digest):
+    if waiver.plan_digest is not None and has_requested(connection, granter, waiver.plan_digest):
         raise FourEyesRequired(
             "A requester of a plan cannot grant a waiver for it.",
             "Ask another approver.",

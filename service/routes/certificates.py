@@ -105,8 +105,8 @@ async def certify_plan(
 
 def _patience(http: Request) -> float:
     """Seconds that the client waits for an answer (``Prefer: wait``, RFC 7240)."""
-    stated = _WAIT.search(",".join(http.headers.getlist("prefer")))
-    return min(MOST_SECONDS, int(stated[1])) if stated else WAIT_SECONDS
+    wait = _WAIT.search(",".join(http.headers.getlist("prefer")))
+    return min(MOST_SECONDS, int(wait[1])) if wait else WAIT_SECONDS
 
 
 def _accepted(identity: str, at: datetime) -> Response:

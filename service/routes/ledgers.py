@@ -120,7 +120,7 @@ def change_budget(
     team = request.team
     if actor.team is not None and team is None and not services.ledger_store.ledgers(dataset):
         team = actor.team  # a data set that has no owner yet, as far as they know
-    proposal = request.asked_of(dataset, team)
+    proposal = request.proposal(dataset, team)
     scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
     set_to = (scope, *request.decimals(), request.reason, call, team)
     return services.second_person.carry_out(

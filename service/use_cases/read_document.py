@@ -42,25 +42,25 @@ class DocumentReader:
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
 
-    async def __call__(self, text: str, given: Mapping[str, Any]) -> ReadDocument:
-        """``text`` as a plan, completed with the fields ``given``.
+    async def __call__(self, text: str, entered: Mapping[str, Any]) -> ReadDocument:
+        """``text`` as a plan, completed with the fields ``entered``.
 
         Raises ``AccountingUnavailable``.
         """
         if len(text) > LONGEST:
             return _refused("too_large", f"it is longer than {LONGEST:,} characters.")
-        return await self._pool.run(read_document, text, given)
+        return await self._pool.run(read_document, text, entered)
 
 
-def read_document(text: str, given: Mapping[str, Any]) -> ReadDocument:
-    """In the pool: what ``text`` says, completed with the fields ``given``."""
+def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
+    """In the pool: what ``text`` says, completed with the fields ``entered``."""
     partial: Partial | None = None
     try:
         plan, partial = _recognised(text)
         document = (
             plan
             if partial is None
-            else partial.completed(dict(given), "the document", opacus_noise)
+            else partial.completed(dict(entered), "the document", opacus_noise)
         )
         whole = plan_from(document)
     except MalformedPlan as error:

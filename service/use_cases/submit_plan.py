@@ -141,20 +141,20 @@ class SubmitPlan:
         raise TooBusy
 
     async def _certify_once(
-        self, asked: CertificationRequest, request: PlanRequest
+        self, certification: CertificationRequest, request: PlanRequest
     ) -> Submission | None:
         """A new certificate; None if the caller that was quicker came under other rules."""
-        if asked.id not in self._flights and len(self._flights) >= MAX_WAITING:
+        if certification.id not in self._flights and len(self._flights) >= MAX_WAITING:
             raise TooBusy
         submission, started = await self._flights.run(
-            asked.id, lambda: self.certify(asked, request, self._is_stale)
+            certification.id, lambda: self.certify(certification, request, self._is_stale)
         )
         if started:
             return submission
-        if submission.certificate.id != asked.id:
+        if submission.certificate.id != certification.id:
             return None
         # The other caller's request is recorded; ours is not yet.
-        stored = await run_in_threadpool(self._repeat, asked.id, request)
+        stored = await run_in_threadpool(self._repeat, certification.id, request)
         return Submission(stored or submission.certificate, created=False)
 
     def _look_up(self, requests: Sequence[tuple[CachedPlan, PlanRequest]]) -> list[Lookup]:
@@ -174,15 +174,15 @@ class SubmitPlan:
         return list(zip(certifications, stored, strict=True))
 
     async def certify(
-        self, asked: CertificationRequest, request: PlanRequest, is_stale: IsStale
+        self, certification: CertificationRequest, request: PlanRequest, is_stale: IsStale
     ) -> Submission:
-        """Account, judge, sign and store ``asked``, as the issue after one that ``is_stale``."""
-        assessment = await self._pool.assess(asked.plan)
-        if asked.policy.proof == "required":
+        """Account, judge, sign and store, as the issue after one that ``is_stale``."""
+        assessment = await self._pool.assess(certification.plan)
+        if certification.policy.proof == "required":
             assessment = await self._pool.run(with_proof, assessment)
-        ledger = await self._position(asked.plan, assessment)
+        ledger = await self._position(certification.plan, assessment)
         async with another_turn():
-            job = CertificationJob(asked, assessment, request, is_stale, ledger)
+            job = CertificationJob(certification, assessment, request, is_stale, ledger)
             return await self._persist(job)
 
     def _repeat(self, certificate_id: str, request: PlanRequest) -> StoredCertificate | None:
