@@ -34,6 +34,8 @@ writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDI
 from __future__ import annotations
 
 import select
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -168,8 +170,21 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in PRAGMAS:
-        cursor.execute(f"PRAGMA {pragma}")
+        _set(cursor, pragma)
     cursor.close()
+
+
+def _set(cursor: sqlite3.Cursor, pragma: str) -> None:
+    """Set ``pragma``; SQLite itself does not wait while two connections begin to write ahead."""
+    end = time.monotonic() + BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            cursor.execute(f"PRAGMA {pragma}")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _prepare_postgresql(connection: Any, _record: Any) -> None:
