@@ -25,6 +25,7 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, token_texts
+from tests.service.conftest import ON_SQLITE as ON_SQLITE
 from tests.service.runs.records import Record, record_of
 
 
