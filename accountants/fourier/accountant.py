@@ -35,6 +35,7 @@ from affidavit.accountants.fourier.discretization import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
+from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
 from affidavit.accountants.fourier.dominating_pairs import Direction, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
@@ -65,6 +66,9 @@ _CLOSED = 1e-5
 """Relative width where a law has a closed form: other engines are as narrow there."""
 _SCHEDULE = 5e-3
 """Relative width where releases are brought together (``schedules.py``)."""
+
+_VISIBLE = 1e-3
+"""Relative width of what others show of a lot, of which the lower end alone is read."""
 
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
@@ -105,7 +109,12 @@ class FourierAccountant:
         if least == event:
             return above
         # A transform that is tilted for what bounds the run would see little of what it attains.
-        return Enclosed(above=above, below=(above, self._curve(least)))
+        below = [self._curve(least)]
+        visible = directions(event, visible=True)
+        if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
+            wide = max(above.relative_width, _VISIBLE)
+            below.append(replace(above, directions=visible, relative_width=wide))
+        return Enclosed(above=above, below=(above, *below))
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)

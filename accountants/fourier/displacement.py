@@ -235,8 +235,8 @@ class RevealedMixtureLaw:
 def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """A law that dominates one release of ``leaf`` in the direction ``side``."""
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
-    first = _poisson(leaf, leaf.sampling_probability, side)
-    full = _chance_of_cut(leaf, others)
+    first = poisson_law(leaf, leaf.sampling_probability, side)
+    full = chance_of_a_cut(leaf, others)
     if full == 0:
         return first
     almost = _chance_of_almost(leaf, others) * (1 - TAIL_ERROR)
@@ -299,14 +299,14 @@ def _exchange(
 
 def attained_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """The law of a data set whose other records contribute zero."""
-    return _poisson(leaf, attained_rate(leaf), side)
+    return poisson_law(leaf, attained_rate(leaf), side)
 
 
 def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
     """The chance of a record to be in the lot as it is used, rounded down."""
     others = leaf.dataset_size - 1
     whole = leaf.sampling_probability * float(
-        _binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
+        binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
     )
     cut = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
     return min(leaf.sampling_probability, whole + cut) * (1 - 2 * TAIL_ERROR)
@@ -315,35 +315,36 @@ def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
 def chance_of_a_cut_with_the_record(leaf: TruncatedPoissonGaussian) -> float:
     """w·p: that a lot is cut, and the record then in it; rounded up, for every size allowed."""
     if leaf.neighbours == "add_remove":
-        chance = leaf.sampling_probability * _chance_of_cut(leaf, leaf.dataset_size)
+        chance = leaf.sampling_probability * chance_of_a_cut(leaf, leaf.dataset_size)
     else:
         chance = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
     return chance * (1 + 2 * TAIL_ERROR)
 
 
-def _poisson(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
+def poisson_law(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
+    """The law of ``leaf`` with lots that are never cut, sampled at ``rate``."""
     kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
     return NormalMixtureLaw(
         kind=kind, noise_multiplier=leaf.noise_multiplier, sampling_probability=rate
     )
 
 
-def _chance_of_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
+def chance_of_a_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
     """w: the chance that the record, if drawn, finds the lot already full."""
-    return float(_binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+    return float(binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
 def _chance_of_almost(leaf: TruncatedPoissonGaussian, others: int) -> float:
     """u: the chance that the record, if drawn, takes the last free place."""
-    return float(_binomial().pmf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+    return float(binomial().pmf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
 def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:
     """The chance that a sample from ``size`` records is larger than the largest lot."""
-    return float(_binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
+    return float(binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
 
 
-def _binomial() -> Any:
+def binomial() -> Any:
     """scipy's, loaded at the first use: it takes longer than most plans take to certify."""
     from scipy.stats import binom
 

@@ -38,6 +38,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     WorseOfBothLaw,
 )
 from affidavit.accountants.fourier.schedules import Part, gathered
+from affidavit.accountants.fourier.visible_lots import visible_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -83,8 +84,10 @@ class Direction:
         return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
 
 
-def directions(event: Event) -> tuple[Direction, ...]:
+def directions(event: Event, *, visible: bool = False) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition.
+
+    With ``visible`` those of data sets that show how full a lot is, which bound from below alone.
 
     Raises ``OutOfReach`` for a leaf outside the range in which the bounds were verified.
     """
@@ -97,7 +100,10 @@ def directions(event: Event) -> tuple[Direction, ...]:
     result = []
     for side in sides:
         releases: list[Part] = [
-            (_law(leaf, side), _attained(leaf, side), count)
+            (
+                *(_visible(leaf, side) if visible else (_law(leaf, side), _attained(leaf, side))),
+                count,
+            )
             for leaf, count in rest
             if not isinstance(leaf, RepeatAndSelect)
         ]
@@ -217,6 +223,14 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
     if isinstance(leaf, TruncatedPoissonGaussian):
         return attained_law(leaf, side)
     return _law(leaf, side)
+
+
+def _visible(leaf: Leaf, side: Side) -> tuple[LossLaw, LossLaw]:
+    if isinstance(leaf, TruncatedPoissonGaussian):
+        law = visible_law(leaf, side)
+    else:
+        law = _attained(leaf, side)
+    return law, law
 
 
 def _without_replacement(leaf: WithoutReplacementGaussian, side: Side) -> NormalMixtureLaw:
