@@ -10,6 +10,7 @@ from typing import Annotated, Self
 from fastapi import Header, Request
 
 from affidavit.plan import StrictModel, digest_of
+from affidavit.service.errors import IdempotencyKeyReused
 from affidavit.service.identity.actor import Actor
 
 IdempotencyKey = Annotated[
@@ -47,3 +48,11 @@ class CommandContext:
             idempotency_key=key,
             request_digest=digest_of(request),
         )
+
+    def require_same(self, request_digest: str | None) -> None:
+        """Raise ``IdempotencyKeyReused`` unless the key came with this very request before."""
+        if request_digest != self.request_digest:
+            raise IdempotencyKeyReused(
+                "this Idempotency-Key was used for another request.",
+                "Use a new key for a new request.",
+            )

@@ -203,7 +203,7 @@ def main(
     except PlanError as failure:
         _end(Exit.BLOCKED, failure.reasons[0].code, str(failure))
     except (UnsupportedModel, MixedRecords) as failure:
-        _end(Exit.BLOCKED, "unsupported_model", str(failure))
+        _end(Exit.BLOCKED, "unsupported_model", f"cannot be trained privately: {failure}")
     finally:
         peers.leave()
     if peers.leads:
@@ -266,9 +266,9 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
         records = data_of(data)
         return records, model_of(model, records)
     except FileRefused as error:
-        _end(Exit.USAGE, "file_refused", str(error))
+        _end(Exit.USAGE, "file_refused", f"the run may not read this file: {error}")
     except (ValueError, OSError, ImportError) as error:
-        _end(Exit.USAGE, "bad_source", str(error))
+        _end(Exit.USAGE, "bad_source", f"data or model cannot be read: {error}")
 
 
 def _precision(value: str) -> Precision:
@@ -287,9 +287,9 @@ def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def _end(code: Exit, kind: str, message: str) -> NoReturn:
-    err.print(f"[red]{escape(kind)}[/] {escape(message)}", highlight=False)
-    raise typer.Exit(code)
+def _end(status: Exit, code: str, message: str) -> NoReturn:
+    err.print(f"[red]{escape(code)}[/] {escape(message)}", highlight=False)
+    raise typer.Exit(status)
 
 
 app = typer.Typer(name="affidavit train", add_completion=False, pretty_exceptions_enable=False)

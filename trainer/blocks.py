@@ -134,4 +134,4 @@ def _require_counts(phase: Phase, found: Mapping[str, Sequence[Group]], *, flat:
 
 
 def _refused(message: str) -> NotCertified:
-    return NotCertified("blocks", message)
+    return NotCertified("blocks", f"the plan's releases are not the model's blocks: {message}")

@@ -109,7 +109,6 @@ def main(
         options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
         processes=processes,
         hosts=hosts,
-        pause=min(0.5, lease / 6),
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,9 +1,8 @@
-"""Copy the record and checkpoint of an earlier attempt, so that another worker can resume a run.
+"""Copy the record and checkpoints of an earlier attempt, so that another worker resumes a run.
 
 Every attempt at a run has its own folder, ``RUN-FENCE``, and only that attempt writes to it, so
-a stale trainer cannot interfere with the new attempt. The copy has the record, the checkpoint
-that it names and the secret that decrypts it. The checkpoint is copied before the record, and
-both again if the checkpoint changed meanwhile, so that the record names the copied checkpoint.
+a stale trainer cannot interfere with the new attempt. Checkpoints are copied before the record
+that names them, and all again if a checkpoint changed meanwhile.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 RECORD = "record.jsonl"
-CHECKPOINT = "checkpoint.pt"
-CHECKPOINTS = ("checkpoint.pt.part", CHECKPOINT)
-OPENING = "opening.json"
+CHECKPOINTS = "checkpoint*"
+"""Files, or the folders of a sharded run."""
+RESUMED = (CHECKPOINTS, "opening.json", RECORD)
 """File names of the trainer, which the worker must not import."""
 MAX_TRIES = 10
 
@@ -26,16 +25,18 @@ def copy_attempt(previous: Path, run: Path) -> bool:
 
     Returns False, and leaves nothing, if there is nothing to resume. Raises ``OSError``.
     """
-    if not (previous / RECORD).is_file():
-        return False
-    run.mkdir(mode=0o700)
     for _ in range(MAX_TRIES):
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(mode=0o700)
         versions = _versions(previous)
-        for name in (*CHECKPOINTS, OPENING, RECORD):
-            _copy(previous / name, run / name)
+        for path in (path for name in RESUMED for path in previous.glob(name)):
+            with suppress(FileNotFoundError):  # a later checkpoint took its place
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, run / path.name)
         if _versions(previous) == versions:
             break
-    if has_checkpoint((run / RECORD).read_bytes()):
+    record = run / RECORD
+    if record.exists() and has_checkpoint(record.read_bytes()):
+        os.sync()
         return True
     shutil.rmtree(run)
     return False
@@ -48,28 +49,17 @@ def has_checkpoint(record: bytes) -> bool:
 
 def delete_checkpoints(folder: Path, run: str) -> None:
     """Delete the checkpoints of all attempts at a finished run; they are secret."""
-    for name in CHECKPOINTS:
-        for path in folder.glob(f"{run}-*/run/{name}"):
-            with suppress(OSError):
-                path.unlink()
+    for path in folder.glob(f"{run}-*/run/{CHECKPOINTS}"):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
 
 
-def _versions(folder: Path) -> list[tuple[int, int]]:
+def _versions(folder: Path) -> list[tuple[str, int, int]]:
     """What tells the checkpoints of a folder from later ones."""
     versions = []
-    for name in CHECKPOINTS:
+    for path in sorted(folder.glob(CHECKPOINTS)):
         with suppress(FileNotFoundError):
-            stat = (folder / name).stat()
-            versions.append((stat.st_ino, stat.st_mtime_ns))
+            stat = path.stat()
+            versions.append((path.name, stat.st_ino, stat.st_mtime_ns))
     return versions
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file that may be changing or missing, and sync the copy to disk."""
-    target.unlink(missing_ok=True)
-    with suppress(FileNotFoundError), source.open("rb") as reading:
-        target.touch(mode=0o600)
-        with target.open("wb") as out:
-            shutil.copyfileobj(reading, out, 1024 * 1024)
-            out.flush()
-            os.fsync(out.fileno())

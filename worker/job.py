@@ -79,7 +79,6 @@ class WorkerConfig:
     options: tuple[str, ...] = ()
     processes: int = 1
     hosts: int = 1
-    pause: float = 0.5
 
 
 def run_job(config: WorkerConfig, job: Job) -> bool:
@@ -117,7 +116,7 @@ def run_job(config: WorkerConfig, job: Job) -> bool:
             heartbeat,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
             stop=folder / STOP if opening is None else None,
-            pause=config.pause,
+            pause=min(0.5, config.lease / 6),
         )
     if heartbeat.lost is not None:
         raise heartbeat.lost
@@ -212,7 +211,12 @@ def _report(
 ) -> bool:
     """Check the record, upload it, sign it with the digest of the weights, and complete the run."""
     report = check_conformance(record, predicate)
-    _upload_record(config, job, record)
+    text = record.decode("utf-8", "replace")
+    try:
+        for part, start in enumerate(range(0, len(text), PART), start=1):
+            config.source.report(job, "record", part=part, lines=text[start : start + PART])
+    except Refused as error:  # a run without a record is charged in full
+        log.error("run %s: the record was refused: %s: %s", job.run, error.code, error)
     weights = folder / "run" / "weights.pt"
     digest = None
     if weights.exists():
@@ -237,13 +241,3 @@ def _report(
     charged = f"{report.steps_to_charge} of {report.steps_certified} steps charged"
     log.info("run %s: %s, %s", job.run, verdict, charged)
     return report.conformant
-
-
-def _upload_record(config: WorkerConfig, job: Job, record: bytes) -> None:
-    """Upload the record in parts; a run whose record is refused is charged in full."""
-    text = record.decode("utf-8", "replace")
-    try:
-        for part, start in enumerate(range(0, len(text), PART), start=1):
-            config.source.report(job, "record", part=part, lines=text[start : start + PART])
-    except Refused as error:
-        log.error("run %s: the record was refused: %s: %s", job.run, error.code, error)

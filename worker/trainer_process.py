@@ -7,17 +7,12 @@ Linux). The ranks of a multi-process trainer have process groups of their own: t
 them, or the kernel does when the launcher is killed.
 
 A trainer's log may quote training data (a cell that is not a number, say), so it stays on this
-host. The service only receives a code from ``MEANINGS``.
+host. The service only receives one of the trainer's codes.
 
 >>> import sys, tempfile
 >>> with tempfile.TemporaryFile() as log:
 ...     run([sys.executable, "-c", "raise SystemExit(3)"], log, lambda: None, pause=0.05)
 3
->>> with tempfile.NamedTemporaryFile() as log:
-...     _ = log.write(b"bad_source data.csv, line 3, column age: 'forty' is no finite number.")
-...     log.flush()
-...     print(failure_reason(Path(log.name)))
-: bad_source, its data or model cannot be read. The worker's log says more.
 """
 
 from __future__ import annotations
@@ -31,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
+
+from affidavit.plan import explain
 
 GRACE = 600.0
 """Seconds a trainer has to start, to end its step and to write its weights before it is killed.
@@ -87,40 +84,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-MEANINGS = {
-    "bad_checkpoint": "the checkpoint cannot be resumed.",
-    "bad_source": "its data or model cannot be read.",
-    "beyond_allowance": "a step was charged that was not granted.",
-    "blocks": "the model's blocks differ from the plan's.",
-    "broken_record": "the record cannot be read.",
-    "diverged": "a parameter is no longer finite.",
-    "file_refused": "runs may only name files below the folders of the worker's --files.",
-    "no_checkpoint": "there is no checkpoint to resume from.",
-    "not_anew": "a run that has started cannot start again.",
-    "not_written": "the disk is full or not writable.",
-    "open_plan": "the plan has an unsolved value.",
-    "other_run": "its folder holds another run.",
-    "other_strategy": "the noise strategy differs from the certified one.",
-    "out_of_memory": "memory ran out; a smaller --microbatch takes less.",
-    "rank_lost": "one of its processes exited.",
-    "ranks_differ": "its processes have different parameters.",
-    "run_in_use": "another process uses its folder.",
-    "too_many_steps": "the record has more steps than were certified.",
-    "unsupported_model": "the model cannot be trained privately.",
-}
-"""What the trainer's error codes mean; other codes stay in the worker's log."""
-
-_TAIL = 65536
+TAIL = 65536
 """Bytes at the end of a log that are searched for a code."""
 
 
 def failure_reason(log: Path) -> str:
-    """The reason at the end of a trainer's log, to append to its exit code."""
+    """The trainer's code at the end of its log, and nothing else of it."""
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _TAIL))
+        stream.seek(max(0, log.stat().st_size - TAIL))
         lines = stream.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         code = line.partition(" ")[0]
-        if code in MEANINGS:
-            return f": {code}, {MEANINGS[code]} The worker's log says more."
+        if any(meaning.room == "trainer" for meaning in explain(code)):
+            return f": {code} (affidavit explain {code}). The worker's log says more."
     return ". The worker's log says more."

@@ -34,7 +34,7 @@ ROOMS = (
 )
 CODE = re.compile(
     r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|unproved|conflict|unsigned"
-    "|revoked|superseded"
+    "|revoked|superseded|diverged|blocks|unreadable"
 )
 MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
 REMEDIES = ("remedy", "to_do", "do")
@@ -143,6 +143,12 @@ def _shared() -> dict[str, Signature]:
         for name, signature in _signatures(nodes):
             if not name.startswith("_"):
                 result.setdefault(name, signature)
+    for nodes in (nodes for room in ROOMS for nodes in _files(room)):
+        for node in nodes:
+            if isinstance(node, ast.ClassDef) and not _fields(node):
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                if bases and (inherited := result.get(bases[0])) is not None:
+                    result.setdefault(node.name, inherited)
     return result
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, insert
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
-from affidavit.service.errors import DomainError, IdempotencyKeyReused, OtherTeam, WrongState
+from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.state import (
@@ -203,11 +203,8 @@ def _unknown(reservation_id: str) -> UnknownReservation:
 def is_repeated(connection: Connection, call: CommandContext) -> bool:
     """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
     event = repository.repeated(connection, call)
-    if event is not None and event["request_digest"] != call.request_digest:
-        raise IdempotencyKeyReused(
-            "this Idempotency-Key was used for another request.",
-            "Use a new key for a new request.",
-        )
+    if event is not None:
+        call.require_same(event["request_digest"])
     return event is not None
 
 

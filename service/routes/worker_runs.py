@@ -19,7 +19,6 @@ from affidavit.service.runs.models import (
     CompletionRequest,
     FailureRequest,
     HeartbeatRequest,
-    RecordPart,
     RecordPartRequest,
     RunClaimRequest,
     RunId,
@@ -95,7 +94,7 @@ def renew_lease(
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
 def upload_record(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: RecordPartRequest
-) -> RecordPart:
+) -> Renewal:
     """The record is checked against the certificate once the run is reported."""
     return services.runs.queue.change(
         run_id, _call(services, actor), LockedRun.add_record_part, request

@@ -28,28 +28,24 @@ from affidavit.certificate import (
     decode_line,
     read_envelope,
 )
-from affidavit.service.runs.repository import StoredRunEvent
+from affidavit.service.runs.repository import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentRecord:
-    """The record of ``parts`` that a worker sent, and what else is known of the run.
+    """The record of ``parts`` that the worker of ``run`` sent, and what else is known of it.
 
-    ``bundle`` is the certificate's. ``signed_for`` is the head that the worker signed,
-    ``reported`` the one that it reported last while it trained, ``before`` the attempts before it
-    to which steps were granted, oldest first, and ``others`` their records as far as they were
-    sent. ``logged`` are the digests of first lines that the log has of the run. ``search`` is the
-    digest of the opening that was drawn for a search.
+    ``bundle`` is the certificate's, ``others`` are the records of earlier attempts as far as they
+    were sent, ``signed_for`` is the head that the worker signed, and ``logged`` are the digests of
+    first lines that the log has of the run.
     """
 
+    run: StoredRun
     bundle: bytes
     parts: Sequence[bytes]
     others: Mapping[int, Sequence[bytes]]
     signed_for: str | None
-    reported: str | None
-    before: Sequence[StoredRunEvent]
     logged: frozenset[str]
-    search: str | None
 
 
 def check_record(sent: SentRecord) -> Conformance:
@@ -91,22 +87,24 @@ def _contradictions(
             message="The log did not have the record's first line, which commits to the plan's "
             "canaries, before a step was granted.",
         )
-    if header.get("search") != sent.search:
+    opening = sent.run.search
+    if header.get("search") != (None if opening is None else opening.digest):
         yield ConformanceFinding(
             code="other_search",
             line=1,
             message="The record is not of the search that the service drew.",
         )
+    before = [attempt for attempt in sent.run.attempts if attempt.granted]
     resumed = {entry["step"] for entry in _entries(record, b"resumed")}
-    if any(attempt.granted not in resumed for attempt in sent.before):
+    if any(attempt.granted not in resumed for attempt in before):
         yield ConformanceFinding(
             code="granted_not_passed",
             line=0,
             message="An earlier worker was granted steps that the record does not pass over.",
         )
-    heads = [sent.reported]
-    if not (sent.before and _steps_stand_alone(predicate)):
-        heads += [attempt.body.get("head") for attempt in sent.before]
+    heads = [sent.run.head]
+    if not (before and _steps_stand_alone(predicate)):
+        heads += [attempt.body.get("head") for attempt in before]
     if any(f'"digest":"{head}"'.encode() not in record for head in heads if head is not None):
         yield ConformanceFinding(
             code="other_history",

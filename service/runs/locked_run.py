@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from hmac import compare_digest
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -33,7 +33,6 @@ from affidavit.service.runs.models import (
     FailureRequest,
     FencedRequest,
     HeartbeatRequest,
-    RecordPart,
     RecordPartRequest,
     StartRequest,
 )
@@ -50,13 +49,6 @@ class LeaseLost(DomainError):
     """The run is held under another fencing token, by another, or is over."""
 
     code = "lease_lost"
-
-
-class Verdict(NamedTuple):
-    """How a run whose worker reports its end has ended, and why."""
-
-    end: End
-    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +132,16 @@ class LockedRun:
             if report.head is not None and run.head is None and granted == before:
                 repository.log_record(self.connection, run, report.head, self.call)
             granted = self._granted(max(report.steps, report.wants))
-        steps, head = max(run.steps, report.steps), report.head or run.head
-        self._renew(steps=steps, granted=granted, head=head)
-        return Renewal(cancel=run.cancel_asked, granted=granted)
+        return self._renew(
+            granted, steps=max(run.steps, report.steps), head=report.head or run.head
+        )
 
-    def add_record_part(self, report: RecordPartRequest) -> RecordPart:
+    def add_record_part(self, report: RecordPartRequest) -> Renewal:
         """Store a part of the run's record, and renew the lease; raises ``RecordRefused``."""
         self._require_held(report, running=True)
         content = report.lines.encode("utf-8", "surrogatepass")
         repository.add_record_part(self.connection, self.run.id, report.fence, report.part, content)
-        self._renew()
-        return RecordPart(part=report.part)
+        return self._renew(self.run.granted)
 
     def complete(
         self, report: CompletionRequest, checked: Conformance | None, cost: Cost | None
@@ -163,7 +154,7 @@ class LockedRun:
         if self.run.ended_by(report.provenance):
             return self.run
         self._require_held(report, running=True)
-        verdict = self._verdict(checked)
+        end, code = self._verdict(checked)
         steps, record, message = self.run.certified_steps, None, "no record was sent."
         if checked is not None:
             steps = steps if cost is None else checked.steps_to_charge
@@ -171,14 +162,14 @@ class LockedRun:
             codes = sorted({finding.code for finding in checked.findings})
             message = ", ".join(codes[:MOST_NAMED]) or "the record conforms."
         body = {
-            "code": verdict.code,
+            "code": code,
             "message": message,
             "fence": self.run.fence,
             "steps_charged": self._settle(steps, record, cost),
             "record": record,
             "provenance": report.provenance,
         }
-        return self._write(verdict.end, body, state="ended")
+        return self._write(end, body, state="ended")
 
     def fail(self, report: FailureRequest) -> StoredRun:
         """End a run: free if it was not begun, charged in full if it was.
@@ -224,9 +215,10 @@ class LockedRun:
     def _change_lease(self, **values: Any) -> None:
         repository.change_lease(self.connection, self.run.id, **values)
 
-    def _renew(self, **values: Any) -> None:
-        seconds = timedelta(seconds=self.run.seconds or 0)
-        self._change_lease(expires_at=self.call.at + seconds, **values)
+    def _renew(self, granted: int, **values: Any) -> Renewal:
+        expires_at = self.call.at + timedelta(seconds=self.run.seconds or 0)
+        self._change_lease(expires_at=expires_at, granted=granted, **values)
+        return Renewal(cancel=self.run.cancel_asked, granted=granted)
 
     def _write(self, kind: Kind, body: dict[str, Any], **lease: Any) -> StoredRun:
         """Write what happened, with its log entry, and change the lease; the run after it."""
@@ -278,18 +270,19 @@ class LockedRun:
         """How many steps may be charged from now on: never fewer, and none uncertified."""
         return max(self.run.granted, min(wants, self.run.certified_steps))
 
-    def _verdict(self, checked: Conformance | None) -> Verdict:
+    def _verdict(self, checked: Conformance | None) -> tuple[End, str]:
+        """How a run whose worker reports its end has ended, and the code of why."""
         conformant = checked is not None and checked.conformant
         stopped = checked is None or any(item.code == "stopped" for item in checked.findings)
         if conformant and not stopped:
-            return Verdict(end="settled", code="conformant")
+            return "settled", "conformant"
         if self.run.cancel_asked:
-            return Verdict(end="cancelled", code="cancelled")
+            return "cancelled", "cancelled"
         if not conformant:
-            return Verdict(end="failed", code="no_record" if checked is None else "not_conformant")
+            return "failed", "no_record" if checked is None else "not_conformant"
         limit, began = self.run.request["time_limit"], self.run.began_at
         late = limit and began and self.call.at >= began + timedelta(seconds=limit)
-        return Verdict(end="failed", code="time_limit" if late else "stopped")
+        return "failed", "time_limit" if late else "stopped"
 
     def _settle(self, steps: int, record: str | None, cost: Cost | None) -> int:
         """Charge it for ``steps``, never twice; returns what was charged."""

@@ -16,7 +16,7 @@ from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from affidavit.certificate import read_choices
-from affidavit.client import Count, ResponseModel, Run, RunEvent
+from affidavit.client import Run, RunEvent
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
@@ -215,9 +215,3 @@ def started_run(run: StoredRun) -> StartedRun:
     """The response to the worker of ``run``."""
     opening = None if run.search is None else run.search.as_document()
     return StartedRun(**dict(run_of(run)), search=opening)
-
-
-class RecordPart(ResponseModel):
-    """The part of a record that was stored."""
-
-    part: Count

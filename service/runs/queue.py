@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, select
+from sqlalchemy import Connection, Engine, select
 
 from affidavit.service.command import CommandContext
 from affidavit.service.cursors import cursor_at, read_cursor
@@ -29,15 +29,7 @@ from affidavit.service.runs.models import RunClaimRequest, StartRequest
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases
 
-# Built once: putting a statement together takes as long as running it.
 _lease = run_leases.c
-_NEXT = (
-    select(_lease.run_id)
-    .where(_lease.queue == bindparam("queue"), _lease.state == "queued")
-    .order_by(_lease.requested_at, _lease.run_id)
-    .limit(1)
-)
-_NAMED = _NEXT.where(_lease.run_id == bindparam("run"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,14 +91,15 @@ class RunQueue:
         self, queue: str, request: RunClaimRequest, call: CommandContext
     ) -> tuple[StoredRun, str] | None:
         """The oldest run, or the one named, under a new fencing token; and the claim's secret."""
-        query = _NEXT if request.run is None else _NAMED
-        parameters = {"queue": queue, "run": request.run}
+        query = select(_lease.run_id).where(_lease.queue == queue, _lease.state == "queued")
+        if request.run is not None:
+            query = query.where(_lease.run_id == request.run)
+        query = query.order_by(_lease.requested_at, _lease.run_id).limit(1)
         with self._reader.connect() as connection:
-            if connection.execute(query, parameters).first() is None:
+            if connection.scalar(query) is None:
                 return None  # without a lock, for workers that poll
         with self._writer.begin() as connection:
-            taken = query.with_for_update(skip_locked=True)
-            run_id = connection.execute(taken, parameters).scalar()
+            run_id = connection.scalar(query.with_for_update(skip_locked=True))
             if run_id is None:
                 return None
             locked = LockedRun(connection, repository.find(connection, run_id), call)

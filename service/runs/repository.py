@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     Select,
-    bindparam,
     func,
     insert,
     select,
@@ -28,7 +27,7 @@ from sqlalchemy import (
 
 from affidavit.certificate import SearchOpening
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import DomainError, IdempotencyKeyReused
+from affidavit.service.errors import DomainError
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.log import entries
 from affidavit.service.log.log_tables import log_entries
@@ -183,7 +182,6 @@ class StoredRun:
         return self.begun and self.steps >= granted + 2
 
 
-# Built once: composing a statement takes as long as running it.
 _ROW = (
     *(column for column in runs.c if column.name not in ("idempotency_key", "team")),
     *(column for column in run_leases.c if column.name not in (*runs.c.keys(), "run_id", "cancel")),
@@ -194,14 +192,12 @@ _RUNS: Select[Any] = select(*_ROW).join_from(runs, run_leases).join_from(runs, r
 _EVENTS = select(
     *(column for column in run_events.c if column.name not in ("once", "follows"))
 ).order_by(run_events.c.seq)
-_RUN = _RUNS.where(runs.c.id == bindparam("run"))
-_LOCK = _RUN.with_for_update(of=run_leases)
-_CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("run"))
 
 
 def find(connection: Connection, run_id: str, *, locked: bool = False) -> StoredRun:
     """The run of that id, its lease ``locked`` by this transaction; raises ``UnknownRun``."""
-    for run in _read(connection, _LOCK if locked else _RUN, run=run_id):
+    query = _RUNS.where(runs.c.id == run_id)
+    for run in _read(connection, query.with_for_update(of=run_leases) if locked else query):
         return run
     raise UnknownRun(f"run {run_id} not found.", "GET /v1/runs lists all runs.")
 
@@ -244,17 +240,13 @@ def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
         return None
     key = (runs.c.requested_by == call.actor, runs.c.idempotency_key == call.idempotency_key)
     for earlier in _read(connection, _RUNS.where(*key)):
-        if earlier.request_digest == call.request_digest:
-            return earlier
-        raise IdempotencyKeyReused(
-            "this Idempotency-Key was used for another request.",
-            "Use a new key for a new request.",
-        )
+        call.require_same(earlier.request_digest)
+        return earlier
     return None
 
 
-def _read(connection: Connection, query: Select[Any], **parameters: str) -> list[StoredRun]:
-    rows = connection.execute(query, parameters).mappings().all()
+def _read(connection: Connection, query: Select[Any]) -> list[StoredRun]:
+    rows = connection.execute(query).mappings().all()
     events: dict[str, list[StoredRunEvent]] = defaultdict(list)
     happened = _EVENTS.where(run_events.c.run_id.in_([row["id"] for row in rows]))
     for event in connection.execute(happened).mappings() if rows else ():
@@ -265,15 +257,7 @@ def _read(connection: Connection, query: Select[Any], **parameters: str) -> list
 
 def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
     """Change the lease of a run that this transaction holds."""
-    connection.execute(_CHANGE, {"run": run_id, **values})
-
-
-_NEXT = (
-    select(func.coalesce(func.max(run_events.c.seq), 0) + 1)
-    .where(run_events.c.run_id == bindparam("run"))
-    .scalar_subquery()
-)
-_EVENT = insert(run_events).values(seq=_NEXT).returning(run_events.c.seq)
+    connection.execute(update(run_leases).where(run_leases.c.run_id == run_id).values(**values))
 
 
 def add_event(
@@ -288,9 +272,11 @@ def add_event(
 ) -> None:
     """Write what happened under ``fence``, with its log entry; ``begun`` if it began before."""
     follows = "running" if begun and kind in ("resumed", *ENDED) else "queued"
+    last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_id)
+    seq = (connection.scalar(last) or 0) + 1
     event = {
-        "run": run_id,
         "run_id": run_id,
+        "seq": seq,
         "kind": kind,
         "once": "end" if kind in ENDED else kind if kind in ONCE else None,
         "follows": None if kind == "queued" else follows,
@@ -299,7 +285,7 @@ def add_event(
         "actor": call.actor,
         "body": json.dumps(body, sort_keys=True),
     }
-    seq = int(connection.execute(_EVENT, event).scalar_one())
+    connection.execute(insert(run_events), event)
     logged = entry_body(kind, seq, body)
     entries.append(connection, "run", run_id, logged, actor=call.actor, at=call.at)
 
@@ -332,11 +318,11 @@ def add_record_part(
 ) -> None:
     """Store a part of a record; raises ``RecordRefused``."""
     where = (run_records.c.run_id == run_id, run_records.c.fence == fence)
-    size = select(func.count(), func.coalesce(func.sum(run_records.c.length), 0)).where(*where)
+    size = select(func.count(), func.sum(run_records.c.length)).where(*where)
     parts, length = connection.execute(size).one()
     if part <= parts:
         stored = select(run_records.c.content).where(*where, run_records.c.part == part)
-        if zlib.decompress(connection.execute(stored).scalar_one()) != content:
+        if zlib.decompress(connection.scalars(stored).one()) != content:
             raise RecordRefused(
                 f"part {part} of the record was sent before with other content.",
                 "Send a part again only unchanged.",
@@ -344,7 +330,7 @@ def add_record_part(
         return
     if part != parts + 1:
         raise RecordRefused(f"part {part} came and {parts + 1} is next.", "Send them in order.")
-    if length + len(content) > MOST_RECORD_BYTES:
+    if (length or 0) + len(content) > MOST_RECORD_BYTES:
         raise RecordRefused(
             f"the record has more than {MOST_RECORD_BYTES} bytes.",
             "Report the run without a record; it is charged in full.",

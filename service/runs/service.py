@@ -154,8 +154,8 @@ class RunService:
     async def _complete(
         self, run_id: str, report: CompletionRequest, call: CommandContext
     ) -> StoredRun:
-        run, sent = await run_in_threadpool(self._sent, run_id, report)
-        if run.ended_by(report.provenance):
+        sent = await run_in_threadpool(self._sent, run_id, report)
+        if (run := sent.run).ended_by(report.provenance):
             return run
         checked = await self._pool.run(check_record, sent) if sent.parts else None
         cost = None
@@ -168,8 +168,8 @@ class RunService:
             self.queue.change, run_id, call, complete, report, checked, cost
         )
 
-    def _sent(self, run_id: str, report: CompletionRequest) -> tuple[StoredRun, SentRecord]:
-        """The run with the record that its worker sent and signed for."""
+    def _sent(self, run_id: str, report: CompletionRequest) -> SentRecord:
+        """The record that the worker of the run sent and signed for."""
         run = self.queue.find(run_id)
         try:
             signed = read_provenance(report.provenance, self._worker_keys.public_keys())
@@ -180,15 +180,13 @@ class RunService:
             raise BadProvenance("it is about another run.", "Send this run's.")
         records = self.queue.read(repository.records_of, run.id)
         issue = self._store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
-        return run, SentRecord(
+        return SentRecord(
+            run=run,
             bundle=issue.bundle,
             parts=records.pop(report.fence, []),
             others=records,
             signed_for=signed.record,
-            reported=run.head,
-            before=[attempt for attempt in run.attempts if attempt.granted],
             logged=self.queue.read(repository.logged_records, run.id),
-            search=None if run.search is None else run.search.digest,
         )
 
 

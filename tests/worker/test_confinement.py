@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from affidavit.plan import explain
 from affidavit.trainer.__main__ import OF_FAILURE
 from affidavit.trainer.options import FOLDERS, FileRefused, Options
 from affidavit.trainer.sources import data_of
 from affidavit.worker.lease import Job, Refused
-from affidavit.worker.trainer_process import MEANINGS, failure_reason
+from affidavit.worker.trainer_process import failure_reason
 from tests.forked import fork
 
 SECRET = "hiv-positive"
@@ -50,8 +51,9 @@ def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any) -> None:
         assert (SECRET in log.read_text()) == (code == "bad_source")
 
 
-def test_every_code_of_the_trainer_has_its_words_and_nothing_else_is_told(tmp_path: Path) -> None:
-    assert set(OF_FAILURE) <= set(MEANINGS)
+def test_every_code_of_the_trainer_has_a_meaning_and_nothing_else_is_told(tmp_path: Path) -> None:
+    for code in {*OF_FAILURE, "bad_source", "file_refused", "unsupported_model", "diverged"}:
+        assert "trainer" in {meaning.room for meaning in explain(code) if meaning.message}, code
     log = tmp_path / "log"
     for text, told in (
         (f"bad_source x.csv, line 2, column b: '{SECRET}' is no finite number.\n", "bad_source"),

@@ -12,6 +12,7 @@ import random
 import resource
 import signal
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,22 @@ def disk_full(shop: Any, run: str, *workers: Process) -> None:
 
 
 def test_the_worker_knows_the_trainers_files() -> None:
-    assert checkpoint_transfer.CHECKPOINTS == (checkpoint.PARTIAL, checkpoint.NAME)
-    assert (checkpoint_transfer.RECORD, checkpoint_transfer.OPENING) == (
-        run_log.NAME,
-        run_writer.OPENING,
-    )
+    for name in (checkpoint.PARTIAL, checkpoint.NAME, checkpoint.FOLDERS):
+        assert fnmatch(name, checkpoint_transfer.CHECKPOINTS)
+    assert {run_log.NAME, run_writer.OPENING} < set(checkpoint_transfer.RESUMED)
+
+
+def test_a_checkpoint_of_several_ranks_is_copied_and_deleted_too(tmp_path: Path) -> None:
+    previous, run = tmp_path / "r-1" / "run", tmp_path / "r-2" / "run"
+    (previous / "checkpoint-7").mkdir(parents=True)
+    (previous / "checkpoint-7" / "state.pt").write_text("secret")
+    run.parent.mkdir()
+    assert not checkpoint_transfer.copy_attempt(previous, run)  # no record names it
+    assert not run.exists()
+    (previous / run_log.NAME).write_text('{"type":"checkpoint"}\n')
+    (previous / "other").write_text("not copied")
+    assert checkpoint_transfer.copy_attempt(previous, run)
+    assert (run / "checkpoint-7" / "state.pt").read_text() == "secret"
+    assert {path.name for path in run.iterdir()} == {"checkpoint-7", run_log.NAME}
+    checkpoint_transfer.delete_checkpoints(tmp_path, "r")
+    assert not [*tmp_path.glob("r-*/run/checkpoint*")]
