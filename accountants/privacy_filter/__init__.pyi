@@ -2,6 +2,7 @@ from .cost import DELTA_UNIT as DELTA_UNIT
 from .cost import UNIT as UNIT
 from .cost import Coordinate as Coordinate
 from .cost import Cost as Cost
+from .cost import Step as Step
 from .cost import Steps as Steps
 from .privacy_filter import LARGEST_EPSILON as LARGEST_EPSILON
 from .privacy_filter import MOST_FORECAST as MOST_FORECAST

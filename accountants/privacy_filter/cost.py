@@ -1,7 +1,7 @@
 """What a run costs a budget: exact decimals, rounded up once, that add and subtract exactly.
 
 A cost has one coordinate for each of the filter's orders (Rényi divergences), one for Gaussian
-DP (μ²), two for the plain sum (ε and δ as certified), and the run's Poisson-sampled steps by
+DP (μ²), two for the plain sum (ε and δ as certified), and the run's steps on fresh lots by
 their kind. A coordinate is a whole number of ``UNIT``, or infinite where nothing bounds it; a sum
 counts its infinite terms, so that taking one away again leaves exactly what was there before.
 
@@ -19,12 +19,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Self
 
 from affidavit.accountants.composition import parts
-from affidavit.plan import Event, PoissonSubsampledGaussian, event_document, event_from
+from affidavit.plan import (
+    Event,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
+    event_document,
+    event_from,
+)
 
 UNIT = Decimal("1e-12")
 """The last decimal of a divergence and of ε (nats), and of μ²; δ has ``DELTA_UNIT``."""
@@ -96,26 +104,34 @@ class Coordinate:
         return cls(int(exact.to_integral_value(rounding=ROUND_CEILING)), 0)
 
 
+Step = (
+    PoissonSubsampledGaussian
+    | PoissonSampledGroupGaussian
+    | WithoutReplacementGaussian
+    | TruncatedPoissonGaussian
+)
+"""A step on a lot that is drawn anew, with noise of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Poisson-sampled steps by their kind, and how many other releases there are.
+    """Steps by their kind, and how many other releases there are.
 
     Each step must be bounded by its kind whatever was released before it.
     """
 
-    kinds: tuple[tuple[PoissonSubsampledGaussian, int], ...] = ()
+    kinds: tuple[tuple[Step, int], ...] = ()
     others: int = 0
 
     @classmethod
     def of(cls, event: Event) -> Self:
         """The releases of ``event``."""
-        counts = {
-            part: n for part, n in parts(event) if isinstance(part, PoissonSubsampledGaussian)
-        }
-        return cls._sorted(counts, sum(n for _, n in parts(event)) - sum(counts.values()))
+        releases = parts(event)
+        counts = {part: n for part, n in releases if isinstance(part, Step)}
+        return cls._sorted(counts, sum(n for _, n in releases) - sum(counts.values()))
 
     @classmethod
-    def _sorted(cls, counts: Mapping[PoissonSubsampledGaussian, int], others: int) -> Self:
+    def _sorted(cls, counts: Mapping[Step, int], others: int) -> Self:
         return cls(tuple(sorted(((kind, n) for kind, n in counts.items() if n), key=repr)), others)
 
     def __add__(self, other: Steps) -> Steps:
@@ -133,39 +149,35 @@ class Steps:
         enough = all(n <= most.get(kind, 0) for kind, n in self.kinds)
         return enough and self.others <= other.others
 
-    def worst(self) -> PoissonSubsampledGaussian | None:
+    def worst(self) -> Step | None:
         """A kind of step that dominates all of these; None for other releases, or for none."""
-        pairs = {kind.pair for kind, _ in self.kinds}
-        if self.others or len(pairs) != 1:
+        if not self.kinds:
             return None
-        return PoissonSubsampledGaussian(
-            sampling_probability=max(kind.sampling_probability for kind, _ in self.kinds),
-            noise_multiplier=min(kind.noise_multiplier for kind, _ in self.kinds),
-            pair=pairs.pop(),
-        )
+        kinds = [kind for kind, _ in self.kinds]
+        base = replace(kinds[0], noise_multiplier=min(kind.noise_multiplier for kind in kinds))
+        if isinstance(base, PoissonSubsampledGaussian):
+            rates = [kind.sampling_probability for kind in kinds if isinstance(kind, type(base))]
+            base = replace(base, sampling_probability=max(rates))
+        return base if self.dominated_by(base) is not None else None
 
-    def dominated_by(self, base: PoissonSubsampledGaussian) -> int | None:
+    def dominated_by(self, base: Step) -> int | None:
         """How many steps there are if ``base`` dominates each of the releases; None otherwise."""
-        covered = not self.others and all(
-            kind.pair == base.pair
-            and kind.sampling_probability <= base.sampling_probability
-            and kind.noise_multiplier >= base.noise_multiplier
-            for kind, _ in self.kinds
-        )
-        return sum(n for _, n in self.kinds) if covered else None
+        if self.others or not all(_dominates(base, kind) for kind, _ in self.kinds):
+            return None
+        return sum(n for _, n in self.kinds)
 
     def as_document(self) -> dict[str, Any]:
         """JSON data that ``read`` takes back exactly."""
         kinds = [{"event": event_document(kind), "count": count} for kind, count in self.kinds]
-        return {"poisson": kinds, "others": self.others}
+        return {"kinds": kinds, "others": self.others}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """The steps of ``as_document``; raises ``ValueError`` or ``KeyError``."""
-        kinds = [(event_from(item["event"]), int(item["count"])) for item in document["poisson"]]
-        result = [(kind, n) for kind, n in kinds if isinstance(kind, PoissonSubsampledGaussian)]
+        kinds = [(event_from(item["event"]), int(item["count"])) for item in document["kinds"]]
+        result = [(kind, n) for kind, n in kinds if isinstance(kind, Step)]
         if len(result) < len(kinds):
-            raise ValueError("a kind of step is a Poisson-sampled Gaussian release")
+            raise ValueError("a kind of step is a Gaussian release on a lot that is drawn anew")
         return cls(tuple(result), int(document["others"]))
 
 
@@ -265,6 +277,17 @@ class Cost:
             delta=Coordinate.read(document["delta"], DELTA_UNIT),
             steps=Steps.read(document["steps"]) if "steps" in document else Steps(),
         )
+
+
+def _dominates(base: Step, kind: Step) -> bool:
+    """Theorem 4: more noise, and rarer Poisson draws, are a channel behind the step ``base``."""
+    if type(kind) is not type(base) or kind.noise_multiplier < base.noise_multiplier:
+        return False
+    kind = replace(kind, noise_multiplier=base.noise_multiplier)
+    if isinstance(kind, PoissonSubsampledGaussian) and isinstance(base, type(kind)):
+        rate = max(kind.sampling_probability, base.sampling_probability)
+        kind = replace(kind, sampling_probability=rate)
+    return kind == base
 
 
 def _lower(one: Coordinate, other: Coordinate) -> Coordinate:

@@ -3,7 +3,7 @@
 Later plans are chosen in view of earlier results, so the composition that decides is a
 privacy filter. It is two, each with a share of δ, and a run is admitted while either says so:
 
-* **Exact.** If the first run consists of Poisson-sampled steps, ``base`` is a kind of step that
+* **Exact.** If the first run consists of steps on fresh lots, ``base`` is a kind of step that
   dominates them: every later release is such a step too, and the composition of all of them as
   if each were ``base`` meets (ε, share of δ). Otherwise every run is exactly one Gaussian, and
   Σ μ² stays at most the μ² whose curve meets (ε, share of δ).
@@ -50,10 +50,10 @@ import numpy as np
 from affidavit.accountants.fourier.accountant import FourierAccountant
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.gaussian import LARGEST_MU, SMALLEST_MU, GaussianCurve
-from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost
+from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost, Step
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 from affidavit.accountants.protocol import AccountantError
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Repeated
 
 GAUSSIAN_SHARE = 0.5
 """The share of δ that the exact filter has, of Gaussians or of steps of one kind."""
@@ -137,7 +137,7 @@ class Budget:
     delta: float
     filter: Filter
     taken: float = 0.0
-    base: PoissonSubsampledGaussian | None = None
+    base: Step | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):
@@ -208,7 +208,7 @@ def admits_alone(budget: Budget, run: Cost) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of_base(base: PoissonSubsampledGaussian, count: int, delta: float) -> float:
+def _epsilon_of_base(base: Step, count: int, delta: float) -> float:
     """ε of ``count`` steps of the kind ``base`` at ``delta``, rounded up; or infinity."""
     if count == 0:
         return 0.0

@@ -19,8 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Steps, divergences
-from affidavit.plan import PoissonSubsampledGaussian, event_from
+from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
+from affidavit.plan import event_from
 from affidavit.service.ledger.head_check import ENTRY_KINDS, logged_as
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.state import LedgerScope, LedgerState
@@ -167,7 +167,7 @@ def _reserved(
     return mistakes
 
 
-def _understated(event: str, cost: Cost, base: PoissonSubsampledGaussian | None) -> bool:
+def _understated(event: str, cost: Cost, base: Step | None) -> bool:
     """Whether ``cost`` is below the bounds of ``event`` by more than releases of ours differ."""
     if base is not None and not cost.steps.others:
         released = Steps.of(event_from(json.loads(event)))

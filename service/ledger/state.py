@@ -19,9 +19,10 @@ from affidavit.accountants.privacy_filter import (
     Coordinate,
     Cost,
     Filter,
+    Step,
     admits_alone,
 )
-from affidavit.plan import PoissonSubsampledGaussian, event_document, event_from
+from affidavit.plan import event_document, event_from
 from affidavit.service.teams import DEFAULT
 
 Rule = Literal["filter", "alone"]
@@ -68,7 +69,7 @@ class LedgerState:
     spent: Cost
     runs: int = 0
     alone: Coordinate = NONE
-    base: PoissonSubsampledGaussian | None = None
+    base: Step | None = None
 
     def within(self, filter_: Filter, run: Cost | None = None) -> Budget:
         """The budget in force, with what a run admitted alone took from it, as ``run`` meets it."""
@@ -80,7 +81,7 @@ class LedgerState:
             base=self.base if run is None else self._base_with(run),
         )
 
-    def _base_with(self, run: Cost) -> PoissonSubsampledGaussian | None:
+    def _base_with(self, run: Cost) -> Step | None:
         """The base after ``run`` is reserved; the first run decides it, before any release."""
         return self.base if self.runs else run.steps.worst()
 
@@ -170,8 +171,8 @@ class LedgerState:
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
         base = event_from(document["base"]) if "base" in document else None
-        if not isinstance(base, PoissonSubsampledGaussian | None):
-            raise ValueError("the base of a ledger is a Poisson-sampled Gaussian release")
+        if not isinstance(base, Step | None):
+            raise ValueError("the base of a ledger is a step on a fresh lot")
         return cls(
             seq=seq,
             budget=BudgetVersion(

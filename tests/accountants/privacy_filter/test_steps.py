@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.privacy_filter import Budget, Cost, Filter, Steps, divergences
 from affidavit.accountants.privacy_filter.privacy_filter import GAUSSIAN_SHARE
-from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import (
+    Composed,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    WithoutReplacementGaussian,
+)
 
 Array = NDArray[np.float64]
 DELTA = 1e-5
@@ -115,6 +121,21 @@ def test_the_base_of_several_kinds_dominates_each() -> None:
     assert (steps + Steps.of(replace(step(0.01, 1.0), pair="replace_one"))).worst() is None
 
 
+def test_other_lots_are_composed_with_their_own_kind_and_more_noise_alone() -> None:
+    """A base of a larger lot is no channel before a step of a smaller one."""
+    fixed = WithoutReplacementGaussian(dataset_size=1000, sample_size=10, noise_multiplier=1.0)
+    steps = Steps.of(Composed(events=(fixed, replace(fixed, noise_multiplier=2.0))))
+    assert steps.worst() == fixed
+    assert Steps.of(replace(fixed, sample_size=9)).dominated_by(fixed) is None
+    assert Steps.of(step(0.01, 1.0)).dominated_by(fixed) is None
+    run = Cost.of(
+        renyi=divergences(fixed), mu_squared=math.inf, epsilon=1, delta=1e-6, steps=Steps.of(fixed)
+    )
+    rule = Budget(epsilon=3.0, delta=DELTA, filter=Filter.start(3.0, DELTA), base=fixed)
+    exact = FourierAccountant().curve(Repeated(event=fixed, count=20)).epsilon(DELTA).lower
+    assert exact < rule.spent(run.times(20)) < replace(rule, base=None).spent(run.times(20))
+
+
 def test_steps_add_subtract_and_are_written_exactly() -> None:
     one = cost_of((step(0.01, 0.9), 5), (step(0.003, 0.6), 7))
     other = cost_of((step(0.01, 0.9), 2))
@@ -124,10 +145,10 @@ def test_steps_add_subtract_and_are_written_exactly() -> None:
     assert one.least(other).steps == other.steps
     assert Cost.read(one.as_document()) == one
     assert "steps" not in Cost.nothing(2).as_document()
-    with pytest.raises(ValueError, match="Poisson"):
+    with pytest.raises(ValueError, match="drawn anew"):
         Steps.read(
             {
-                "poisson": [{"event": {"kind": "Gaussian", "noise_multiplier": 1.0}, "count": 1}],
+                "kinds": [{"event": {"kind": "Gaussian", "noise_multiplier": 1.0}, "count": 1}],
                 "others": 0,
             }
         )
