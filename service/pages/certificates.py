@@ -18,11 +18,11 @@ from affidavit.service.pages.certificate_search import (
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import Rows
 from affidavit.service.pages.response import action, page, respond, see_other
-from affidavit.service.pages.saved_views import InvalidSavedView, SavedViews
+from affidavit.service.pages.saved_views import PAGE as PATH
+from affidavit.service.pages.saved_views import InvalidSavedView, forget, save, saved_by
 from affidavit.service.problems import Problem
-from affidavit.service.services import Services, TheServices
+from affidavit.service.services import TheServices
 
-PATH = "/certificates"
 MOST_FIELDS = 20
 
 router = APIRouter()
@@ -38,7 +38,7 @@ def certificates(
     """A page of the list, with the reader's saved searches."""
     with services.engine.connect() as connection:
         view = certificate_list(connection, search, services.clock.now())
-    view = replace(view, views=_saved_views(services).of(actor.name))
+    view = replace(view, views=saved_by(services.engine, actor.name))
     return respond(
         request,
         view,
@@ -52,7 +52,7 @@ def save_view(actor: Reader, services: TheServices, form: SubmittedForm) -> Resp
     """Save a search under a name."""
     query = _search_query(form.get("query"))
     try:
-        _saved_views(services).save(actor.name, form.get("name"), query, services.clock.now())
+        save(services.engine, actor.name, form.get("name"), query, services.clock.now())
     except InvalidSavedView as error:
         raise Problem(422, "not_kept", str(error)) from None
     return see_other(f"{PATH}?{query}")
@@ -64,12 +64,8 @@ def delete_view(
 ) -> Response:
     """Delete one's own saved search."""
     query = _search_query(form.get("query"))
-    _saved_views(services).delete(actor.name, view_id)
+    forget(services.engine, actor.name, view_id)
     return see_other(f"{PATH}?{query}" if query else PATH)
-
-
-def _saved_views(services: Services) -> SavedViews:
-    return SavedViews(services.engine, PATH)
 
 
 def _search_query(query: str) -> str:

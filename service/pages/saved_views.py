@@ -1,7 +1,7 @@
-"""Saved searches: a name and the query string of a page, for the person who saved it.
+"""Saved searches: a name and the query string of ``/certificates``, for whoever saved it.
 
 A query holds no cursor and nothing that the page would refuse: the page reads it before it is
-saved. Everybody has at most ``MOST`` of a page, and sees only their own.
+saved. Everybody has at most ``MOST``, and sees only their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlalchemy import (
     Column,
+    ColumnElement,
     Engine,
     String,
     Table,
@@ -24,11 +25,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.tables import UtcDateTime, metadata
 
 MOST = 50
 LONGEST = 64
+PAGE = "/certificates"
 
 saved_views = Table(
     "saved_views",
@@ -49,67 +51,47 @@ class InvalidSavedView(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedView:
-    """A search of one page; ``query`` is its URL's, without the question mark."""
+    """A search; ``query`` is its URL's, without the question mark."""
 
     id: str
     name: str
     query: str
 
 
-class SavedViews:
-    """The saved searches of one page."""
+def saved_by(engine: Engine, owner: str) -> tuple[SavedView, ...]:
+    """The searches of ``owner``, by name."""
+    columns = saved_views.c
+    query = select(columns.id, columns.name, columns.query).where(*_of(owner))
+    with reader(engine).connect() as connection:
+        rows = connection.execute(query.order_by(columns.name).limit(MOST)).mappings()
+        return tuple(SavedView(**row) for row in rows)
 
-    def __init__(self, engine: Engine, page: str) -> None:
-        self._engine = engine
-        self._page = page
 
-    def of(self, owner: str) -> tuple[SavedView, ...]:
-        """Those of ``owner``, by name."""
-        columns = saved_views.c
-        query = (
-            select(columns.id, columns.name, columns.query)
-            .where(columns.owner == owner, columns.page == self._page)
-            .order_by(columns.name)
-            .limit(MOST)
-        )
-        with self._engine.connect() as connection:
-            rows = connection.execute(query).mappings()
-            return tuple(SavedView(**row) for row in rows)
+def save(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
+    """Save a search; raises ``InvalidSavedView``."""
+    name = name.strip()
+    if not name or len(name) > LONGEST or not name.isprintable():
+        raise InvalidSavedView(f"enter a name of 1 to {LONGEST} printable characters.")
+    if not query:
+        raise InvalidSavedView("there is no filter to save; narrow the list first.")
+    row = {"id": str(uuid.uuid4()), "owner": owner, "page": PAGE, "name": name}
+    try:
+        with writer(engine).begin() as connection:
+            count = select(func.count()).select_from(saved_views).where(*_of(owner))
+            if connection.execute(count).scalar_one() >= MOST:
+                raise InvalidSavedView(f"you have {MOST} saved searches; delete one first.")
+            connection.execute(insert(saved_views).values(**row, query=query, created_at=at))
+    except IntegrityError:
+        raise InvalidSavedView(
+            "you have a saved search of that name; choose another name."
+        ) from None
 
-    def save(self, owner: str, name: str, query: str, at: datetime) -> None:
-        """Save a search; raises ``InvalidSavedView``."""
-        name = name.strip()
-        if not name or len(name) > LONGEST or not name.isprintable():
-            raise InvalidSavedView(f"enter a name of 1 to {LONGEST} printable characters.")
-        if not query:
-            raise InvalidSavedView("there is no filter to save; narrow the list first.")
-        columns = saved_views.c
-        count = select(func.count()).where(columns.owner == owner, columns.page == self._page)
-        try:
-            with writer(self._engine).begin() as connection:
-                if connection.execute(count).scalar_one() >= MOST:
-                    raise InvalidSavedView(f"you have {MOST} saved searches; delete one first.")
-                connection.execute(
-                    insert(saved_views).values(
-                        id=str(uuid.uuid4()),
-                        owner=owner,
-                        page=self._page,
-                        name=name,
-                        query=query,
-                        created_at=at,
-                    )
-                )
-        except IntegrityError:
-            raise InvalidSavedView(
-                "you have a saved search of that name; choose another name."
-            ) from None
 
-    def delete(self, owner: str, view_id: str) -> None:
-        """Delete one of ``owner``'s own, if it exists."""
-        columns = saved_views.c
-        with writer(self._engine).begin() as connection:
-            connection.execute(
-                delete(saved_views).where(
-                    columns.id == view_id, columns.owner == owner, columns.page == self._page
-                )
-            )
+def forget(engine: Engine, owner: str, view_id: str) -> None:
+    """Delete one of ``owner``'s own, if it exists."""
+    with writer(engine).begin() as connection:
+        connection.execute(delete(saved_views).where(saved_views.c.id == view_id, *_of(owner)))
+
+
+def _of(owner: str) -> tuple[ColumnElement[bool], ...]:
+    return saved_views.c.owner == owner, saved_views.c.page == PAGE
