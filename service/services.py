@@ -36,7 +36,6 @@ from affidavit.service.log.checkpoint_publisher import (
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.tiles import Tiles
 from affidavit.service.migrate import head
 from affidavit.service.operation.metrics import Metrics
 from affidavit.service.operation.readiness import LogWatch
@@ -71,7 +70,6 @@ class Services:
         self.pool = AccountingPool(settings.workers, settings.time_limit)
         self.keysets = KeysetStore(self.engine)
         self.log = LogReader(self.engine)
-        self.tiles = Tiles(self.engine)
         self.public_log_entries = settings.public_log_entries
         places = destinations(settings.checkpoint_export, self.log, Cosignatures(self.engine))
         self.ledger_store = LedgerStore(self.engine)

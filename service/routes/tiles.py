@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from affidavit.certificate.log import parse_tile_number
 from affidavit.service.identity.access import Guard, Open, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.log.tiles import tile_entries, tile_hashes
 from affidavit.service.openapi import problems
 from affidavit.service.services import TheServices, services_of
 
@@ -76,7 +77,7 @@ def entries(
     number: Number,
 ) -> Response:
     """Up to 256 entries, each after its length in two bytes."""
-    return _file(services.tiles.entries(*parse_tile_number(number)))
+    return _file(tile_entries(services.engine, *parse_tile_number(number)))
 
 
 @router.get(
@@ -90,7 +91,7 @@ def tile(
     services: TheServices, level: Annotated[int, Path(ge=0, le=6)], number: Number
 ) -> Response:
     """Up to 256 hashes of one level of the tree."""
-    return _file(services.tiles.hashes(level, *parse_tile_number(number)))
+    return _file(tile_hashes(services.engine, level, *parse_tile_number(number)))
 
 
 def _file(content: bytes) -> Response:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import insert
+from sqlalchemy import Engine, insert
 
 from affidavit.certificate.log import (
     BadTile,
@@ -33,7 +33,7 @@ from affidavit.certificate.log.note import sign_note
 from affidavit.service.database import writer
 from affidavit.service.log.log_tables import log_entries, log_pending
 from affidavit.service.log.stored_tree import NotLogged
-from affidavit.service.log.tiles import Tiles
+from affidavit.service.log.tiles import tile_entries, tile_hashes
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import Log
 
@@ -43,8 +43,8 @@ ENTRIES = [f"entry {number}" for number in range(GO["size"])]
 
 
 @pytest.fixture
-def tiles(log: Log) -> Tiles:
-    """The tiles of a log with the entries of Go's."""
+def logged(log: Log) -> Engine:
+    """A log with the entries of Go's."""
     row = {"kind": "test", "subject": "test", "at": datetime.now(UTC)}
     with writer(log.engine).begin() as connection:
         ids = connection.execute(
@@ -53,22 +53,22 @@ def tiles(log: Log) -> Tiles:
         ).scalars()
         connection.execute(insert(log_pending), [{"entry_id": item} for item in ids])
     log.sequence()
-    return Tiles(log.engine)
+    return log.engine
 
 
-def test_tiles_are_the_bytes_that_go_makes(log: Log, tiles: Tiles) -> None:
+def test_tiles_are_the_bytes_that_go_makes(log: Log, logged: Engine) -> None:
     assert log.sequence().checkpoint.root_hash == b64decode(GO["root"])
     assert len(GO["tiles"]) > 5
     for path, digest in GO["tiles"].items():
         level, _, number = path.partition("/")
-        content = tiles.hashes(int(level), *parse_tile_number(number))
+        content = tile_hashes(logged, int(level), *parse_tile_number(number))
         assert hashlib.sha256(content).hexdigest() == digest, path
     for number, width in ((0, 256), (2, 188), (2, 1)):
-        content = tiles.entries(number, width)
+        content = tile_entries(logged, number, width)
         start = 256 * number
         assert [item.decode() for item in decode_entries(content)] == ENTRIES[start : start + width]
     for size in (1, 2, 255, 256, 257, 300, 512, 700):
-        hashes = frontier_hashes(size, lambda *tile: decode_hashes(tiles.hashes(*tile)))
+        hashes = frontier_hashes(size, lambda *tile: decode_hashes(tile_hashes(logged, *tile)))
         expected = Frontier()
         for entry in ENTRIES[:size]:
             expected.append(leaf_hash(entry.encode()))
@@ -76,7 +76,7 @@ def test_tiles_are_the_bytes_that_go_makes(log: Log, tiles: Tiles) -> None:
     assert expected.root() == b64decode(GO["root"])
     for level, number, width in ((0, 2, 189), (0, 3, 1), (1, 0, 3), (2, 0, 1)):
         with pytest.raises(NotLogged):
-            tiles.hashes(level, number, width)
+            tile_hashes(logged, level, number, width)
 
 
 def test_proofs_and_notes_of_go_are_ours() -> None:
