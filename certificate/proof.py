@@ -154,7 +154,7 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
         if phase.sampling.scheme in ("poisson", "truncated_poisson"):
             rate = getattr(leaf, "sampling_probability", 1.0)
             sampled = Fraction(rate) >= schedule.sampling_probability(plan, phase)
-            records = plan.dataset.contributions_per_user or 1
+            records = plan.dataset.records_per_unit
             sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
         else:
             sampled = True

@@ -84,7 +84,7 @@ def group_epsilon(
 
 def _anew(plan: Plan, records: int, relation: Adjacency) -> Plan:
     """``plan`` under ``relation`` for users of as many records as a group has."""
-    count = records * (plan.dataset.contributions_per_user or 1)
+    count = records * plan.dataset.records_per_unit
     if count == 1:
         return load(plan, adjacency=relation)
     return load(plan, adjacency=relation, unit="user", contributions_per_user=count)

@@ -122,7 +122,7 @@ def jointly(joint: float, same_lot: Sequence[float]) -> float:
 
 
 def _metric(plan: Plan, metric: Metric | LaplaceMetric) -> Event:
-    records = plan.dataset.contributions_per_user or 1
+    records = plan.dataset.records_per_unit
     sigma = metric.noise_multiplier / records
     if isinstance(metric, LaplaceMetric):
         return Repeated(event=Laplace(noise_multiplier=sigma), count=metric.count)
@@ -151,7 +151,7 @@ def _unsampled(plan: Plan, index: int, metric: Metric | LaplaceMetric) -> list[R
             "centred, which the plan cannot say."
         )
         return [_reason("unsupported", pointer, message, remedy)]
-    if (plan.dataset.contributions_per_user or 1) > MOST_RECORDS:
+    if plan.dataset.records_per_unit > MOST_RECORDS:
         message = f"sampling is accounted for users of at most {MOST_RECORDS} records."
         return [_reason("user_level_sampling", pointer, message, remedy)]
     return []

@@ -35,7 +35,7 @@ from typing import Literal
 
 from scipy.special import bdtrc
 
-from affidavit.mechanisms.samplers import Sampled, removal_moves_records, sample
+from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
 from affidavit.mechanisms.strategies.noise_files import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import (
@@ -122,7 +122,7 @@ class Correlation:
             raise RefusedPlan(self._lot_above_group())
         if self._fresh is not None:
             return self._fresh
-        distance = self._distance
+        distance = distance_of(self.plan)
         return Sampled(
             event=lambda joint: Gaussian(noise_multiplier=joint / distance),
             times=lambda steps: -(-steps // self._turn),
@@ -241,7 +241,7 @@ class Correlation:
             sensitivity=sensitivity,
             attained=own.attained,
             route=route,
-            distance=self._distance,
+            distance=distance_of(self.plan),
             turn=self._turn,
         )
 
@@ -256,12 +256,6 @@ class Correlation:
             earlier = [schedule.steps(self.plan, phase) for phase in self.plan.phases]
             rates = rates[sum(steps or 0 for steps in earlier[: self.index]) :]
         return Workload(momentum=provided.momentum or 0.0, learning_rates=rates)
-
-    @property
-    def _distance(self) -> float:
-        """How far one unit moves the sum, in clip norms; a user's records add up."""
-        records = self.plan.dataset.contributions_per_user or 1
-        return records * (2.0 if self.plan.adjacency == "replace_one" else 1.0)
 
     @property
     def _turn(self) -> int:
@@ -309,7 +303,7 @@ class Correlation:
     @property
     def _is_amplified(self) -> bool:
         """Whether one record is there or not, which is all that sampling is proved to amplify."""
-        one_record = (self.plan.dataset.contributions_per_user or 1) == 1
+        one_record = self.plan.dataset.records_per_unit == 1
         return one_record and self.plan.adjacency != "replace_one"
 
     def _group_probability(self) -> Fraction:

@@ -94,7 +94,7 @@ def _sensitivity(plan: Plan, index: int) -> Callable[[int], float]:
     clip, optimizer = phase.releases[0].clip_norm, plan.optimizer
     exact = schedule.divisor(plan, phase)
     divisor = None if exact is None else schedule.double_up(exact)
-    records = plan.dataset.contributions_per_user or 1
+    records = plan.dataset.records_per_unit
     distance = records * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
     def sensitivity(steps: int) -> float:

@@ -119,17 +119,16 @@ def sample(plan: Plan, index: int) -> Sampled:
             )
 
 
-def _distance(plan: Plan) -> float:
+def distance_of(plan: Plan) -> float:
     """How far one unit moves the sum, in clip norms, when nothing is sampled.
 
     A user's records move it by at most the sum of what each moves (triangle inequality).
     """
-    records = plan.dataset.contributions_per_user or 1
-    return records * (2.0 if plan.adjacency == "replace_one" else 1.0)
+    return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
 def _require_one_record(plan: Plan, index: int) -> None:
-    if (plan.dataset.contributions_per_user or 1) > 1:
+    if plan.dataset.records_per_unit > 1:
         raise _refused(
             plan,
             index,
@@ -147,7 +146,7 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     if probability >= 1:
         return _full_batch(plan)
     replace = plan.adjacency == "replace_one"
-    records = plan.dataset.contributions_per_user or 1
+    records = plan.dataset.records_per_unit
     if records > 1 and not replace:
         return _poisson_for_users(plan, index, probability, records)
     _require_one_record(plan, index)
@@ -187,7 +186,7 @@ def _poisson_for_users(plan: Plan, index: int, probability: float, records: int)
 
 
 def _full_batch(plan: Plan) -> Sampled:
-    distance = _distance(plan)
+    distance = distance_of(plan)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: steps,
@@ -200,7 +199,7 @@ def _full_batch(plan: Plan) -> Sampled:
 def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
     if plan.adjacency == "add_remove":
         raise removal_moves_records(plan, index)
-    distance = _distance(plan)
+    distance = distance_of(plan)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: schedule.participations(plan, phase, steps),
@@ -291,8 +290,8 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
     size, lot = plan.dataset.size, phase.sampling.lot_size
     if size is None or lot is None:
         raise ValueError("a valid plan with balls_in_bins has a data set size and a lot size")
-    bins, distance = schedule.lots_per_epoch(size, lot), _distance(plan)
-    one_record = (plan.dataset.contributions_per_user or 1) == 1
+    bins, distance = schedule.lots_per_epoch(size, lot), distance_of(plan)
+    one_record = plan.dataset.records_per_unit == 1
     drawn = "afresh for each epoch"
     if phase.sampling.bins_drawn != "each_epoch":
         # Phases are composed as if their draws were independent, so that they have to be.

@@ -63,6 +63,11 @@ class Dataset(StrictModel):
     unit: PrivacyUnit = "example"
     contributions_per_user: Annotated[Integer, Field(ge=1)] | None = None
 
+    @property
+    def records_per_unit(self) -> int:
+        """The most records that one unit of privacy has."""
+        return self.contributions_per_user or 1
+
 
 class Sampling(StrictModel):
     """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme.

@@ -146,7 +146,7 @@ def _phase_account(
     if joint is None:
         raise ValueError("a diagnosis needs the noise")
     replaces = plan.adjacency == "replace_one"
-    records = plan.dataset.contributions_per_user or 1
+    records = plan.dataset.records_per_unit
     optimizer = plan.optimizer
     lots = tuple((sigma, 1) for sigma in extras.same_lot)
     account = PhaseAccount(
