@@ -4,8 +4,9 @@ A GPT, a Llama and a ResNet-18 with group normalisation (``bench/trainer_models.
 steps: private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
 hidden matrix a block and the rest one auxiliary block, noise, Newton-Schulz, update), plain ones
 with the same update from the gradient of the mean loss. Beside them stands the part that
-clipping changes, forward and backward alone, where Opacus' ghost clipping stands next to it on
-the same model.
+clipping changes, forward and backward alone, next to Opacus' ghost clipping on the same model
+and to fast-differential-privacy where it is installed: it is on no package index (``pip install
+git+https://github.com/awslabs/fast-differential-privacy``).
 
 Each kind has a process of its own, so that the peak of its memory is its own. Times are
 processor time of single steps, alternated between the processes by turns of ``STEPS``; the
@@ -22,6 +23,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import importlib
 import itertools
 import json
 import platform
@@ -32,6 +34,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -186,12 +189,31 @@ def opacus(shape: Shape, model: nn.Module) -> Callable[[], None]:
     return step
 
 
+def fast_dp(shape: Shape, model: nn.Module) -> Callable[[], None]:
+    """fast-differential-privacy's book-keeping: one backward pass, one norm for all tensors."""
+    engine_of: Any = importlib.import_module("fastDP").PrivacyEngine
+    with redirect_stdout(sys.stderr):  # it prints, and this process answers on that stream
+        engine = engine_of(
+            model,
+            batch_size=LOT,
+            sample_size=LOT,
+            epochs=1,
+            noise_multiplier=0.0,
+            max_grad_norm=0.1,
+            clipping_mode="MixOpt",
+            clipping_fn="Abadi",
+        )
+        engine.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    return plain_gradients(shape, model)
+
+
 KINDS: dict[str, Callable[[Shape, nn.Module], Callable[[], None]]] = {
     "plain": plain,
     "private": private,
     "plain gradients": plain_gradients,
     "private gradients": private_gradients,
     "opacus gradients": opacus,
+    "fast-differential-privacy gradients": fast_dp,
 }
 BASES = {"plain": "plain", "private": "plain"}
 """What a kind is compared with, where it is not plain gradients."""
@@ -261,6 +283,8 @@ def main(names: list[str]) -> None:
         _print("|---|---|---|---|---|---|---|")
         for kind in running:
             _print(row(kind, turns))
+        if missing := servers.keys() - running.keys():
+            _print(f"\nNot measured, because it is not installed or fails: {', '.join(missing)}.")
 
 
 def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:

@@ -36,8 +36,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "banded": {"optimizer": MUON, "noise": {"kind": "banded", "bands": 3}, **CYCLIC},
     "blt": {"optimizer": MUON, "noise": {"kind": "blt", "buffers": 2}, **CYCLIC},
     "denoised": {"optimizer": {"name": "dp_adam", "learning_rate": 0.1, "denoise": {}}},
+    "adaptive": {"optimizer": MUON},
 }
 """What of the small plan is changed, by the name of a run."""
+COUNTS = {"kind": "adaptive_clipping_quantile", "name": "clip", "noise_std": 2, "quantile": 0.4}
 RELEASES = [
     {"name": "hidden", "count": 2, "clip_norm": 0.5, "noise_multiplier": 2.0},
     {"name": "auxiliary", "count": 4, "clip_norm": 0.5, "noise_multiplier": 2.0},
@@ -52,7 +54,11 @@ TRANSFORMER_BLOCKS = {
 
 def plan_of(name: str, transformer: bool = False) -> Any:
     """The plan of the run ``name``."""
-    return plan_with(releases=TRANSFORMER_RELEASES if transformer else RELEASES, **CHANGES[name])
+    releases, changes = TRANSFORMER_RELEASES if transformer else RELEASES, CHANGES[name]
+    if name == "adaptive":
+        blocks = sum(of["count"] for of in releases)
+        changes = {**changes, "extra": [{**COUNTS, "learning_rate": 0.5, "count": blocks}]}
+    return plan_with(releases=releases, **changes)
 
 
 def certified(folder: Path, names: Sequence[str], *, transformer: bool = False) -> None:

@@ -39,8 +39,8 @@ def parallel_runs(folder: Path, names: Sequence[str], rows: int) -> None:
     ("size", "rows", "names"),
     [
         (2, 1, ("muonbc",)),
-        pytest.param(2, 1, ("muon", "banded", "blt"), marks=pytest.mark.soak),
-        pytest.param(4, 2, ("muon", "muonbc", "banded", "blt"), marks=pytest.mark.soak),
+        pytest.param(2, 1, ("muon", "banded", "blt", "adaptive"), marks=pytest.mark.soak),
+        pytest.param(4, 2, ("muon", "muonbc", "banded", "blt", "adaptive"), marks=pytest.mark.soak),
     ],
 )
 def test_ranks_that_share_layers_train_as_one_process(
