@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,6 +171,8 @@ def in_a_group(function: Callable[..., None], *arguments: Any) -> None:
 
 def on_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
     """Call ``function`` on ``size`` ranks, forked from this process; how each ended."""
+    for name in ("torch._dynamo", "torch.distributed.checkpoint"):  # once, not on every rank
+        import_module(name)
     port, context = str(free_port()), multiprocessing.get_context("fork")
 
     def rank(number: int) -> None:
