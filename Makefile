@@ -36,13 +36,16 @@ SCORES := sacrebleu==2.6.0 portalocker==4.4.2 tabulate==0.10.0 colorama==0.4.6 l
 # OpenSSF's model signing, which has to verify what sign-model writes; other packages bring the rest.
 SIGNING := model-signing==1.1.1 in-toto-attestation==0.9.3 blake3==1.0.11 sigstore==4.5.1 sigstore-models==0.0.6 \
 	sigstore-rekor-types==0.0.18 id==1.6.1 tuf==7.0.1 pyopenssl==26.4.0
+# Flower's client, for its example; other packages bring the rest of what it needs.
+FLOWER := flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 tomli-w==1.2.0 iterators==0.2.0 tomlkit==0.15.2 \
+	pycryptodome==4.4.0
 # What CycloneDX and SPDX read bills of materials with.
 MATERIALS := cyclonedx-python-lib==11.12.0 spdx-python-model==0.0.6
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS)
+	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS) $(FLOWER)
 	$(COMPILED)
 	touch $@
 
@@ -88,11 +91,10 @@ $(RAY): $(STAMP)
 	cp .venv-ray/affidavit.pth "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
-# Test models of timm and torchvision, the client of Flower and jax-privacy, in an environment of
+# Test models of timm and torchvision, and jax-privacy, in an environment of
 # their own, which sees the packages of the other.
 PEERS := timm==1.0.31 torchvision==0.28.0 jax-privacy==2.0.0 jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 \
-	optax==0.2.8 chex==0.1.92 toolz==1.2.0 flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 \
-	tomli-w==1.2.0 iterators==0.2.0 tomlkit==0.15.2 pathspec==1.1.1 pycryptodome==4.4.0
+	optax==0.2.8 chex==0.1.92 toolz==1.2.0
 try-peers: install-trainer
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(PIP) --no-compile --no-deps $(PEERS)

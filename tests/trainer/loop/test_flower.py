@@ -1,4 +1,4 @@
-"""Rounds of Flower's client end in one conformant record; ``make try-peers`` runs this."""
+"""Rounds of Flower's client end in one conformant record."""
 
 from __future__ import annotations
 
