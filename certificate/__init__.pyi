@@ -18,6 +18,7 @@ from .conformance import check_conformance as check_conformance
 from .dsse import BadEnvelope as BadEnvelope
 from .dsse import read_envelope as read_envelope
 from .dsse import sign_envelope as sign_envelope
+from .dsse import statement_in as statement_in
 from .evidence.audit import AUDITABLE as AUDITABLE
 from .evidence.audit import Audit as Audit
 from .evidence.audit import BadCanaries as BadCanaries

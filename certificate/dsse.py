@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -132,6 +133,12 @@ def read_envelope(document: Any) -> Envelope:
 def read_cosigned(document: Any) -> CosignedEnvelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
     return CosignedEnvelope(**_fields(document))
+
+
+def statement_in(bundle: bytes) -> dict[str, Any]:
+    """What a bundle says that was verified, or written, before; it is not verified here."""
+    statement: dict[str, Any] = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)
+    return statement
 
 
 def _fields(document: Any) -> dict[str, Any]:

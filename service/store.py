@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import read_envelope
+from affidavit.certificate import statement_in
 from affidavit.service.clock import NOW
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import hold, reader, writer
@@ -341,8 +341,7 @@ def insert_issues(
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
     """The row of ``certificate_facets`` of an issue."""
-    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
-    predicate = json.loads(envelope.payload)["predicate"]
+    predicate = statement_in(certificate.bundle)["predicate"]
     return {
         "certificate_id": certificate.id,
         "untrusted": certificate.untrusted,

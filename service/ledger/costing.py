@@ -6,7 +6,6 @@ and be killed there.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from affidavit.accountants import AccountantError
@@ -17,8 +16,8 @@ from affidavit.certificate import (
     CertifiedRun,
     composed_epsilon,
     interval,
-    read_envelope,
     run_of,
+    statement_in,
 )
 from affidavit.plan import (
     Composed,
@@ -38,8 +37,7 @@ _FAILURES = (AccountantError, CertificateDiffers, RefusedPlan, ArithmeticError, 
 
 def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost:
     """What the run of a certified bundle costs, whole or up to ``steps_run``."""
-    envelope = read_envelope(json.loads(bundle)["envelope"])
-    predicate = json.loads(envelope.payload)["predicate"]
+    predicate = statement_in(bundle)["predicate"]
     plan = plan_from(predicate["plan"])
     try:
         run = run_of(plan, predicate["accountants"][0]["name"], predicate=predicate)

@@ -26,7 +26,7 @@ from affidavit.certificate import (
     SigningPort,
     issue,
     issue_approved,
-    read_envelope,
+    statement_in,
 )
 from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
 from affidavit.plan import Plan
@@ -111,9 +111,7 @@ def sign_approved(
 
 def statement_of(certificate: StoredCertificate) -> dict[str, Any]:
     """The statement that a stored certificate carries in its signed bytes."""
-    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
-    statement: dict[str, Any] = json.loads(envelope.payload)
-    return statement
+    return statement_in(certificate.bundle)
 
 
 def not_after(statement: Mapping[str, Any]) -> datetime:

@@ -26,7 +26,7 @@ from affidavit.certificate import (
     certified_plan,
     check_conformance,
     decode_line,
-    read_envelope,
+    statement_in,
 )
 from affidavit.service.runs.repository import StoredRun
 
@@ -50,8 +50,7 @@ class SentRecord:
 
 def check_record(sent: SentRecord) -> Conformance:
     """The record against the certificate and what is known of the run."""
-    envelope = read_envelope(json.loads(sent.bundle)["envelope"])
-    predicate = json.loads(envelope.payload)["predicate"]
+    predicate = statement_in(sent.bundle)["predicate"]
     record = _joined(sent.parts)
     checked = check_conformance(record, predicate)
     more = tuple(_contradictions(sent, record, checked.head, predicate))

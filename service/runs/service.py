@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import BadProvenance as UnsignedProvenance
-from affidavit.certificate import KeyStore, read_envelope, read_provenance
+from affidavit.certificate import KeyStore, read_provenance, statement_in
 from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
@@ -245,7 +245,7 @@ def _enqueue(
 
 
 def _require_search(request: RunRequest, bundle: bytes) -> None:
-    plan = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)["predicate"]["plan"]
+    plan = statement_in(bundle)["predicate"]["plan"]
     searches = any(event["kind"] == "repeat_and_select" for event in plan.get("extra", ()))
     if searches != (request.search is not None):
         raise WrongSearch(

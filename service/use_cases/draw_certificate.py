@@ -17,9 +17,9 @@ from affidavit.certificate import (
     curves,
     draw_curves,
     profile_chart,
-    read_envelope,
     spending,
     spending_chart,
+    statement_in,
     trade_off_chart,
 )
 from affidavit.certificate.charts import Chart
@@ -96,8 +96,7 @@ class DrawCertificate:
 
 def plan_of(certificate: StoredCertificate) -> Plan:
     """The plan that a stored certificate carries in its signed bytes."""
-    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
-    return plan_from(json.loads(envelope.payload)["predicate"]["plan"])
+    return plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
 
 
 def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:

@@ -100,3 +100,14 @@ def test_a_search_is_certified_as_one(
     trainers = Trainers(lambda _: 1.0)
     assert run(given, trainers, monkeypatch).exit_code == 2
     assert not trainers.begun
+
+
+def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bundle.json").write_text('{"envelope": {}}')
+    trainers = Trainers(lambda _: 1.0)
+    stopped = run(given, trainers, monkeypatch)
+    assert stopped.exit_code == 2
+    assert "cannot be read: the envelope does not have" in " ".join(stopped.stderr.split())
+    assert trainers.begun == []

@@ -31,10 +31,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
+    BadEnvelope,
     BadSearch,
     SearchOpening,
-    read_envelope,
     selection_of,
+    statement_in,
     write_atomically,
 )
 from affidavit.mechanisms import attach
@@ -236,14 +237,13 @@ def _opening(
         if score is None:
             _stop("give --score: public data that trials are compared on.")
         values = {} if choices is None else json.loads(choices.read_bytes())
-        envelope = read_envelope(json.loads(certificate.read_bytes())["envelope"])
-        identifier = json.loads(envelope.payload)["predicate"]["certificate_id"]
+        identifier = statement_in(certificate.read_bytes())["predicate"]["certificate_id"]
         opening = SearchOpening.drawn(identifier, values, score)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
     except BadSearch as error:
         _stop(str(error))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (BadEnvelope, OSError, ValueError, KeyError, TypeError) as error:
         _stop(f"certificate, choices or {path} cannot be read: {error}")
     return opening
 
