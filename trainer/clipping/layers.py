@@ -23,7 +23,7 @@ from torch.nn import functional
 from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
 from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.shards import is_sharded
+from affidavit.trainer.shards import is_sharded, local
 
 MaybeTap = GradientHook | None
 Taps = dict[str, GradientHook]
@@ -268,7 +268,7 @@ def _parallel_linear(layer: Any, taps: tuple[MaybeTap, MaybeTap], records: int, 
             f"input with placement {kind}. Cut it by parallelize_module, with ColwiseParallel or "
             "RowwiseParallel, whose hooks place the input."
         )
-    weight, bias = layer.weight.to_local(), None if bias is None else bias.to_local()
+    weight, bias = _leaf(layer.weight), None if bias is None else _leaf(bias)
     if by_outputs:
         x = x.to_local(grad_placements=[Partial()])
         y = LinearUse.apply(x, weight, bias, taps, records)
@@ -277,6 +277,14 @@ def _parallel_linear(layer: Any, taps: tuple[MaybeTap, MaybeTap], records: int, 
         bias = bias * 0
     y = LinearUse.apply(x.to_local(), weight, bias, taps, records)
     return DTensor.from_local(y, mesh, [Partial()], run_check=False)
+
+
+def _leaf(parameter: Any) -> Tensor:
+    """The part of ``parameter`` that is here, without its way back.
+
+    Before PyTorch 2.13 a gradient of None becomes zeros there, as if the tensor had other uses.
+    """
+    return local(parameter).requires_grad_(parameter.requires_grad)
 
 
 def run_embedding(layer: nn.Embedding, taps: Taps, records: int, ids: Tensor) -> Tensor:
