@@ -197,7 +197,7 @@ gpu-bundle: install
 	$(BIN)/python $(PIP) --no-compile --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
 		--target build/gpu-bundle $$(grep -oE '^($(GPU_NEEDS))==[^ ;]+' requirements.lock)
-GPU_NEEDS := pydantic|pydantic-core|annotated-types|typing-extensions|typing-inspection|rfc8785|ruamel-yaml|cryptography|cffi|pycparser|lazy-loader|packaging|dp-accounting|prv-accountant
+GPU_NEEDS := python-flint|pydantic|pydantic-core|annotated-types|typing-extensions|typing-inspection|rfc8785|ruamel-yaml|cryptography|cffi|pycparser|lazy-loader|packaging|dp-accounting|prv-accountant
 
 # Compare with jax-privacy, in an environment of its own; it is never a dependency.
 crosscheck: install

@@ -1,14 +1,16 @@
-"""Everything about a GPU in one run of under ten minutes: check, then time, then say.
+"""Everything about a GPU in one run of under ten minutes: check, then time, then report.
 
-GPT-2 small (124 million parameters, from a seed) under bfloat16 autocast at T = 64, 128 and
-1024: the trainer's own DP-Muon step beside a plain Muon step with the same microbatches,
-optimiser and types, their memory, the share of the noise and of Newton-Schulz in the private
-step, and Opacus' ghost clipping where it can be imported. Times are medians of whole
-steps with the device waited for; ratios are of one run.
+GPT-2 small (124 million parameters) at T = 64, 128 and 1024, and a Llama of 1.1 billion at
+T = 512, by adapters and in full, from a seed and under bfloat16 autocast: the trainer's own
+DP-Muon step beside a plain Muon step with the same microbatches, optimiser and types, their
+memory, the share of the noise and of Newton-Schulz in the private step, and Opacus' ghost
+clipping of GPT-2 where it can be imported. Times are medians of whole steps with the device
+waited for; ratios are of one run. The table goes to the standard error, a JSON document to the
+standard output.
 
     python bench/gpu/run.py              on a machine with CUDA
     python bench/gpu/run.py --twin       the same on a processor with sizes that take seconds
-    python bench/gpu/run.py --markdown   print tables rather than a JSON document
+    python bench/gpu/run.py --markdown   print the table to the standard output, and no document
 
 The goals, for an H200: a private step at most 1.15 times the plain one (1.20 at T = 1024),
 memory at most 1.10, noise at most 2 % and Newton-Schulz at most 7 % of it, at least 1.6 times
@@ -28,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import llama
 import torch
 from checks import all_checks
 from torch import Tensor, nn
@@ -38,6 +41,7 @@ from affidavit.trainer.distributed import Peers
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import hidden_and_rest
+from affidavit.trainer.models.lora import adapt
 from affidavit.trainer.optimizers.muon import by_shape
 from affidavit.trainer.optimizers.newton_schulz import orthogonalised
 from affidavit.trainer.optimizers.registry import optimizer_of
@@ -52,25 +56,43 @@ MOST_SECONDS = 540.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Sizes of one measurement; ``tokens`` is T."""
+    """Sizes of one measurement; ``tokens`` is T, and ``rank`` that of adapters, 0 for none."""
 
+    model: str
     tokens: int
     lot: int
     microbatch: int
     repeats: int
     shape: dict[str, int]
+    rank: int = 0
+
+    @property
+    def words(self) -> int:
+        """The tokens that there are."""
+        return self.shape["vocab_size" if self.model == "GPT-2" else "words"]
+
+    @property
+    def name(self) -> str:
+        """For lines of the output."""
+        return f"{self.model}{f', LoRA {self.rank}' if self.rank else ''}, T = {self.tokens}"
 
 
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 16}
+LARGE = {"layers": 22, "width": 2048, "heads": 32, "shared": 4, "inner": 5632, "words": 32000}
+LITTLE = {"layers": 2, "width": 16, "heads": 4, "shared": 2, "inner": 32, "words": 50}
 CASES = (
-    Case(tokens=64, lot=1024, microbatch=128, repeats=7, shape=SMALL),
-    Case(tokens=128, lot=1024, microbatch=64, repeats=7, shape=SMALL),
-    Case(tokens=1024, lot=256, microbatch=8, repeats=5, shape=SMALL),
+    Case(model="GPT-2", tokens=64, lot=1024, microbatch=128, repeats=7, shape=SMALL),
+    Case(model="GPT-2", tokens=128, lot=1024, microbatch=64, repeats=7, shape=SMALL),
+    Case(model="GPT-2", tokens=1024, lot=256, microbatch=8, repeats=5, shape=SMALL),
+    Case(model="Llama", tokens=512, lot=32, microbatch=8, repeats=3, shape=LARGE, rank=16),
+    Case(model="Llama", tokens=512, lot=32, microbatch=8, repeats=3, shape=LARGE),
 )
 TWIN = (
-    Case(tokens=8, lot=8, microbatch=4, repeats=2, shape=TINY),
-    Case(tokens=16, lot=4, microbatch=2, repeats=2, shape=TINY),
+    Case(model="GPT-2", tokens=8, lot=8, microbatch=4, repeats=2, shape=TINY),
+    Case(model="GPT-2", tokens=16, lot=4, microbatch=2, repeats=2, shape=TINY),
+    Case(model="Llama", tokens=8, lot=4, microbatch=2, repeats=2, shape=LITTLE, rank=2),
+    Case(model="Llama", tokens=8, lot=4, microbatch=2, repeats=2, shape=LITTLE),
 )
 
 
@@ -81,7 +103,7 @@ class Texts:
 
     def __init__(self, case: Case) -> None:
         drawn, shape = torch.Generator().manual_seed(1), (case.lot, case.tokens + 1)
-        self.tokens = torch.randint(case.shape["vocab_size"], shape, generator=drawn)
+        self.tokens = torch.randint(case.words, shape, generator=drawn)
         self.counted = torch.ones_like(self.tokens, dtype=torch.bool)
 
     def __len__(self) -> int:
@@ -93,14 +115,24 @@ class Texts:
 
 
 def model_of(case: Case, device: str) -> LanguageModel:
-    """GPT-2 with a head of its own, and the paper's blocks."""
-    config = GPT2Config.parsed({**case.shape, "tie_word_embeddings": False})
-    module = GPT2(config, seed=1).to(device)
-    layout = hidden_and_rest(module, {"hidden": hidden_matrices(module)})
-    return LanguageModel(module, layout, config.vocab_size)
+    """A model with a head of its own, and the paper's blocks; or its adapters, each a block."""
+    torch.manual_seed(1)
+    if case.model == "GPT-2":
+        config = GPT2Config.parsed({**case.shape, "tie_word_embeddings": False})
+        module: nn.Module = GPT2(config, seed=1)
+        hidden = hidden_matrices(module)
+    else:
+        with torch.device(device):
+            module = llama.Llama(**case.shape)
+        hidden = llama.hidden_matrices(module)
+    if case.rank:
+        drawn = torch.Generator(device).manual_seed(2)
+        hidden = adapt(module, hidden, rank=case.rank, alpha=case.rank, generator=drawn)
+    layout = hidden_and_rest(module.to(device), {"hidden": hidden})
+    return LanguageModel(module, layout, case.words)
 
 
-def plan_of(case: Case) -> Any:
+def plan_of(case: Case, model: LanguageModel) -> Any:
     """DP-Muon on the whole lot at every step."""
     noise = {"clip_norm": 0.1, "noise_multiplier": 1.0}
     return plan_from(
@@ -111,8 +143,8 @@ def plan_of(case: Case) -> Any:
             "sampling": {"scheme": "full_batch"},
             "steps": 1_000_000,
             "releases": [
-                {"name": "hidden", "count": 4 * case.shape["n_layer"], **noise},
-                {"name": "auxiliary", **noise},
+                {"name": name, "count": len(groups), **noise}
+                for name, groups in model.layout.items()
             ],
             "optimizer": {"name": "dp_muon", "learning_rate": 1e-4},
             "target": {"delta": 1e-4},
@@ -122,7 +154,8 @@ def plan_of(case: Case) -> Any:
 
 def private(case: Case, device: str) -> tuple[Callable[[], None], TrainingState]:
     """The trainer's own step."""
-    plan, model, data = plan_of(case), model_of(case, device), Texts(case)
+    model, data = model_of(case, device), Texts(case)
+    plan = plan_of(case, model)
     settings = Settings(device=device, microbatch=case.microbatch, precision="bfloat16")
     config = RunConfig(
         certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
@@ -140,9 +173,12 @@ def plain(case: Case, device: str) -> Callable[[], None]:
     """A Muon step without privacy: the mean gradient, with the same microbatches and update."""
     model, data = model_of(case, device), Texts(case)
     of = dict(model.module.named_parameters())
-    hidden = {name: of.pop(name) for name in hidden_matrices(model.module)}
+    tensors = {
+        release: {name: of[name] for group in groups for name in group.names}
+        for release, groups in model.layout.items()
+    }
     optimizer = optimizer_of(
-        plan_of(case), {"hidden": hidden, "auxiliary": of},
+        plan_of(case, model), tensors,
         newton_schulz_dtype=torch.bfloat16 if device == "cuda" else None,
     )  # fmt: skip
 
@@ -240,7 +276,7 @@ def peak(device: str, into: dict[str, Any], name: str) -> Iterator[None]:
 
 def measured(case: Case, device: str) -> dict[str, Any]:
     """Seconds, shares and memory of one case."""
-    result: dict[str, Any] = {"tokens": case.tokens, "lot": case.lot}
+    result: dict[str, Any] = {"case": case.name, "tokens": case.tokens, "lot": case.lot}
     with peak(device, result, "plain_mib"):
         result["plain"] = seconds(plain(case, device), device, case.repeats)
     with peak(device, result, "private_mib"):
@@ -249,7 +285,7 @@ def measured(case: Case, device: str) -> dict[str, Any]:
     result["noise"], result["newton_schulz"] = parts(machine, case, device)
     machine.close()
     del step, machine
-    if importlib.util.find_spec("opacus") is not None:
+    if case.model == "GPT-2" and importlib.util.find_spec("opacus") is not None:
         try:
             _Repeated.records = case.microbatch
             with peak(device, result, "ghost_mib"):
@@ -283,7 +319,7 @@ def parts(machine: TrainingState, case: Case, device: str) -> tuple[float, float
 
 
 def main(arguments: list[str]) -> int:
-    """Check, measure, print a line for each case and a document at the end."""
+    """Check, measure, print a line for each case, a table and a document at the end."""
     twin = "--twin" in arguments
     device = "cpu" if twin else "cuda"
     if not twin and not torch.cuda.is_available():
@@ -299,19 +335,23 @@ def main(arguments: list[str]) -> int:
     }
     for case in TWIN if twin else CASES:
         if time.perf_counter() - began > MOST_SECONDS:
-            result["left_out"] = [*result.get("left_out", []), case.tokens]
+            result["left_out"] = [*result.get("left_out", []), case.name]
             continue
         result["cases"].append(measured(case, device))
         line = {k: round(v, 4) for k, v in result["cases"][-1].items() if isinstance(v, float)}
-        sys.stderr.write(f"T = {case.tokens}: {line}\n")
+        sys.stderr.write(f"{case.name}: {line}\n")
     result["seconds"] = time.perf_counter() - began
-    told = "\n".join(tables(result)) if "--markdown" in arguments else json.dumps(result, indent=1)
-    sys.stdout.write(f"{told}\n")
+    table = "\n".join(tables(result))
+    if "--markdown" in arguments:
+        sys.stdout.write(f"{table}\n")
+    else:
+        sys.stderr.write(f"{table}\n")
+        sys.stdout.write(f"{json.dumps(result, indent=1)}\n")
     return 0
 
 
 SHOWN = {
-    "tokens": "T",
+    "case": "model",
     "lot": "lot",
     "plain": "plain, s",
     "private": "private, s",
@@ -330,15 +370,16 @@ def tables(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['device']}, torch {found['torch']}, {kernel} Triton.\n"
     yield f"| {' | '.join(SHOWN.values())} |\n{'|---' * len(SHOWN)}|"
     for case in found["cases"]:
-        yield f"| {' | '.join(f'{case[key]:.4g}' if key in case else '' for key in SHOWN)} |"
+        cells = [case.get(key, "") for key in SHOWN]
+        yield f"| {' | '.join(c if isinstance(c, str) else f'{c:.4g}' for c in cells)} |"
     yield ""
     for case in found["cases"]:
         if "ghost_failed" in case:
-            yield f"- Ghost clipping failed at T = {case['tokens']}: {case['ghost_failed']}"
+            yield f"- Ghost clipping failed for {case['case']}: {case['ghost_failed']}"
     for name, told in found["checks"].items():
         yield f"- {name}: {told}"
-    for tokens in found.get("left_out", []):
-        yield f"- T = {tokens} was left out: the time was over."
+    for name in found.get("left_out", []):
+        yield f"- {name} was left out: the time was over."
 
 
 if __name__ == "__main__":
