@@ -152,7 +152,7 @@ def test_the_time_limit_stops_work_and_restores_the_clock() -> None:
 def test_both_roundings_of_the_grid_enclose_a_finer_grid(event: Event) -> None:
     run = Repeated(event=event, count=50)
     coarse = PldAccountant(interval=1e-3).curve(run).epsilon(1e-5)
-    fine = PldAccountant(interval=1e-4).curve(run).epsilon(1e-5)
+    fine = PldAccountant(interval=2.5e-4).curve(run).epsilon(1e-5)
     assert coarse.lower <= fine.upper
     assert fine.lower <= coarse.upper
     assert coarse.width > fine.width

@@ -14,7 +14,7 @@ CONFTEST = ROOT / "tests" / "conftest.py"
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "code"), [("plan", "0", 1), ("gate", "2", 1), ("plants", "0", 0)]
+    ("name", "workers", "code"), [("plan", "0", 1), ("gate", "1", 1), ("plants", "0", 0)]
 )
 def test_a_room_by_its_bare_name_fails_the_session(
     tmp_path: Path, name: str, workers: str, code: int
