@@ -157,7 +157,7 @@ def test_more_bins_and_more_noise_cost_less() -> None:
         assert all(b.upper < a.lower for a, b in itertools.pairwise(result))
 
 
-@pytest.mark.parametrize("bins", [2, 64, 10_000])
+@pytest.mark.parametrize("bins", [2, pytest.param(64, marks=pytest.mark.soak), 10_000])
 def test_the_bracket_is_narrow_down_to_small_deltas_and_falls_with_delta(bins: int) -> None:
     result = [epsilon(bins, 1.1, delta) for delta in (0.1, 1e-3, 1e-6, 1e-10, 1e-14)]
     assert all(item.width <= max(2e-4 * item.upper, 2e-6) for item in result)
