@@ -82,8 +82,8 @@ class Library(StrictModel):
     the script's loader decides. ``runs`` is the method of what the private call returns that trains
     once. If ``makes_classes``, the names of ``private`` are functions that return classes, and a
     call of such a class is private.
-    ``methods`` of what it returns change nothing of what was told to the call. ``yields_to`` are
-    the sections in whose scripts these names stand beside the private call, as types or in tests.
+    ``methods`` of what it returns do not change the arguments of the call. ``yields_to`` are
+    the sections whose scripts use these names too, as types or in tests.
     One that does not ``train`` is read only where no training library is called.
     """
 

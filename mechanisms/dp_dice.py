@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable
 
 from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, WholeRun
-from affidavit.mechanisms.samplers import sample
+from affidavit.mechanisms.samplers import distance_of, sample
 from affidavit.plan import (
     Event,
     Gaussian,
@@ -95,7 +95,7 @@ def _sensitivity(plan: Plan, index: int) -> Callable[[int], float]:
     exact = schedule.divisor(plan, phase)
     divisor = None if exact is None else schedule.double_up(exact)
     records = plan.dataset.records_per_unit
-    distance = records * (2.0 if plan.adjacency == "replace_one" else 1.0)
+    distance = distance_of(plan)
 
     def sensitivity(steps: int) -> float:
         participations = _participations(plan, phase, steps)

@@ -47,12 +47,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from affidavit.accountants.fourier.accountant import FourierAccountant
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.gaussian import LARGEST_MU, SMALLEST_MU, GaussianCurve
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost, Step
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 from affidavit.accountants.protocol import AccountantError
+from affidavit.accountants.registry import accountant
 from affidavit.plan import Repeated
 
 GAUSSIAN_SHARE = 0.5
@@ -145,10 +145,7 @@ class Budget:
 
     def admits(self, total: Cost) -> bool:
         """Whether runs that cost ``total`` together stay within the budget."""
-        return self._steps_fit(total) or self._sums_fit(total, self.epsilon)
-
-    def _steps_fit(self, total: Cost) -> bool:
-        return self._epsilon_of_steps(total) <= self.epsilon
+        return self._epsilon_of_steps(total) <= self.epsilon or self._sums_fit(total, self.epsilon)
 
     def _epsilon_of_steps(self, total: Cost) -> float:
         """ε of all steps as if each were the base, at the exact filter's δ; or infinity."""
@@ -213,7 +210,7 @@ def _epsilon_of_base(base: Step, count: int, delta: float) -> float:
     if count == 0:
         return 0.0
     try:
-        curve = FourierAccountant().curve(Repeated(event=base, count=count))
+        curve = accountant("fourier").curve(Repeated(event=base, count=count))
         return curve.epsilon(delta).upper
     except AccountantError:
         return math.inf

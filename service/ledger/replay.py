@@ -153,7 +153,7 @@ def _reserved(
     mistakes = []
     if Cost.read(body["cost"]) != cost:
         mistakes.append(("cost_differs", "it names another cost than its reservation."))
-    if _understated(reservation["event"], cost, state.reserved(cost, "filter").base):
+    if _understated(reservation["event"], cost, state.within(filter_, cost).base):
         mistakes.append(("understated", "it reserves less than what it says was to be released."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
@@ -169,19 +169,19 @@ def _reserved(
 
 def _understated(event: str, cost: Cost, base: Step | None) -> bool:
     """Whether ``cost`` is below the bounds of ``event`` by more than releases of ours differ."""
-    if base is not None and not cost.steps.others:
-        released = Steps.of(event_from(json.loads(event)))
-        if not released.within(cost.steps):
-            return True
+    steps, divergences_of_event = _bounds(event)
+    if base is not None and not cost.steps.others and not steps.within(cost.steps):
+        return True
     return any(
         reserved.value(UNIT) < bound * (1 - TOLERANCE) - TOLERANCE**2
-        for reserved, bound in zip(cost.renyi, _divergences(event), strict=True)
+        for reserved, bound in zip(cost.renyi, divergences_of_event, strict=True)
     )
 
 
 @lru_cache(maxsize=4096)
-def _divergences(event: str) -> tuple[float, ...]:
-    return divergences(event_from(json.loads(event)))
+def _bounds(event: str) -> tuple[Steps, tuple[float, ...]]:
+    released = event_from(json.loads(event))
+    return Steps.of(released), divergences(released)
 
 
 def _settled(

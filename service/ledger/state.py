@@ -205,7 +205,7 @@ class StoredLedger:
 
 @lru_cache(maxsize=1024)
 def _spent_epsilon(state: LedgerState, filter_: Filter) -> float:
-    """Kept in memory, for each page that shows ledgers asks for it again."""
+    """Cached, because each page that shows ledgers needs it again."""
     if state.runs != 1 or not state.alone.units:
         return state.within(filter_).spent(state.spent)
     if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
