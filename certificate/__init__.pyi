@@ -2,6 +2,7 @@ from . import provenance as provenance
 from .advice import Advice as Advice
 from .advice import advise as advise
 from .assessment import Assessment as Assessment
+from .assessment import GroupBound as GroupBound
 from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
@@ -54,8 +55,11 @@ from .execution import PlanNotClosed as PlanNotClosed
 from .execution import StepRequirement as StepRequirement
 from .execution import certified_execution as certified_execution
 from .execution import certified_plan as certified_plan
+from .execution import closed_plan as closed_plan
 from .execution import noise_std as noise_std
 from .execution import std_of as std_of
+from .group_privacy import group_bound as group_bound
+from .group_privacy import with_group as with_group
 from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
 from .issuance import issue as issue

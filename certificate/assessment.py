@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up
-from affidavit.plan import Reason
+from affidavit.plan import Adjacency, Reason
 
 Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 
@@ -47,6 +47,31 @@ class Opinion:
         if self.confidence is None:
             return result
         return {**result, "confidence": self.confidence.level, "seed": self.confidence.seed}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBound:
+    """ε in nats of data sets that differ in up to so many ``records``, by ``relation``.
+
+    Where the plan's unit is a user, ``records`` counts users. ``epsilon`` is None where no theorem
+    bounds it, for the ``reasons`` stated.
+    """
+
+    records: int
+    relation: Adjacency
+    epsilon: Bracket | None
+    confidence: Confidence | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The bound as it stands in a result document."""
+        return {
+            "records": self.records,
+            "relation": self.relation,
+            "epsilon": interval(self.epsilon),
+            "confidence": None if self.confidence is None else self.confidence.level,
+            "reasons": [reason.as_dict() for reason in self.reasons],
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +111,14 @@ class Assessment:
     for. ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in
     clip norms, each where all phases share one. ``mu`` is the Gaussian-DP parameter where the
     run is exactly one Gaussian mechanism. ``proof`` is the witness that the checker accepted, and
-    ``proof_problem`` why there is none; both are None where nobody searched for one.
+    ``proof_problem`` why there is none; both are None where nobody searched for one. ``groups``
+    are the bounds of larger groups, and of other relations, that were requested.
     """
 
     verdict: Verdict
     plan_digest: str
     plan: dict[str, Any]
-    adjacency: str
+    adjacency: Adjacency
     unit: str
     epsilon: Bracket | None = None
     delta: Bracket | None = None
@@ -114,6 +140,7 @@ class Assessment:
     assumptions: tuple[str, ...] = field(default=())
     proof: dict[str, Any] | None = None
     proof_problem: Reason | None = None
+    groups: tuple[GroupBound, ...] = ()
 
     @property
     def sought_proof(self) -> bool:
@@ -134,9 +161,14 @@ class Assessment:
         return None if self.joint is None else f"{self.joint:.6g}"
 
     def as_result(self) -> dict[str, Any]:
-        """The result document, without its certificate; ``strategy`` where noise is correlated."""
+        """The result document, without its certificate.
+
+        It has a ``strategy`` where noise is correlated, and ``groups`` where they were requested.
+        """
         alone = self.strategies[0] if len(self.strategies) == 1 else list(self.strategies)
-        result = {"strategy": alone} if self.strategies else {}
+        result: dict[str, Any] = {"strategy": alone} if self.strategies else {}
+        if self.groups:
+            result["groups"] = [bound.as_dict() for bound in self.groups]
         return result | {
             "verdict": self.verdict,
             "plan_digest": self.plan_digest,

@@ -32,6 +32,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
+from affidavit.certificate.assessment import Assessment
 from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
 from affidavit.plan import Phase, Plan, Release, plan_from, schedule
 
@@ -196,6 +197,17 @@ def certified_plan(predicate: dict[str, Any]) -> Plan:
             f"the certificate does not say what its plan left open ({error})"
         ) from None
     return plan
+
+
+def closed_plan(assessment: Assessment) -> Plan:
+    """The plan of ``assessment`` with what it left open as certified; raises ``PlanNotClosed``."""
+    return certified_plan(
+        {
+            "plan": assessment.plan,
+            "sampling": assessment.sampling,
+            "noise_multiplier": assessment.as_result()["noise_multiplier"],
+        }
+    )
 
 
 def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:

@@ -103,6 +103,7 @@ def statement(
             "assumptions": list(assessment.assumptions),
             "warnings": [asdict(warning) for warning in assessment.warnings],
             "plan": assessment.plan,
+            **_groups(assessment),
             **under.as_dict(),
             "requester": requester,
             "approvals": approvals.as_document(),
@@ -132,6 +133,21 @@ def _guarantee(assessment: Assessment) -> dict[str, Any] | None:
         "mu": _up(assessment.mu),
         "trajectory": "all_iterates",
     }
+
+
+def _groups(assessment: Assessment) -> dict[str, Any]:
+    """Nothing where no group's bound was requested and proved."""
+    proved = [
+        {
+            "records": bound.records,
+            "relation": bound.relation,
+            "epsilon": _interval(bound.epsilon),
+            **_confidence(bound.confidence),
+        }
+        for bound in assessment.groups
+        if bound.epsilon is not None
+    ]
+    return {"groups": proved} if proved else {}
 
 
 def _confidence(confidence: Confidence | None) -> dict[str, str]:

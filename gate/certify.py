@@ -12,10 +12,11 @@ from affidavit.certificate import (
     Certificate,
     SigningPort,
     issue_here,
+    with_group,
     with_proof,
 )
 from affidavit.certificate import certify as assess
-from affidavit.certificate.policy import BUILT_IN, judge
+from affidavit.certificate.policy import BUILT_IN, MOST_RECORDS, judge, lacks, with_requirements
 from affidavit.certificate.signers import own_signing_key
 from affidavit.gate.console import (
     fail,
@@ -39,6 +40,7 @@ from affidavit.gate.options import (
 from affidavit.gate.plan_io import PlanFile
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import print_assessment
+from affidavit.plan import Adjacency
 
 
 def certify(
@@ -53,6 +55,16 @@ def certify(
     prove: Annotated[
         bool, typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks.")
     ] = False,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_RECORDS, help="Also bound ε of groups of so many records, or users."
+        ),
+    ] = None,
+    relation: Annotated[
+        Adjacency | None,
+        typer.Option(help="Also bound ε of data sets that differ by this adjacency."),
+    ] = None,
 ) -> None:
     """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons.
 
@@ -64,9 +76,14 @@ def certify(
     twice = second_opinion or key is not None or rules.second_opinion == "required"
     with working("certifying"):
         result = assess(file.plan, engine=engine, second_opinion=twice)
-    if prove or rules.proof == "required":
+        if records is not None or relation is not None:
+            result = with_group(result, records or 1, relation or result.adjacency)
+    if prove:
         with working("searching for a proof"):
             result = with_proof(result)
+    if lacks(result, rules):
+        with working("proving what the policy requires"):
+            result = with_requirements(result, rules)
     if prove and (problem := result.proof_problem) is not None:
         fail(f"{problem.code}: {problem.message} {problem.remedy}", Exit.UNDECIDED)
     assessment, under = judge(file.plan, result, rules)

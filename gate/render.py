@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, printable, verdict_sentence
+from affidavit.certificate import Assessment, GroupBound, printable, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.plan import Reason
@@ -133,7 +133,19 @@ def _facts(assessment: Assessment) -> list[str]:
         drawn = opinion.confidence
         confidence = "" if drawn is None else f" {drawn} over draws from seed {drawn.seed}"
         facts.append(f"{opinion.name} ({opinion.version}): ε in [{low}, {high}]{confidence}")
+    facts += [_group(bound, assessment.unit) for bound in assessment.groups]
     return facts
+
+
+def _group(bound: GroupBound, unit: str) -> str:
+    group = f"{bound.records} {unit}{'' if bound.records == 1 else 's'} under {bound.relation}"
+    if bound.epsilon is None:
+        why = "; ".join(f"{reason.code}: {reason.message}" for reason in bound.reasons)
+        return f"{group}: no bound is proved ({why.rstrip('.')})"
+    low, high = decimal_down(bound.epsilon.lower, 8), decimal_up(bound.epsilon.upper, 8)
+    return (
+        f"{group}: ε in [{low}, {high}]{'' if bound.confidence is None else f' {bound.confidence}'}"
+    )
 
 
 def _strategy(entry: dict[str, Any]) -> str:

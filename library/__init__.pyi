@@ -2,7 +2,6 @@ from .bounds import Bound as Bound
 from .certification import Certification as Certification
 from .certification import NotCertified as NotCertified
 from .dp_accounting_interface import PrivacyAccountant as PrivacyAccountant
-from .group_privacy import group_epsilon as group_epsilon
 from .loggers import epsilon_over_steps as epsilon_over_steps
 from .loggers import log_to_mlflow as log_to_mlflow
 from .loggers import log_to_wandb as log_to_wandb
@@ -18,6 +17,7 @@ from .questions import curve as curve
 from .questions import delta as delta
 from .questions import diagnose as diagnose
 from .questions import epsilon as epsilon
+from .questions import group_epsilon as group_epsilon
 from .questions import noise_multiplier as noise_multiplier
 from .questions import steps as steps
 from .questions import verify as verify

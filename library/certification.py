@@ -13,7 +13,7 @@ from affidavit.certificate import (
     Certificate,
     KeyFailure,
     SigningPort,
-    certified_plan,
+    closed_plan,
     html_table,
     issue_here,
     write_atomically,
@@ -128,15 +128,7 @@ class Certification:
             return self.source
         if not self.certified:
             raise NotCertified(self)
-        result = self.assessment.as_result()
-        sampling = [result["sampling"]] if len(self.assessment.sampling) == 1 else []
-        return certified_plan(
-            {
-                "plan": self.assessment.plan,
-                "sampling": sampling or result["sampling"],
-                "noise_multiplier": result["noise_multiplier"],
-            }
-        )
+        return closed_plan(self.assessment)
 
     def require(self) -> Certification:
         """This certification; raises ``NotCertified`` unless it is one."""

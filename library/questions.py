@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -24,15 +25,16 @@ from affidavit.certificate import (
     VerificationOptions,
     VerifiedCertificate,
     compare_plans,
+    group_bound,
     home,
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
-from affidavit.library.bounds import Bound
+from affidavit.library.bounds import Bound, bound_of
 from affidavit.library.certification import Certification, NotCertified
 from affidavit.library.privacy_curve import Curve, curve_of
 from affidavit.library.sources import Source, load
-from affidavit.plan import Plan, PlanFields
+from affidavit.plan import Adjacency, Plan, PlanFields
 
 if TYPE_CHECKING:
     from affidavit.certificate.diagnosis import Diagnosis
@@ -77,6 +79,45 @@ def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[Pl
         plan = load(plan, target={} if at is None else {"delta": at})
     answer = Certification(plan, assess(plan, engine=engine, second_opinion=False))
     return _answered(answer, answer.epsilon)
+
+
+def group_epsilon(
+    source: Source,
+    /,
+    *,
+    records: int = 1,
+    relation: Adjacency | None = None,
+    **fields: Unpack[PlanFields],
+) -> Bound:
+    """ε in nats of data sets that differ in up to so many ``records``, at the plan's δ.
+
+    They differ by ``relation``, the plan's own adjacency where None, and the run then has the
+    obligations of a plan of that adjacency. Where the unit is a user, ``records`` counts users.
+    What the plan leaves open is solved for its own neighbours, once.
+
+    Raises ``NotCertified`` where nothing may be claimed, ``MalformedPlan``, and ``ValueError``
+    for less than one record.
+
+    >>> plan = {"version": 1, "adjacency": "zero_out", "sampling": {"scheme": "full_batch"},
+    ...     "steps": 1, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 2}],
+    ...     "target": {"delta": 1e-6}}
+    >>> f"{group_epsilon(plan):.3f}", f"{group_epsilon(plan, records=2):.3f}"
+    ('2.255', '4.887')
+    >>> group_epsilon(plan, relation="replace_one") == group_epsilon(plan, records=2)
+    True
+    """
+    if records < 1:
+        raise ValueError(f"records must be at least 1, got {records!r}")
+    plan = load(source, **fields)
+    if plan.is_open:
+        plan = certify(plan, second_opinion=False).plan
+    if plan.target.delta is None:
+        raise ValueError("ε is bounded at a δ: give delta.")
+    bound = group_bound(plan, plan.target.delta, records, relation or plan.adjacency)
+    if bound.epsilon is None:
+        refused = replace(assess(plan), verdict="refused", reasons=bound.reasons, epsilon=None)
+        raise NotCertified(Certification(plan, refused))
+    return bound_of(bound.epsilon, None if bound.confidence is None else bound.confidence.level)
 
 
 def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:

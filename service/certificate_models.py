@@ -81,6 +81,9 @@ class AssessmentDocument(ResponseModel):
     noise_multiplier: Object
     sensitivity: float | None
     strategy: Object | None = optional("Where noise is correlated across steps.")
+    groups: list[Object] | None = optional(
+        "ε of groups of records and of other relations, where they were requested."
+    )
     mu: float | None
     accountants: list[Object]
     reasons: list[ProblemReason]

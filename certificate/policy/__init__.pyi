@@ -1,4 +1,5 @@
 from .document import BUILT_IN as BUILT_IN
+from .document import MOST_RECORDS as MOST_RECORDS
 from .document import MalformedPolicy as MalformedPolicy
 from .document import Policy as Policy
 from .document import parse_policy as parse_policy
@@ -6,6 +7,8 @@ from .document import policy_from as policy_from
 from .evaluation import AS_PROVED as AS_PROVED
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import judge as judge
+from .requirements import lacks as lacks
+from .requirements import with_requirements as with_requirements
 from .rules import WAIVABLE as WAIVABLE
 from .rules import Budget as Budget
 from .rules import PolicyFacts as PolicyFacts

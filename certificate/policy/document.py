@@ -62,6 +62,8 @@ SCHEMA_VERSION = 1
 MOST_DATASETS = 1000
 LONGEST_VALIDITY = 3650
 MOST_APPROVALS = 10
+MOST_RECORDS = 200
+"""Of a group whose ε is bounded."""
 VERSION_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,4}$"
 
 
@@ -106,6 +108,17 @@ class Caps(StrictModel):
     delta: Probability | None = None
 
 
+class GroupCap(StrictModel):
+    """The largest ε of data sets that differ in so many ``records`` (users, of such plans).
+
+    They differ by ``relation``, or where None by the plan's adjacency.
+    """
+
+    records: Annotated[Integer, Field(ge=1, le=MOST_RECORDS)] = 1
+    relation: Adjacency | None = None
+    epsilon: Positive
+
+
 class Policy(StrictModel):
     """The rules for some data sets; ``version`` counts one name's documents from 1."""
 
@@ -130,6 +143,7 @@ class Policy(StrictModel):
     proof: Literal["required"] | None = None
     epsilon_cap: Positive | None = None
     delta_cap: Probability | None = None
+    group_cap: GroupCap | None = None
     caps: Annotated[dict[Name, Caps], Field(max_length=MOST_DATASETS)] = Field(default={})
     allow_large_delta: Annotated[bool, Field(strict=True)] = False
     budget: Literal["required", "optional"] = "optional"
@@ -227,7 +241,8 @@ def _of_a_policy(reason: Reason) -> Reason:
 _POLICY = Kind(
     "a policy",
     lambda: (
-        {name: f"caps.NAME.{name}" for name in Caps.model_fields}
+        {name: f"group_cap.{name}" for name in GroupCap.model_fields}
+        | {name: f"caps.NAME.{name}" for name in Caps.model_fields}
         | {name: name for name in Policy.model_fields}
     ),
     "docs/how-to/policies.md",

@@ -26,6 +26,7 @@ from affidavit.plan import Plan, Reason, exactly, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
 """Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""
+_NO_GROUP = "none is stated"
 CODE_PREFIX = "policy_"
 """Of the code of every reason that a policy gives, and of no other."""
 
@@ -35,7 +36,8 @@ class PolicyFacts:
     """``verdict`` is the accounting's own; ``engines`` are (name, version), the first decided.
 
     ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
-    ``unproved`` says why there is no proof for the checker, empty where there is one.
+    ``unproved`` says why there is no proof for the checker, empty where there is one. ``groups``
+    are records, relation and ε of larger groups, and ``unbounded`` says why one is missing.
     """
 
     plan: Plan
@@ -45,6 +47,8 @@ class PolicyFacts:
     engines: tuple[tuple[str, str], ...]
     budget: Budget
     unproved: str = "it has no proof"
+    groups: tuple[tuple[int, str, float], ...] = ()
+    unbounded: str = _NO_GROUP
 
     @classmethod
     def of(cls, plan: Plan, assessment: Assessment, budget: Budget = "unknown") -> PolicyFacts:
@@ -61,6 +65,15 @@ class PolicyFacts:
             ),
             budget=budget,
             unproved=_unproved(assessment.proof, assessment.proof_problem),
+            groups=tuple(
+                (bound.records, bound.relation, float(decimal_up(bound.epsilon.upper)))
+                for bound in assessment.groups
+                if bound.epsilon is not None
+            ),
+            unbounded=next(
+                (_named(bound.reasons[0]) for bound in assessment.groups if bound.reasons),
+                _NO_GROUP,
+            ),
         )
 
     @classmethod
@@ -75,13 +88,21 @@ class PolicyFacts:
             engines=tuple((item["name"], item["version"]) for item in predicate["accountants"]),
             budget=budget,
             unproved=_unproved(predicate.get("proof"), None),
+            groups=tuple(
+                (int(item["records"]), str(item["relation"]), float(item["epsilon"]["upper"]))
+                for item in predicate.get("groups", ())
+            ),
         )
 
 
 def _unproved(proof: Any, problem: Reason | None) -> str:
     if problem is not None:
-        return f"{problem.code}: {problem.message.rstrip('.')}"
+        return _named(problem)
     return "" if isinstance(proof, Mapping) else "it has no proof"
+
+
+def _named(problem: Reason) -> str:
+    return f"{problem.code}: {problem.message.rstrip('.')}"
 
 
 def accounted(predicate: Mapping[str, Any]) -> Verdict:
@@ -204,6 +225,38 @@ def _epsilon_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         )
 
 
+def _group_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
+    cap = policy.group_cap
+    if cap is None or facts.epsilon is None:
+        return
+    relation = cap.relation or facts.plan.adjacency
+    bounds = [
+        epsilon
+        for records, by, epsilon in facts.groups
+        if records >= cap.records and by == relation
+    ]
+    unit = facts.plan.dataset.unit
+    group = f"{cap.records} {unit}{'' if cap.records == 1 else 's'} under {relation}"
+    allowed = decimal_down(cap.epsilon, DIGITS)
+    if not bounds:
+        yield Reason(
+            code="policy_group_cap",
+            pointer="/adjacency" if relation != facts.plan.adjacency else "",
+            message=f"the policy {policy.name} asks for ε ≤ {allowed} of {group}, and no bound of "
+            f"them is proved ({facts.unbounded}).",
+            remedy="Certify it with --records and --relation, or choose sampling and noise for "
+            "which such groups are bounded.",
+        )
+    elif min(bounds) > cap.epsilon:
+        yield Reason(
+            code="policy_group_cap",
+            pointer="/target/epsilon",
+            message=f"ε ≤ {decimal_up(min(bounds), DIGITS)} is proved of {group}; the policy "
+            f"{policy.name} allows {allowed}.",
+            remedy="Lower target.epsilon and raise the noise to what it needs, or run fewer steps.",
+        )
+
+
 def _delta_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     cap = policy.cap(facts.plan.dataset.name).delta
     if cap is not None and facts.delta is not None and facts.delta > cap:
@@ -263,6 +316,7 @@ RULES: Mapping[str, RuleCheck] = {
     "policy_second_opinion": _second_opinion,
     "policy_proof": _proof,
     "policy_epsilon_cap": _epsilon_cap,
+    "policy_group_cap": _group_cap,
     "policy_delta_cap": _delta_cap,
     "policy_large_delta": _large_delta,
     "policy_budget": _budget,

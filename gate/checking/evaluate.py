@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, certify, with_proof
-from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge
+from affidavit.certificate import Assessment, certify
+from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge, with_requirements
 from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
 from affidavit.gate.checking.fixes import fixes_for
 from affidavit.gate.checking.source import Source
@@ -35,9 +35,7 @@ def evaluate(
         return replace(result, findings=(*_assumed(source), *result.findings))
     rules = policy or BUILT_IN
     twice = second_opinion or rules.second_opinion == "required"
-    assessment = certify(plan, second_opinion=twice)
-    if rules.proof == "required":
-        assessment = with_proof(assessment)
+    assessment = with_requirements(certify(plan, second_opinion=twice), rules)
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
     under, judgement = judge(plan, assessment, rules, budget=budget)

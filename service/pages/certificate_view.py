@@ -36,7 +36,7 @@ from affidavit.service.pages.signed_numbers import (
     noise_of,
     sentence,
 )
-from affidavit.service.pages.text import down
+from affidavit.service.pages.text import down, up
 from affidavit.service.pages.verification import Verification, trusted_keys, verification
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
@@ -88,6 +88,7 @@ class CertificateView:
     engines: tuple[Engine, ...]
     proof: tuple[str, ...]
     """The statements of the signed proof."""
+    groups: tuple[dict[str, Any], ...]
     agreement: str
     reasons: tuple[dict[str, Any], ...]
     warnings: tuple[dict[str, str], ...]
@@ -155,6 +156,10 @@ def certificate_view(
         strategies=tuple(predicate["strategies"]),
         engines=engines,
         proof=tuple((predicate.get("proof") or {}).get("statements", ())),
+        groups=tuple(
+            {**bound, "epsilon_at_most": up(bound["epsilon"]["upper"])}
+            for bound in predicate.get("groups", ())
+        ),
         agreement=agreement(engines),
         reasons=tuple({"pointer": "", "remedy": "", **why} for why in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),

@@ -24,10 +24,9 @@ from affidavit.certificate import (
     change_trials,
     comparison_of,
     path_trials,
-    with_proof,
 )
 from affidavit.certificate.charts import Chart
-from affidavit.certificate.policy import Policy, PolicyEvaluation, judge
+from affidavit.certificate.policy import Policy, PolicyEvaluation, judge, lacks, with_requirements
 from affidavit.plan import Plan, Reason, digest, plan_from
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
@@ -99,9 +98,10 @@ class PreviewPlan:
         policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
-        if policy.proof == "required":
+        if lacks(assessment, policy):
             assessment = await self._cache(
-                f"proof {digest(plan)} {required}", lambda: self._pool.run(with_proof, assessment)
+                f"{policy.digest()} {digest(plan)}",
+                lambda: self._pool.run(with_requirements, assessment, policy),
             )
         with acting_for(team):
             ledger = await self._position(plan, assessment)

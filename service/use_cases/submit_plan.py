@@ -21,8 +21,8 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, SigningPort, with_proof
-from affidavit.certificate.policy import Waiver, judge
+from affidavit.certificate import Assessment, SigningPort
+from affidavit.certificate.policy import Waiver, judge, lacks, with_requirements
 from affidavit.plan import Plan, Syntax
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
@@ -178,8 +178,8 @@ class SubmitPlan:
     ) -> Submission:
         """Account, judge, sign and store, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(certification.plan)
-        if certification.policy.proof == "required":
-            assessment = await self._pool.run(with_proof, assessment)
+        if lacks(assessment, certification.policy):
+            assessment = await self._pool.run(with_requirements, assessment, certification.policy)
         ledger = await self._position(certification.plan, assessment)
         async with another_turn():
             job = CertificationJob(certification, assessment, request, is_stale, ledger)
@@ -237,7 +237,7 @@ class SubmitPlan:
                     job.certification.requester,
                     job.certification.team,
                 )
-                if requested.policy.proof == "required" and not job.assessment.sought_proof:
+                if lacks(job.assessment, requested.policy):
                     raise TooBusy from None
                 job = replace(job, certification=requested)
             else:

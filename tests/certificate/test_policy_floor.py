@@ -63,6 +63,7 @@ def test_a_certificate_satisfies_the_policy_that_it_was_issued_under(
         ({"accountants": {"gaussian": "99"}}, "policy_accountant_version"),
         ({"second_opinion": "required"}, "policy_second_opinion"),
         ({"proof": "required"}, "policy_proof"),
+        ({"group_cap": {"records": 2, "epsilon": 9}}, "policy_group_cap"),
         ({"datasets": ["other"]}, "policy_dataset"),
         ({"valid_days": 364}, "policy_validity"),
         ({"approvals": 1}, "policy_approvals"),

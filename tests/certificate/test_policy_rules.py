@@ -42,6 +42,7 @@ def facts(plan: Plan, **changes: Any) -> PolicyFacts:
         engines=(("gaussian", "0.1.0"), ("pld", "dp-accounting 0.6.0")),
         budget="fits",
         unproved="",
+        groups=((2, "add_remove", 4.0),),
     )
     return replace(result, **changes)
 
@@ -77,6 +78,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ("policy_proof", {"proof": "required"}, {}, {"unproved": "it has no proof"}, ""),
     ("policy_epsilon_cap", {"epsilon_cap": 1.999}, {}, {}, "/target/epsilon"),
     ("policy_epsilon_cap", {"caps": {"toy": {"epsilon": 1}}}, {}, {}, "/target/epsilon"),
+    ("policy_group_cap", {"group_cap": {"records": 2, "epsilon": 3.9}}, {}, {}, "/target/epsilon"),
+    (
+        "policy_group_cap",
+        {"group_cap": {"relation": "replace_one", "epsilon": 9}},
+        {},
+        {},
+        "/adjacency",
+    ),
     ("policy_delta_cap", {"delta_cap": 9.9e-6}, {}, {}, "/target/delta"),
     ("policy_large_delta", {"allow_large_delta": False}, {}, {"delta": 1e-3}, "/target/delta"),
     ("policy_large_delta", {"allow_large_delta": False}, RATED, {}, "/dataset/size"),
@@ -95,6 +104,7 @@ LENIENT: dict[str, dict[str, Any]] = {
     "policy_second_opinion": {"second_opinion": "required"},
     "policy_proof": {"proof": "required"},
     "policy_epsilon_cap": {"epsilon_cap": 1, "caps": {"toy": {"epsilon": 2}}},
+    "policy_group_cap": {"group_cap": {"records": 2, "epsilon": 4}},
     "policy_delta_cap": {"delta_cap": 1e-5},
     "policy_large_delta": {"allow_large_delta": False},
     "policy_budget": {"budget": "required"},

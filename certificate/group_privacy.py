@@ -1,0 +1,173 @@
+"""ε of data sets that are further apart than a plan's neighbours, or in another relation.
+
+The run is accounted anew for the other relation, and for the records of a group as for those of
+one user. Where that is refused or only bounded, a chain of neighbours from one data set to the
+other bounds it as well (docs/theorems/group-privacy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Unpack
+
+from affidavit.accountants import Bracket
+from affidavit.certificate.assessment import Assessment, Confidence, GroupBound
+from affidavit.certificate.certification import certify
+from affidavit.certificate.execution import PlanNotClosed, closed_plan
+from affidavit.plan import (
+    Adjacency,
+    MalformedPlan,
+    Plan,
+    PlanFields,
+    Reason,
+    as_document,
+    plan_from,
+    with_fields,
+)
+
+LINKS: dict[tuple[Adjacency, Adjacency], int] = {
+    ("add_remove", "add_remove"): 1,
+    ("zero_out", "zero_out"): 1,
+    ("replace_one", "replace_one"): 1,
+    ("add_remove", "replace_one"): 2,
+    ("add_remove", "zero_out"): 2,
+    ("zero_out", "replace_one"): 2,
+    ("replace_one", "zero_out"): 1,
+}
+"""How many neighbours of a plan's relation lead to one of another; the rest are not reached."""
+_NARROW = 1e-2
+_LEAST_DELTA = 1e-300
+
+
+class _NotBounded(Exception):
+    def __init__(self, reasons: tuple[Reason, ...]) -> None:
+        self.reasons = reasons
+
+
+def with_group(assessment: Assessment, records: int, relation: Adjacency) -> Assessment:
+    """``assessment`` with the bound of such a group at its δ, where it has a guarantee at all."""
+    if assessment.epsilon is None or assessment.delta is None:
+        return assessment
+    try:
+        plan = closed_plan(assessment)
+    except PlanNotClosed:
+        bound = GroupBound(
+            records=records, relation=relation, epsilon=None, reasons=assessment.reasons
+        )
+    else:
+        bound = group_bound(plan, assessment.delta.upper, records, relation)
+    return replace(assessment, groups=(*assessment.groups, bound))
+
+
+def group_bound(plan: Plan, delta: float, records: int, relation: Adjacency) -> GroupBound:
+    """ε at ``delta`` of data sets that differ in up to so many ``records`` by ``relation``.
+
+    The ``plan`` leaves nothing open. Under another relation than its own the run has the
+    obligations of a plan of that adjacency.
+
+    Guarantees
+        * The bound holds for every adaptive run of the plan.
+        * The lower end is attained by data sets of the relation.
+    """
+    plan = _changed(plan, target={"delta": delta})
+    try:
+        epsilon, confidence = _bound(plan, delta, records, relation)
+    except _NotBounded as refusal:
+        return GroupBound(records=records, relation=relation, epsilon=None, reasons=refusal.reasons)
+    return GroupBound(records=records, relation=relation, epsilon=epsilon, confidence=confidence)
+
+
+def _bound(
+    plan: Plan, delta: float, records: int, relation: Adjacency
+) -> tuple[Bracket, Confidence | None]:
+    try:
+        bound, confidence = _epsilon(_anew(plan, records, relation))
+    except _NotBounded as refusal:
+        if (chain := _chained(plan, delta, records, relation)) is None:
+            raise
+        if not math.isfinite(chain.upper):
+            raise refusal from None
+        return chain, None
+    if bound.lower >= bound.upper * (1 - _NARROW) or confidence is not None:
+        return bound, confidence
+    if (records, relation) != (1, plan.adjacency):
+        chain = _chained(plan, delta, records, relation)
+        if chain is not None:
+            upper = min(bound.upper, chain.upper)
+            bound = Bracket(lower=min(upper, max(bound.lower, chain.lower)), upper=upper)
+    return bound, None
+
+
+def _anew(plan: Plan, records: int, relation: Adjacency) -> Plan:
+    """``plan`` under ``relation`` for users of as many records as a group has."""
+    count = records * plan.dataset.records_per_unit
+    try:
+        if count == 1:
+            return _changed(plan, adjacency=relation)
+        return _changed(plan, adjacency=relation, unit="user", contributions_per_user=count)
+    except MalformedPlan as error:
+        raise _NotBounded(error.reasons) from None
+
+
+def _epsilon(plan: Plan) -> tuple[Bracket, Confidence | None]:
+    result = certify(plan, second_opinion=False)
+    if (
+        result.epsilon is None
+        or result.verdict in ("refused", "undecided")
+        or not math.isfinite(result.epsilon.upper)
+    ):
+        raise _NotBounded(result.reasons or (_UNBOUNDED,))
+    return result.epsilon, result.confidence
+
+
+def _chained(plan: Plan, delta: float, records: int, relation: Adjacency) -> Bracket | None:
+    """The bound by neighbours of ``plan``; None where none lead there or theirs is unknown."""
+    links = LINKS.get((plan.adjacency, relation))
+    if links is None:
+        return None
+    try:
+        own, confidence = _epsilon(plan)
+        if confidence is not None:
+            return None
+        upper = chained_epsilon(
+            lambda at: _epsilon(_changed(plan, target={"delta": at}))[0].upper,
+            delta,
+            links * records,
+        )
+    except _NotBounded:
+        return None
+    contains = relation == plan.adjacency or (plan.adjacency, relation) == (
+        "zero_out",
+        "replace_one",
+    )
+    return Bracket(lower=min(upper, own.lower if contains else 0.0), upper=upper)
+
+
+def chained_epsilon(neighbours: Callable[[float], float], delta: float, links: int) -> float:
+    """An upper bound of ε (nats) at ``delta`` between data sets so many ``links`` apart.
+
+    ``neighbours`` bounds ε between neighbours, in either order, at the δ that it is called with.
+    """
+    total = 0.0
+    for _ in range(links):
+        at = delta / links * math.exp(-total) * (1 - 1e-9)
+        if at < _LEAST_DELTA:
+            return math.inf
+        total = (total + float(neighbours(at))) * (1 + 2.0**-50)
+    return total
+
+
+def _changed(plan: Plan, **fields: Unpack[PlanFields]) -> Plan:
+    document = with_fields(as_document(plan), **fields)
+    document.pop("claim", None)
+    return plan_from(document)
+
+
+_UNBOUNDED = Reason(
+    code="group_unbounded",
+    pointer="",
+    message="no finite ε bounds a group of that size.",
+    remedy="Add noise, or ask about a smaller group.",
+)
