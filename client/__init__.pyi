@@ -1,6 +1,6 @@
-from .asynchronous import AsyncClient as AsyncClient
-from .blocking import Client as Client
 from .calls import segment as segment
+from .clients import AsyncClient as AsyncClient
+from .clients import Client as Client
 from .models import DIGEST as DIGEST
 from .models import REVOCATION_CODES as REVOCATION_CODES
 from .models import Adjacency as Adjacency

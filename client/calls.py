@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -28,8 +28,10 @@ from affidavit.client.models import (
 from affidavit.client.responses import (
     CertificateAnswer,
     Model,
+    Unreachable,
     certificate_of,
     document_of,
+    error_of,
     problem_of,
     reader_of,
 )
@@ -58,11 +60,15 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[Answer]):
-    """One request; ``read`` makes its answer, and ``repeatable`` lets it be sent again."""
+    """One request; ``read`` makes its answer, or the call that leads to it after ``pause`` seconds.
+
+    ``repeatable`` lets it be sent again.
+    """
 
     method: str
     path: str
-    read: Callable[[httpx.Response], Answer]
+    read: Callable[[httpx.Response], Answer | Call[Answer]]
+    pause: float = 0.0
     document: Any = None
     query: Mapping[str, str] | None = None
     key: str | None = None
@@ -101,17 +107,17 @@ class Call(Generic[Answer]):
 
 
 def get(path: str, query: Mapping[str, str] | None = None) -> Call[Any]:
-    """Read the JSON document at ``path``."""
+    """The JSON document at ``path``."""
     return Call(method="GET", path=path, read=document_of, query=query, repeatable=True)
 
 
 def content(path: str) -> Call[bytes]:
-    """Read the bytes at ``path``."""
+    """The bytes at ``path``."""
     return Call(method="GET", path=path, read=lambda response: response.content, repeatable=True)
 
 
 def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
-    """Post a JSON document; with an idempotency ``key`` it may be sent again."""
+    """Post a JSON document and return the JSON response; ``key`` is an idempotency key."""
     return Call(
         method="POST",
         path=path,
@@ -122,10 +128,36 @@ def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
     )
 
 
-def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer | Certification]:
-    """Certify a plan document; the same plan always gets the same certificate.
+def conversation(
+    call: Call[Answer], server: str
+) -> Generator[Call[Answer] | float, httpx.Response | Exception | None, Answer]:
+    """The answer of ``call``, from the responses to the calls that this yields to be sent.
 
-    A plan that takes longer than a request is answered with a certification to poll.
+    It yields seconds to wait as well. Raises ``Unreachable`` and ``Problem``.
+    """
+    attempt = 0
+    while True:
+        result = yield call
+        response = result if isinstance(result, httpx.Response) else None
+        if response is not None and response.is_success:
+            answer = call.read(response)
+            if not isinstance(answer, Call):
+                return answer
+            call, attempt = answer, 0
+            yield call.pause
+            continue
+        delay = call.delay(attempt, response)
+        if delay is None:
+            raise Unreachable(f"{server}: {result}") if response is None else error_of(response)
+        attempt += 1
+        yield delay
+
+
+def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
+    """Certify a plan document; waits for the certificate, however long the service takes.
+
+    The same plan always gets the same certificate. A plan that takes longer than a request is
+    answered with a certification, which is polled.
     """
     return Call(
         method="POST",
@@ -137,27 +169,27 @@ def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer | Certification]:
     )
 
 
-def _submitted(response: httpx.Response) -> CertificateAnswer | Certification:
+def _submitted(response: httpx.Response) -> CertificateAnswer | Call[CertificateAnswer]:
     accepted = response.status_code == httpx.codes.ACCEPTED
-    return reader_of(Certification)(response) if accepted else certificate_of(response)
+    return _polled(response) if accepted else certificate_of(response)
 
 
-def outcome(certification: Certification) -> Call[CertificateAnswer | Certification]:
-    """What comes after ``certification``: its next state, or its certificate.
+def _polled(response: httpx.Response) -> Call[CertificateAnswer]:
+    """What comes after a certification: its next state, or its certificate.
 
     Raises ``Problem`` where it failed.
     """
+    certification = reader_of(Certification)(response)
     if certification.problem is not None:
         raise problem_of(certification.problem)
-    read: Callable[[httpx.Response], CertificateAnswer | Certification]
-    path, read = f"/v1/certifications/{segment(certification.id)}", reader_of(Certification)
     if certification.certificate is not None:
-        path, read = f"/v1/certificates/{segment(certification.certificate)}", certificate_of
-    return Call(method="GET", path=path, read=read, repeatable=True)
+        return certificate(certification.certificate)
+    path = f"/v1/certifications/{segment(certification.id)}"
+    return Call(method="GET", path=path, read=_polled, repeatable=True, pause=POLL_DELAY)
 
 
 def certificate(certificate_id: str) -> Call[CertificateAnswer]:
-    """Read a certificate."""
+    """A certificate."""
     path = f"/v1/certificates/{segment(certificate_id)}"
     return Call(method="GET", path=path, read=certificate_of, repeatable=True)
 
@@ -180,12 +212,12 @@ def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Rev
 
 
 def status_list() -> Call[bytes]:
-    """Read the signed status list."""
+    """The signed status list."""
     return content("/v1/status")
 
 
 def policy(name: str, version: int) -> Call[PolicyVersion]:
-    """Read a version of a policy."""
+    """A version of a policy."""
     return _read(f"/v1/policies/{segment(name)}/{version}", PolicyVersion)
 
 
@@ -194,27 +226,33 @@ def publish_keyset(envelope: Mapping[str, Any]) -> Call[PublishedKeyset]:
     return _change("/v1/keysets", PublishedKeyset, envelope)
 
 
-def ledgers(dataset: str, certificate_id: str | None) -> Call[Page[Ledger]]:
-    """Read the ledgers of a data set, with a forecast for a certificate."""
-    query = {} if certificate_id is None else {"certificate": certificate_id}
-    path = f"/v1/ledgers/{segment(dataset)}"
-    return _read(path, Page[Ledger], query)
+def ledgers(dataset: str, certificate: str | None = None) -> Call[list[Ledger]]:
+    """The ledgers of a data set, with a forecast for ``certificate``."""
+    query = {} if certificate is None else {"certificate": certificate}
+    path, read = f"/v1/ledgers/{segment(dataset)}", reader_of(Page[Ledger])
+    return Call(
+        method="GET",
+        path=path,
+        read=lambda response: read(response).items,
+        query=query,
+        repeatable=True,
+    )
 
 
-def reserve(dataset: str, certificate_id: str, key: str | None) -> Call[Reservation]:
-    """Reserve the cost of a certified run."""
+def reserve(dataset: str, certificate: str, key: str | None = None) -> Call[Reservation]:
+    """Reserve the cost of a certified run; ``key`` is an idempotency key, a new one if None."""
     path = f"/v1/ledgers/{segment(dataset)}/reservations"
-    return _change(path, Reservation, {"certificate": certificate_id}, key or new_key())
+    return _change(path, Reservation, {"certificate": certificate}, key or new_key())
 
 
-def release(reservation: str, reason: str, key: str | None) -> Call[Reservation]:
-    """Release a reservation."""
+def release(reservation: str, reason: str, key: str | None = None) -> Call[Reservation]:
+    """Release a reservation; ``key`` is an idempotency key, a new one if None."""
     path = f"/v1/reservations/{segment(reservation)}/release"
     return _change(path, Reservation, {"reason": reason}, key or new_key())
 
 
 def run(run_id: str) -> Call[Run]:
-    """Read a run."""
+    """The state of a run."""
     return _read(f"/v1/runs/{segment(run_id)}", Run)
 
 
@@ -223,9 +261,9 @@ def runs(path: str, filters: Mapping[str, str]) -> Call[Page[Run]]:
     return _read(path, Page[Run], filters)
 
 
-def request_run(document: Mapping[str, Any], key: str | None) -> Call[Run]:
-    """Request a training run."""
-    return _change("/v1/runs", Run, document, key or new_key())
+def request_run(run: Mapping[str, Any], key: str | None = None) -> Call[Run]:
+    """Request a training run; ``key`` is an idempotency key, a new one if None."""
+    return _change("/v1/runs", Run, run, key or new_key())
 
 
 def cancel_run(run_id: str, reason: str) -> Call[Run]:

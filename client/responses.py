@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -164,10 +164,3 @@ class EventReader:
             raise ValueError("an event of a run has a name")
         model = EVENTS.get(fields["event"])
         return None if model is None else model.model_validate_json(fields["data"])
-
-    def all(self, lines: Iterable[str]) -> Iterator[RunEvent | RunProgress]:
-        """Every event of ``lines``; raises ``ValueError``."""
-        self.restart()
-        for line in lines:
-            if (event := self.read(line)) is not None:
-                yield event
