@@ -29,7 +29,7 @@ from typing import Any
 from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from bench.service import PLAN, Service, databases, say
 
 OTHERS = 63

@@ -27,7 +27,7 @@ from affidavit.service.app import create_app
 from affidavit.service.cursors import cursor_at
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.migrate import upgrade
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from affidavit.certificate import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.loopback_auth import NoIdentities
-from affidavit.service.identity.token_repository import TokenError
+from affidavit.service.identity.tokens import TokenError
 from affidavit.service.log import audit_command, witness_server
 from affidavit.service.log.audit_command import AuditCommandError
 from affidavit.service.log.checkpoint_publisher import PublishError

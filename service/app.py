@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from importlib.metadata import version
 from operator import is_
 
@@ -17,16 +18,17 @@ from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
-from affidavit.service import openapi, problems
+from affidavit.service import openapi, pages, problems
 from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware, SecurityHeaders
 from affidavit.service.operation.metrics import watch_services
 from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.pages import errors
-from affidavit.service.pages.routers import PAGES
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
+
+PAGES = tuple(import_module(f"{pages.__name__}.{name}").router for name in pages.MODULES)
 
 _READ: list[tuple[tuple[APIRouter, ...], list[BaseRoute]]] = []
 """Routers and what was read of them: one entry, and one for each other set that a test tries."""

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.errors import TooBusy
+from affidavit.service.fair_queue import leave_turn
 from affidavit.service.teams import TEAM
-from affidavit.service.turns import leave_turn
 
 A = TypeVar("A")
 B = TypeVar("B")

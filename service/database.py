@@ -29,6 +29,16 @@ there (``reader``): each statement would see what is committed at its time in an
 Transactions are begun by us, not by the driver, which would begin one only at the first
 write: a transaction that reads and then writes could then fail instead of waiting. A
 writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDIATE``.
+
+``any_of`` is a condition that a few ids fulfil. PostgreSQL joins ``id IN (SELECT ...)`` as it
+thinks best, and for a thousand of a hundred thousand rows thinks it best to read the whole table.
+Of an array it expects few elements, and looks each up by the index.
+
+>>> from sqlalchemy import column, select
+>>> print(any_of(column("id"), select(column("other"))))
+id IN (SELECT other)
+
+Reference: PostgreSQL, Row and Array Comparisons, ``expression = ANY (array expression)``.
 """
 
 from __future__ import annotations
@@ -41,9 +51,22 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, text
+from sqlalchemy import (
+    URL,
+    Boolean,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Engine,
+    Select,
+    create_engine,
+    event,
+    text,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError, IntegrityError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from affidavit.service import teams
 
@@ -257,3 +280,30 @@ class _Turn:
         """A connection comes back, whatever became of its transaction."""
         if record.record_info.pop(_HELD, False):
             self._lock.release()
+
+
+# ---- a condition on a few ids --------------------------------------------------------
+
+
+class _AnyOf(FunctionElement[bool]):
+    """The construct; its clauses are a column and a subquery."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+def any_of(column: ColumnElement[Any], query: Select[Any]) -> ColumnElement[bool]:
+    """Whether ``column`` is among what ``query`` selects."""
+    return _AnyOf(column, query.scalar_subquery())
+
+
+@compiles(_AnyOf)
+def _in(element: _AnyOf, compiler: Any, **options: Any) -> str:
+    column, result = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} IN {result}"
+
+
+@compiles(_AnyOf, "postgresql")
+def _any(element: _AnyOf, compiler: Any, **options: Any) -> str:
+    column, result = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} = ANY (ARRAY{result})"

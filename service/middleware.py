@@ -30,10 +30,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from affidavit.plan import Reason
+from affidavit.service.fair_queue import leave_turn
 from affidavit.service.operation.metrics import METHODS, Metrics
 from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.problems import Problem
-from affidavit.service.turns import leave_turn
 
 HEADER = b"x-request-id"
 RATE_LIMIT = "rate_limit"

@@ -17,26 +17,26 @@ from sqlalchemy import Engine
 
 from affidavit.service import keysets
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
-from affidavit.service.identity import second_person, token_repository
-from affidavit.service.ledger import ledger_tables
-from affidavit.service.lifecycle import lifecycle_tables
-from affidavit.service.log import log_tables
+from affidavit.service.identity import second_person, tokens
+from affidavit.service.ledger import state
+from affidavit.service.lifecycle import status
+from affidavit.service.log import entries
 from affidavit.service.pages import saved_views, sessions
-from affidavit.service.policies import policy_tables
+from affidavit.service.policies import store
 from affidavit.service.runs import run_tables
 from affidavit.service.tables import metadata
 from affidavit.service.use_cases import certifications
 
 MODULES = (
-    token_repository,
+    tokens,
     second_person,
-    ledger_tables,
+    state,
     keysets,
-    log_tables,
-    lifecycle_tables,
+    entries,
+    status,
     saved_views,
     sessions,
-    policy_tables,
+    store,
     run_tables,
     certifications,
 )

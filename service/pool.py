@@ -36,8 +36,7 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
-from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue, Use
-from affidavit.service.turns import leave_turn
+from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue, Use, leave_turn
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MOST_QUICK = 16

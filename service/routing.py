@@ -27,10 +27,10 @@ from starlette.requests import ClientDisconnect
 
 from affidavit.client import DIGEST
 from affidavit.plan import Syntax
+from affidavit.service.fair_queue import outside_turn
 from affidavit.service.identity.access import authorize, guard_of
 from affidavit.service.models import RequestModel
 from affidavit.service.problems import Problem
-from affidavit.service.turns import outside_turn
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")

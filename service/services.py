@@ -11,18 +11,18 @@ from fastapi import Depends, Request
 from affidavit.certificate import KeyRole, KeyStore
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
-from affidavit.service.dispatch.admission_check import AdmissionCheck, judge_by
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import engine_of
-from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, judge_by
 from affidavit.service.dispatch.ray_jobs import RayJobs
+from affidavit.service.fair_queue import Turns
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
 from affidavit.service.identity.rate_limit import RateLimiter
 from affidavit.service.identity.second_person import SecondPerson
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keyring import Keyring
 from affidavit.service.keysets import KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
@@ -38,8 +38,7 @@ from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
 from affidavit.service.operation.metrics import Metrics
-from affidavit.service.operation.readiness import LogWatch
-from affidavit.service.operation.safety import SafetyWatch
+from affidavit.service.operation.readiness import LogWatch, SafetyWatch
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
@@ -48,7 +47,6 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
 from affidavit.service.store import CertificateStore
-from affidavit.service.turns import Turns
 from affidavit.service.use_cases.certifications import Certifications
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate

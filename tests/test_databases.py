@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from tests.databases import TABLES, Migrated
 
 

@@ -37,7 +37,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
-from affidavit.service.dispatch.admission_check import AdmissionCheck
 from affidavit.service.dispatch.engine import (
     JOB,
     Engine,
@@ -48,7 +47,8 @@ from affidavit.service.dispatch.engine import (
     job_id_of,
     others_go_on,
 )
-from affidavit.service.ledger.expiry import expire_reservations
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
+from affidavit.service.ledger.store import expire_reservations
 from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun

@@ -3,30 +3,52 @@
 The manifest is a Job whose first container runs ``affidavit worker``. For each run it gets the
 job's name, the worker's options, the run's GPUs and memory, and the label of Kueue with the run's
 queue, which Kueue follows where it is installed. The service account needs to create, list and
-delete Jobs in the namespace, and for the admission check (``admission_check``) to list
-Workloads and AdmissionChecks and to patch their status.
+delete Jobs in the namespace, and for the admission check to list Workloads and AdmissionChecks and
+to patch their status.
 
 References: Kubernetes API, batch/v1 Job; Kueue, "Run a Kubernetes Job".
+
+Kueue's admission check admits a workload for what was certified and reserved. Kueue asks before it
+starts a workload: one that waits in a ClusterQueue with an AdmissionCheck of the controller
+``affidavit.dev/certificate`` is Ready once the job is the present one of a run that is not over,
+its certificate verifies and is usable, and its budget is reserved or committed. Everything else is
+Rejected, jobs that are no runs too. What a container does is not looked at: whoever may create Jobs
+in the namespace under a run's name is admitted for it.
+
+References: Kueue, "Admission Check"; kueue.x-k8s.io/v1beta1, AdmissionCheck and Workload.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
+from sqlalchemy import Connection, Engine
 
+from affidavit.certificate import KeyStore, PublicKey, VerificationError, verify
 from affidavit.plan import MalformedPlan, load_yaml
+from affidavit.service.database import reader
 from affidavit.service.dispatch.engine import (
+    JOB,
     PREFIX,
     EngineUnavailable,
     Job,
     JobRefused,
     JobState,
     UnknownEngine,
+    job_id_of,
+    others_go_on,
 )
+from affidavit.service.errors import DomainError
+from affidavit.service.ledger import repository as ledger_repository
+from affidavit.service.ledger.transitions import require_usable
+from affidavit.service.runs import repository
+from affidavit.service.store import current
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SERVER = "https://kubernetes.default.svc"
@@ -138,3 +160,150 @@ def _state(entry: Mapping[str, Any]) -> JobState:
     if any(one["type"] in ends and one["status"] == "True" for one in conditions):
         return "ended"
     return "running" if status.get("active") else "waiting"
+
+
+# ---- Kueue's admission check ---------------------------------------------------------
+
+CONTROLLER = "affidavit.dev/certificate"
+VERSION = "kueue.x-k8s.io/v1beta1"
+MOST_MESSAGE = 500
+
+State = Literal["Ready", "Rejected"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a workload may start, and why."""
+
+    state: State
+    message: str
+
+
+class AdmissionCheck:
+    """The controller, for the workloads of a namespace; ``judge`` is asked about a job's name."""
+
+    def __init__(self, api: KubernetesApi, namespace: str, judge: Callable[[str], Verdict]) -> None:
+        self._api = api
+        self._workloads = f"/apis/{VERSION}/namespaces/{namespace}/workloads"
+        self._judge = judge
+
+    def round(self, at: datetime) -> None:
+        """Decide about all that waits, if the cluster has a check of ours.
+
+        Raises ``EngineUnavailable``.
+        """
+        missing = (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN)
+        path = f"/apis/{VERSION}/admissionchecks"
+        listed = self._api.answer("GET", path, same=missing).get("items", [])
+        checks = [one for one in listed if one["spec"]["controllerName"] == CONTROLLER]
+        for check in checks:
+            self._activate(check, at)
+        if not checks:
+            return
+        names = {check["metadata"]["name"] for check in checks}
+        for workload in self._api.answer("GET", self._workloads).get("items", []):
+            with others_go_on():
+                self._decide(workload, names, at)
+
+    def _decide(self, workload: Mapping[str, Any], names: Iterable[str], at: datetime) -> None:
+        status = workload.get("status", {})
+        waiting = [
+            check["name"]
+            for check in status.get("admissionChecks", [])
+            if check["name"] in names and check["state"] == "Pending"
+        ]
+        if not waiting or not _is_true(status, "QuotaReserved"):
+            return
+        verdict = self._judge(_job_of(workload))
+        path = f"{self._workloads}/{workload['metadata']['name']}/status"
+        checks = [
+            {
+                "name": name,
+                "state": verdict.state,
+                "message": verdict.message[:MOST_MESSAGE],
+                "lastTransitionTime": _instant(at),
+            }
+            for name in waiting
+        ]
+        self._apply(path, "Workload", workload, {"admissionChecks": checks})
+
+    def _activate(self, check: Mapping[str, Any], at: datetime) -> None:
+        if _is_true(check.get("status", {}), "Active"):
+            return
+        condition = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "The service checks certificates and budgets.",
+            "lastTransitionTime": _instant(at),
+        }
+        path = f"/apis/{VERSION}/admissionchecks/{check['metadata']['name']}/status"
+        self._apply(path, "AdmissionCheck", check, {"conditions": [condition]})
+
+    def _apply(self, path: str, kind: str, item: Mapping[str, Any], status: Any) -> None:
+        """Set what is ours of a status; an item that is gone needs none."""
+        name = {"name": item["metadata"]["name"]}
+        self._api.answer(
+            "PATCH",
+            path,
+            json={"apiVersion": VERSION, "kind": kind, "metadata": name, "status": status},
+            params={"fieldManager": "affidavit", "force": "true"},
+            headers={"content-type": "application/apply-patch+yaml"},
+            same=(httpx.codes.NOT_FOUND,),
+        )
+
+
+def judge_by(database: Engine, keys: KeyStore) -> Callable[[str], Verdict]:
+    """Verdicts by what the service's database holds, and the keys that may certify."""
+    connections = reader(database)
+
+    def judge(job_id: str) -> Verdict:
+        with connections.connect() as connection:
+            try:
+                return _verdict(connection, job_id, keys.public_keys())
+            except VerificationError as error:
+                why = f"its certificate does not verify: {error.message}"
+            except DomainError as error:
+                why = error.message
+        return Verdict(state="Rejected", message=why)
+
+    return judge
+
+
+def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) -> Verdict:
+    """Raises ``DomainError`` or ``VerificationError``."""
+    match = JOB.fullmatch(job_id)
+    if match is None:
+        return Verdict(state="Rejected", message="it is no run that was requested of Affidavit.")
+    run = repository.find(connection, match[1])
+    present, over = job_id_of(run.id, run.job), run.outcome is not None
+    if over or job_id != present:
+        why = f"run {run.id} is {run.state}" if over else f"its job is {present}"
+        return Verdict(state="Rejected", message=f"{why}.")
+    reservation = ledger_repository.find_reservation(connection, run.reservation_id)
+    if reservation is None or reservation.state not in ("reserved", "committed"):
+        return Verdict(state="Rejected", message="no budget is reserved for it.")
+    certificate = current(connection, run.certificate_id)
+    require_usable(
+        certificate, reservation.scope.dataset, allow_untrusted=run.untrusted, issue=reservation
+    )
+    assert certificate is not None
+    if not run.untrusted:
+        verify(certificate.bundle, trusted)
+    message = f"{run.certificate_id} verifies, and its budget is {reservation.state}."
+    return Verdict(state="Ready", message=message)
+
+
+def _job_of(workload: Mapping[str, Any]) -> str:
+    """The name of the Job that a workload is of."""
+    owners = workload["metadata"].get("ownerReferences", [])
+    return next((owner["name"] for owner in owners if owner["kind"] == "Job"), "")
+
+
+def _is_true(status: Mapping[str, Any], kind: str) -> bool:
+    conditions = status.get("conditions", [])
+    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+
+
+def _instant(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -27,7 +27,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.fair_queue import CALLER
+from affidavit.service.fair_queue import CALLER, TURN, Turn, leave_turn
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
@@ -36,7 +36,6 @@ from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
 from affidavit.service.teams import TEAM
-from affidavit.service.turns import TURN, Turn, leave_turn
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTHORIZED = "authorized"
@@ -48,7 +47,7 @@ REALM = 'Bearer realm="affidavit"'
 class Guard:
     """The dependency behind ``needs``: the actor, if they have one of ``scopes``.
 
-    ``always`` lets a change through while the service suspends writes (``operation.safety``).
+    ``always`` lets a change through while the service suspends writes (``operation.readiness``).
     """
 
     scopes: tuple[Scope, ...]

@@ -29,8 +29,7 @@ from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.loopback_auth import ANONYMOUS, came_directly
 from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.rate_limit import counted
-from affidavit.service.identity.token_repository import Token, TokenRepository
-from affidavit.service.identity.tokens import PREFIX, TokenText, parse
+from affidavit.service.identity.tokens import PREFIX, Token, TokenRepository, TokenText, parse
 
 WITHOUT_TOKENS = Reason(
     code="anonymous_access",

@@ -17,7 +17,7 @@ from typing import Any
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import (
+from affidavit.service.identity.tokens import (
     LONGEST_DAYS,
     Token,
     TokenError,

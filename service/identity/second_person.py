@@ -42,7 +42,7 @@ from affidavit.client import Proposal
 from affidavit.plan import digest_of
 from affidavit.service.database import hold, writer
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
+from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import append
 from affidavit.service.problems import Problem
 from affidavit.service.tables import Sequence, UtcDateTime, metadata

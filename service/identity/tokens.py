@@ -1,4 +1,4 @@
-"""Tokens as text: made, recognised and hashed, without any database.
+"""Bearer tokens: their text, and the repository that makes, lists, revokes and finds them.
 
 ::
 
@@ -18,16 +18,75 @@ each request slow, and a flood of requests a way to stop the service.
 True
 >>> parse(made.text[:-1] + ("a" if made.text[-1] != "a" else "b")) is None
 True
+
+Rules of the repository:
+
+- A token's making and its revocation stand in the transparency log, written in the same
+  transaction; neither the token nor its hash does.
+- Every request looks the token up, so that a revocation counts from the next request on,
+  in every process.
+- Rows are found by the public id; the hash is compared in constant time afterwards.
+- A use is written at most once a minute, and after the answer.
+
+Its tables:
+
+``tokens``
+    One row per token, written once: its id, who it speaks for, what it allows, until
+    when, whose it is where that was said, and the SHA-256 of it. The token itself is nowhere.
+``token_revocations``
+    A token that is revoked gets a row here; no row ever leaves.
+``token_uses``
+    When a token was last used, to the minute. The only one of the three that changes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
+import logging
 import re
 import secrets
 import string
+import time
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    String,
+    Table,
+    Text,
+    bindparam,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from affidavit.service.database import reader, write, writer
+from affidavit.service.identity.actor import (
+    DEFAULT_QUEUE,
+    NEVER_OF_A_TEAM,
+    SERVED,
+    Actor,
+    Scope,
+    Serves,
+)
+from affidavit.service.identity.second_person import Approve, alone
+from affidavit.service.log.entries import append
+from affidavit.service.tables import UtcDateTime, metadata
+from affidavit.service.teams import NAME as TEAM_NAME
+
+# ---- the text ------------------------------------------------------------------------
 
 PREFIX = "affidavit_"
 PATTERN = re.compile(r"affidavit_([0-9a-f]{12})_[0-9A-Za-z]{49}")
@@ -75,3 +134,313 @@ def _base62(number: int, width: int) -> str:
         number, digit = divmod(number, 62)
         digits.append(_DIGITS[digit])
     return "".join(reversed(digits))
+
+
+# ---- the repository ------------------------------------------------------------------
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+PERSON = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
+LONGEST_DAYS = 366
+USE_SECONDS = 60.0
+"""How often a token's use is written down."""
+
+log = logging.getLogger("affidavit.service")
+
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(12), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("scopes", String(255), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("created_by", String(255), nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("person", String(255)),
+    Column("team", String(64)),
+    Column("serves", Text),
+    CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
+)
+
+token_revocations = Table(
+    "token_revocations",
+    metadata,
+    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
+    Column("revoked_at", UtcDateTime, nullable=False),
+    Column("revoked_by", String(255), nullable=False),
+    Column("reason", String(255), nullable=False),
+)
+
+token_uses = Table(
+    "token_uses",
+    metadata,
+    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
+    Column("last_used_at", UtcDateTime),
+)
+
+
+class TokenError(ValueError):
+    """A token that cannot be made or revoked as asked; the text says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """What is known of a token; nothing here can be used as one."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    person: str | None = None
+    team: str | None = None
+    serves: Serves = DEFAULT_QUEUE
+
+    @property
+    def actor(self) -> Actor:
+        """Who holds it: two tokens of one person, or else of one name in one team, are the same."""
+        name = self.name if self.team is None else f"{self.team}/{self.name}"
+        return Actor(self.person or f"token:{name}", frozenset(self.scopes), self.team, self.serves)
+
+    @property
+    def serves_text(self) -> str:
+        """What a worker's token names, for people; empty for another's."""
+        by_hand = [f"{name} by hand" for name in sorted(self.serves.datasets)]
+        named = sorted(self.serves.queues) + by_hand
+        return ", ".join(named) if Scope.WORK in self.scopes else ""
+
+
+class TokenRepository:
+    """Tokens behind one engine; safe to call from several threads and processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._reader = reader(engine)
+        self._writer = writer(engine)
+        self._any = False
+        self._uses: dict[str, float] = {}
+        self._lock = Lock()
+
+    def new(
+        self,
+        name: str,
+        scopes: Iterable[Scope],
+        days: int,
+        *,
+        by: str,
+        at: datetime,
+        person: str | None = None,
+        team: str | None = None,
+        queues: Iterable[str] = (),
+        datasets: Iterable[str] = (),
+        approve: Approve = alone,
+    ) -> tuple[Token, TokenText]:
+        """Make a token for ``days`` days, and return it once; raises ``TokenError``.
+
+        ``person`` is whose it is: what they ask and decide counts as theirs with every token
+        of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
+        ``team`` confines it to that team's objects. A worker's names the ``queues`` whose runs it
+        claims and the ``datasets`` whose reservations it commits and settles by hand; without
+        either it is for the queue ``default``.
+        """
+        allowed = tuple(sorted(set(scopes)))
+        if NAME.fullmatch(name) is None:
+            raise TokenError(
+                f"the name {name[:80]!r} cannot be used; give 1 to 64 of the letters A to Z, "
+                "digits and . _ @ + -, the first a letter or digit"
+            )
+        if not allowed:
+            raise TokenError("a token needs a scope; give --scope, one of " + ", ".join(Scope))
+        if not 1 <= days <= LONGEST_DAYS:
+            raise TokenError(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
+        owner = None if person is None else _person(person)
+        if team is not None:
+            _require_of_team(team, allowed)
+        serves = _serves(allowed, queues, datasets)
+        text = mint()
+        expires_at = at + timedelta(days=days)
+        with self._writer.begin() as connection:
+            approve(connection)
+            connection.execute(
+                insert(tokens).values(
+                    id=text.id,
+                    name=name,
+                    scopes=" ".join(allowed),
+                    digest=text.digest,
+                    created_at=at,
+                    created_by=by,
+                    expires_at=expires_at,
+                    person=owner,
+                    team=team,
+                    serves=json.dumps(serves) if serves else None,
+                )
+            )
+            connection.execute(insert(token_uses).values(token_id=text.id))
+            body = {
+                "action": "created",
+                "name": name,
+                "scopes": list(allowed),
+                "expires_at": expires_at.isoformat(timespec="microseconds"),
+                **({} if owner is None else {"person": owner}),
+                **({} if team is None else {"team": team}),
+                **serves,
+            }
+            append(connection, "token", text.id, body, actor=by, at=at)
+            stored = _find(connection, text.id)
+        assert stored is not None
+        return stored[0], text
+
+    def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
+        """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
+        if len(reason) > 255 or not reason.isprintable():
+            raise TokenError("the reason is a line of at most 255 characters")
+
+        def work(connection: Connection) -> Token:
+            stored = _find(connection, token_id)
+            if stored is None:
+                raise TokenError(
+                    f"there is no token {token_id[:80]!r}; affidavit tokens list shows them"
+                )
+            if stored[0].revoked_at is not None:
+                return stored[0]
+            row = {"token_id": token_id, "revoked_at": at, "revoked_by": by, "reason": reason}
+            connection.execute(insert(token_revocations).values(row))
+            body = {"action": "revoked", "name": stored[0].name, "reason": reason}
+            append(connection, "token", token_id, body, actor=by, at=at)
+            return replace(stored[0], revoked_at=at)
+
+        return write(self._writer, work)
+
+    def all(self) -> list[Token]:
+        """Every token that was ever made, oldest first."""
+        query = _QUERY.order_by(tokens.c.created_at, tokens.c.id)
+        with self._reader.connect() as connection:
+            return [_token(row) for row in connection.execute(query).mappings()]
+
+    def exist(self) -> bool:
+        """Whether a token was ever made; asked of the database until one was."""
+        if not self._any:
+            with self._reader.connect() as connection:
+                query = select(tokens.c.id).limit(1)
+                self._any = connection.execute(query).first() is not None
+        return self._any
+
+    def with_id(self, token_id: str) -> Token | None:
+        """The token of that id, whether or not it still counts."""
+        with self._reader.connect() as connection:
+            stored = _find(connection, token_id)
+        return None if stored is None else stored[0]
+
+    def find(self, text: TokenText) -> Token | None:
+        """The token that ``text`` is, whether or not it still counts."""
+        return self.find_all([text])[text]
+
+    def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
+        """The token that each of ``texts`` is, whether or not it still counts."""
+        unique = set(texts)
+        with self._reader.connect() as connection:
+            return {text: _if_same(_find(connection, text.id), text) for text in unique}
+
+    def use_is_due(self, token_id: str) -> bool:
+        """Whether a use is to be written down now; true once in a while for each token."""
+        moment = time.monotonic()
+        with self._lock:
+            if moment < self._uses.get(token_id, moment):
+                return False
+            self._uses[token_id] = moment + USE_SECONDS
+            return True
+
+    def write_use(self, token_id: str, at: datetime) -> None:
+        """Write down that the token was used."""
+        change = update(token_uses).where(token_uses.c.token_id == token_id)
+        try:
+            with self._writer.begin() as connection:
+                connection.execute(change.values(last_used_at=at))
+        except SQLAlchemyError as error:
+            # The request was answered; that its time is not known is no reason to fail.
+            log.warning("the use of token %s was not written down: %s", token_id, error)
+
+
+_QUERY = (
+    select(tokens, token_revocations.c.revoked_at, token_uses.c.last_used_at)
+    .outerjoin(token_revocations, token_revocations.c.token_id == tokens.c.id)
+    .outerjoin(token_uses, token_uses.c.token_id == tokens.c.id)
+)
+# Built once: this is asked for every request, and building it costs more than running it.
+_ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
+
+
+def _person(text: str) -> str:
+    """The name under which everything that a person does is recorded."""
+    if PERSON.fullmatch(text) is None:
+        raise TokenError(
+            f"the person {text[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
+            "digits and . _ @ + -, or oidc: and the subject that the OpenID provider calls them"
+        )
+    return text if text.startswith("oidc:") else f"person:{text}"
+
+
+def _require_of_team(team: str, scopes: Iterable[Scope]) -> None:
+    if TEAM_NAME.fullmatch(team) is None:
+        raise TokenError(
+            f"the team {team[:80]!r} cannot be named so; give 1 to 64 of the letters a to z, "
+            "digits and -, the first and last a letter or digit"
+        )
+    if wrong := sorted(NEVER_OF_A_TEAM & set(scopes)):
+        raise TokenError(
+            f"{wrong[0]} is for the whole organisation; leave the team out, or that scope"
+        )
+
+
+def _serves(
+    scopes: Iterable[Scope], queues: Iterable[str], datasets: Iterable[str]
+) -> dict[str, list[str]]:
+    """What a worker's token names; nothing for another token."""
+    named = {"queues": sorted(set(queues)), "datasets": sorted(set(datasets))}
+    for name in named["queues"] + named["datasets"]:
+        if SERVED.fullmatch(name) is None:
+            raise TokenError(
+                f"{name[:80]!r} is no name of a queue or data set; give 1 to 64 of the letters "
+                "A to Z, digits and . _ -"
+            )
+    if Scope.WORK not in scopes:
+        if any(named.values()):
+            raise TokenError("queues and data sets are named for the scope work; add that scope")
+        return {}
+    return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
+
+
+def _if_same(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
+    digest = stored[1] if stored is not None else "0" * 64
+    same = hmac.compare_digest(digest, text.digest)
+    return stored[0] if stored is not None and same else None
+
+
+def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:
+    row = connection.execute(_ONE, {"token_id": token_id}).mappings().first()
+    return None if row is None else (_token(row), row["digest"])
+
+
+def _token(row: Any) -> Token:
+    known = {item.value for item in Scope}
+    return Token(
+        id=row["id"],
+        name=row["name"],
+        # A scope that a later release knew is none that we could grant.
+        scopes=tuple(Scope(entry) for entry in row["scopes"].split() if entry in known),
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        last_used_at=row["last_used_at"],
+        person=row["person"],
+        team=row["team"],
+        serves=DEFAULT_QUEUE
+        if row["serves"] is None
+        else Serves(
+            **{kind: frozenset(names) for kind, names in json.loads(row["serves"]).items()}
+        ),
+    )

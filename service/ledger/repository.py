@@ -22,23 +22,21 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
 from affidavit.service.command import CommandContext
-from affidavit.service.ledger.head_check import (
+from affidavit.service.ledger.integrity import (
     ENTRY_KINDS,
     entry_body,
     require_unaltered,
     state_digest,
-)
-from affidavit.service.ledger.ledger_tables import (
-    dataset_grants,
-    ledger_events,
-    ledgers,
-    reservations,
 )
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
     StoredLedger,
     StoredReservation,
+    dataset_grants,
+    ledger_events,
+    ledgers,
+    reservations,
 )
 from affidavit.service.log.entries import append
 from affidavit.service.runs.run_tables import runs

@@ -22,12 +22,12 @@ from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
     StoredLedger,
     StoredReservation,
+    reservations,
 )
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate, current

@@ -35,7 +35,6 @@ from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import Actor
 from affidavit.service.keyring import Keyring
 from affidavit.service.lifecycle.issuance import sign_approved
-from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.lifecycle.models import (
     Decision,
     DecisionRequest,
@@ -43,7 +42,7 @@ from affidavit.service.lifecycle.models import (
     IssueApprovals,
     RevocationRequest,
 )
-from affidavit.service.lifecycle.status import DECIDED, Status
+from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
 from affidavit.service.log.entries import append
 from affidavit.service.policies.evaluation import certification_request
 from affidavit.service.policies.store import PolicyStore

@@ -28,10 +28,10 @@ from affidavit.certificate.log import (
 )
 from affidavit.service.database import open_engine
 from affidavit.service.keyring import Keyring
+from affidavit.service.log.audit import AuditFinding
 from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
-from affidavit.service.log.tree_audit import AuditFinding
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.tables import signing_keys

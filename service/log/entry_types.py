@@ -22,14 +22,13 @@ from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.second_person import admin_proposals, body_of
-from affidavit.service.identity.token_repository import token_revocations, tokens
+from affidavit.service.identity.tokens import token_revocations, tokens
 from affidavit.service.keysets import keysets
-from affidavit.service.ledger.head_check import ENTRY_KINDS, entry_body
-from affidavit.service.ledger.ledger_tables import dataset_grants, ledger_events, ledgers
-from affidavit.service.ledger.state import LedgerScope
-from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
+from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
+from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
+from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import entry_of
-from affidavit.service.policies.policy_tables import policies, waiver_revocations, waivers
+from affidavit.service.policies.store import policies, waiver_revocations, waivers
 from affidavit.service.runs.repository import entry_body as run_entry_body
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.tables import certificates

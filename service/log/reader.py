@@ -3,6 +3,8 @@
 Nothing after the last checkpoint is shown: an entry that is not signed is not in the log
 yet. Every proof is verified before it is returned, so that a damaged table is reported here
 and does not confuse whoever verifies the proof.
+
+Tiles are read as they are: whoever follows the log verifies them against a signed checkpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine, bindparam, select
 
 from affidavit.certificate.log import (
+    TILE_HEIGHT,
+    TILE_WIDTH,
     Consistency,
     Inclusion,
     Place,
@@ -20,6 +24,7 @@ from affidavit.certificate.log import (
     Range,
     assemble,
     consistency_path,
+    encode_entries,
     inclusion_path,
     places,
     verify_consistency,
@@ -28,8 +33,7 @@ from affidavit.certificate.log import (
 from affidavit.plan import canonical_json
 from affidavit.service.database import reader
 from affidavit.service.log.cosignatures import from_before, published, revoked_since
-from affidavit.service.log.entries import entry_of
-from affidavit.service.log.log_tables import log_entries, log_leaves
+from affidavit.service.log.entries import entry_of, log_entries, log_leaves
 from affidavit.service.log.stored_tree import (
     LogDamaged,
     NotLogged,
@@ -221,3 +225,44 @@ def _prove_consistency(connection: Connection, first: int, second: int) -> Consi
 
 def _places(path: Sequence[Range]) -> list[Place]:
     return [place for part in path for place in places(part)]
+
+
+# ---- tiles ---------------------------------------------------------------------------
+
+
+def tile_hashes(engine: Engine, level: int, number: int, width: int) -> bytes:
+    """The first ``width`` hashes of a tile; raises ``NotLogged`` where there are fewer."""
+    with reader(engine).connect() as connection:
+        first = _first(_size(connection) >> (TILE_HEIGHT * level), number, width)
+        places = [Place(TILE_HEIGHT * level, first + item) for item in range(width)]
+        hashes = read_hashes(connection, places)
+        return b"".join(hashes[place] for place in places)
+
+
+def tile_entries(engine: Engine, number: int, width: int) -> bytes:
+    """The first ``width`` entries below a tile of level 0.
+
+    Raises ``NotLogged``, and ``BadTile`` for entries that do not fit into a tile.
+    """
+    with reader(engine).connect() as connection:
+        first = _first(_size(connection), number, width)
+        query = (
+            select(log_entries.c.content)
+            .join(log_leaves)
+            .where(log_leaves.c.leaf_index.between(first, first + width - 1))
+            .order_by(log_leaves.c.leaf_index)
+        )
+        contents = connection.execute(query).scalars().all()
+    return encode_entries(content.encode() for content in contents)
+
+
+def _size(connection: Connection) -> int:
+    newest = last_checkpoint(connection)
+    return 0 if newest is None else newest.checkpoint.size
+
+
+def _first(available: int, number: int, width: int) -> int:
+    first = number * TILE_WIDTH
+    if not 0 < width <= TILE_WIDTH or first + width > available:
+        raise NotLogged("the log does not have so much yet")
+    return first

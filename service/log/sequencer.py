@@ -46,7 +46,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.plan import Reason
 from affidavit.service.database import reader, writer
-from affidavit.service.log.log_tables import (
+from affidavit.service.log.entries import (
     log_checkpoints,
     log_entries,
     log_leaves,

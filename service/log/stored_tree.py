@@ -34,7 +34,7 @@ from affidavit.certificate.log import (
     places,
     verify_consistency,
 )
-from affidavit.service.log.log_tables import log_checkpoints, log_entries, log_leaves, log_nodes
+from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
 from affidavit.service.tables import signing_keys
 
 MAX_RANGE = 5000

@@ -25,7 +25,7 @@ from datetime import datetime
 from sqlalchemy import QueuePool, func, select
 
 from affidavit.certificate import KeyFailure, parse_instant, read_keyset
-from affidavit.service.log.log_tables import log_checkpoints, log_pending
+from affidavit.service.log.entries import log_checkpoints, log_pending
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)

@@ -15,7 +15,7 @@ A page is one module, named by its noun, and one template. The module has
         view = tokens_view(services.tokens)
         return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view.tokens))
 
-and one line in ``routers``. ``respond`` renders the view as HTML, as JSON (every field of it)
+and one line in ``MODULES``. ``respond`` renders the view as HTML, as JSON (every field of it)
 and its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn``
 takes SVG that was drawn on the server. A path parameter is written as for FastAPI,
 ``/certificates/{certificate_id}``. ``view_of`` fills a dataclass from an object or a row.
@@ -39,3 +39,23 @@ Rules for every page
   names the block that an htmx request gets.
 - A number has its label, its unit and the kind of bound beside it.
 """
+
+MODULES = (
+    "templating",
+    "sign_in",
+    "overview",
+    "audit",
+    "tokens",
+    "keys",
+    "approvals",
+    "certificates",
+    "certificate",
+    "compare",
+    "datasets",
+    "dataset",
+    "new_plan",
+    "policies",
+    "runs",
+    "search",
+    "waivers",
+)

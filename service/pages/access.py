@@ -22,7 +22,7 @@ from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import read_form, require_form_token
-from affidavit.service.pages.renderers import accepts_html, is_data
+from affidavit.service.pages.response import accepts_html, is_data
 from affidavit.service.services import Services
 
 SIGN_IN = "/sign-in"

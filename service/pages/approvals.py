@@ -31,8 +31,15 @@ from affidavit.service.lifecycle.status import (
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of
-from affidavit.service.pages.renderers import ListPage, Rows, view_of
-from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.response import (
+    ListPage,
+    Rows,
+    action,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
 from affidavit.service.pages.text import messages_of, up
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId

@@ -3,13 +3,20 @@
 Entries come in the order of the log, newest first, in pages that follow a cursor; a search
 by kind or subject follows its index. Only what a checkpoint covers is shown; entries that
 wait for their place in the tree are counted.
+
+The page also compares a checkpoint that an auditor saved with the log as it is now. A checkpoint
+that was saved elsewhere reveals whether the log has been rewritten since: the current tree must
+begin with the saved one. The consistency proof (RFC 9162, 2.1.4) is computed from the stored tree
+and verified against both roots here. To verify without trusting the service, request
+``/v1/log/proof/consistency`` or run ``affidavit verify``, which remembers the last checkpoint that
+it saw.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, get_args
@@ -20,10 +27,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, Select, func, select
 
 from affidavit.certificate import PublicKey
-from affidavit.certificate.log import MOST_LEAVES
+from affidavit.certificate.log import (
+    MOST_LEAVES,
+    BadNote,
+    Checkpoint,
+    ProofError,
+    open_checkpoint,
+    read_checkpoint,
+    verify_consistency,
+)
 from affidavit.service.log.audit import snapshot
-from affidavit.service.log.entries import EntryKind
-from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
+from affidavit.service.log.entries import EntryKind, log_entries, log_leaves, log_pending
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.stored_tree import (
     MAX_RANGE,
@@ -33,18 +47,102 @@ from affidavit.service.log.stored_tree import (
     verify_range,
 )
 from affidavit.service.pages.access import Auditor
-from affidavit.service.pages.checkpoint_upload import (
-    LONGEST,
-    CheckpointComparison,
-    InvalidCheckpoint,
-    compare_checkpoint,
+from affidavit.service.pages.response import (
+    Rows,
+    download,
+    is_data,
+    is_fragment,
+    page,
+    respond,
+    view_of,
 )
-from affidavit.service.pages.renderers import Rows, is_data, is_fragment, view_of
-from affidavit.service.pages.response import download, page, respond
 from affidavit.service.pages.text import capitalized, short, shortened, words
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log import TEXT
 from affidavit.service.services import Services, TheServices
+
+# ---- a saved checkpoint --------------------------------------------------------------
+
+LONGEST = 10_000
+"""Characters of a checkpoint."""
+
+
+class InvalidCheckpoint(Exception):
+    """The text is not a checkpoint of this log; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointComparison:
+    """The saved checkpoint of ``then`` entries beside the newest one of ``now``.
+
+    ``extended`` says that the log begins with the saved entries, ``signed`` that a key of this
+    service signed the saved checkpoint; ``said`` is the contradiction, empty if there is none.
+    """
+
+    then: int
+    now: int
+    signed_at: datetime | None
+    signed: bool
+    extended: bool
+    said: str
+
+
+def compare_checkpoint(
+    text: str, log: LogReader, keys: Iterable[PublicKey]
+) -> CheckpointComparison:
+    """Compare the checkpoint in ``text`` with ``log``; raises ``InvalidCheckpoint``."""
+    # A form changes line ends, and a text area loses the last one.
+    note = text.strip().replace("\r\n", "\n") + "\n"
+    try:
+        saved = read_checkpoint(note)
+        newest = log.latest().checkpoint
+    except BadNote as error:
+        raise InvalidCheckpoint(f"not a checkpoint: {error}") from None
+    except NotLogged:
+        raise InvalidCheckpoint("this log has no checkpoint yet to compare with") from None
+    if saved.origin != newest.origin:
+        raise InvalidCheckpoint(
+            f"the checkpoint is of another log, {saved.origin}; this one is {newest.origin}"
+        )
+    contradiction = _contradiction(saved, newest, log)
+    return CheckpointComparison(
+        then=saved.size,
+        now=newest.size,
+        signed_at=saved.signed_at,
+        signed=_is_signed(note, keys),
+        extended=contradiction == "",
+        said=contradiction,
+    )
+
+
+def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str:
+    """Why the log of ``newest`` does not extend the log of ``saved``; empty if it does."""
+    if saved.size > newest.size:
+        return f"it has {saved.size:,} entries but the log has {newest.size:,}: entries are missing"
+    if saved.size == 0:
+        return ""
+    try:
+        verify_consistency(
+            first=saved.size,
+            second=newest.size,
+            first_root=saved.root_hash,
+            second_root=newest.root_hash,
+            proof=log.consistency(saved.size, newest.size).hashes,
+        )
+    except ProofError:
+        return f"the first {saved.size:,} entries of the log have changed since"
+    return ""
+
+
+def _is_signed(note: str, keys: Iterable[PublicKey]) -> bool:
+    try:
+        open_checkpoint(note, keys)
+    except BadNote:
+        return False
+    return True
+
+
+# ---- the pages -----------------------------------------------------------------------
 
 router = APIRouter()
 

@@ -25,9 +25,8 @@ from fpdf import FPDF, XPos, YPos
 
 from affidavit.certificate.charts import Chart, draw
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.pages.certificate_view import CertificateView
+from affidavit.service.pages.certificate_view import VERIFY, CertificateView
 from affidavit.service.pages.text import capitalized, moment, shortened, visible
-from affidavit.service.pages.verification import VERIFY
 
 SYMBOLS = {
     "ε": "e",

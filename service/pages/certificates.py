@@ -1,27 +1,439 @@
-"""``/certificates``: the current issues, searched, filtered and saved as searches."""
+"""``/certificates``: the current issues, with a search, its facets and saved searches.
+
+A search matches beginnings: of a certificate's id or its plan's digest if it is hexadecimal,
+else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
+counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
+costs the same however many certificates there are; pages are cut by place. The newest come first;
+a list of expired certificates begins with the last to expire, unless it is of one team or
+mechanism.
+
+ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
+certificates of one band may not mean the same.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import isfinite
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import ValidationError
-
-from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate_search import (
-    CertificateLine,
-    CertificateSearch,
-    certificate_list,
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    tuple_,
 )
+
+from affidavit.plan import OptimizerName
+from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.database import any_of
+from affidavit.service.keysets import revoked_keys
+from affidavit.service.lifecycle.status import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    Status,
+    approvals,
+    key_revoked_at,
+    revocations,
+    status_at,
+)
+from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.renderers import Rows
-from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
 from affidavit.service.pages.saved_views import PAGE as PATH
-from affidavit.service.pages.saved_views import InvalidSavedView, forget, save, saved_by
+from affidavit.service.pages.saved_views import InvalidSavedView, SavedView, forget, save, saved_by
+from affidavit.service.pages.text import up
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
+from affidavit.service.tables import certificate_facets, certificates
+
+LISTED = 50
+COUNTED = 2000
+"""The newest certificates that are counted; the page says if there are more."""
+SOON = timedelta(days=30)
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
+_CURSOR = (str, bool)
+
+Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
+Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
+Ends = Literal["over", "soon", "later"]
+Time = Literal["created_at", "not_after"]
+StatusFilter = Literal[
+    "active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"
+]
+
+BANDS: dict[Band, str] = {
+    "to_1": "ε ≤ 1",
+    "to_3": "1 < ε ≤ 3",
+    "to_8": "3 < ε ≤ 8",
+    "above_8": "ε > 8",
+    "none": "no ε",
+}
+ENDS: dict[Ends, str] = {
+    "over": "expired",
+    "soon": "expires within 30 days",
+    "later": "expires later",
+}
+_LIMITS: dict[Band, tuple[float, float]] = {
+    "to_1": (-1.0, 1.0),
+    "to_3": (1.0, 3.0),
+    "to_8": (3.0, 8.0),
+    "above_8": (8.0, float("inf")),
+}
+
+
+EMPTY = BeforeValidator(lambda value: None if value == "" else value)
+"""An empty field of a form is None."""
+
+
+class CertificateSearch(BaseModel):
+    """The parameters of the page; an unknown one is refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    q: Annotated[str | None, Field(max_length=128), EMPTY] = None
+    dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
+    requester: Annotated[str | None, Field(max_length=255), EMPTY] = None
+    verdict: Annotated[Verdict | None, EMPTY] = None
+    standing: Annotated[StatusFilter | None, EMPTY] = None
+    epsilon: Annotated[Band | None, EMPTY] = None
+    mechanism: Annotated[OptimizerName | None, EMPTY] = None
+    ends: Annotated[Ends | None, EMPTY] = None
+    cursor: Annotated[str | None, Field(max_length=512), EMPTY] = None
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """What narrows the list, by the name of its parameter."""
+        values = self.model_dump(exclude_none=True, exclude={"cursor"})
+        return {name: str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateLine:
+    """A certificate in one line; ε and δ are decimals rounded up, ε an upper bound in nats."""
+
+    id: str
+    issue: int
+    untrusted: bool
+    name: str | None
+    dataset: str | None
+    verdict: str
+    status: Status
+    epsilon_at_most: str | None
+    delta: str | None
+    adjacency: str
+    mechanism: str | None
+    requester: str | None
+    plan_digest: str
+    created_at: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A value of a facet; ``count`` has a plus if not all were counted."""
+
+    value: str
+    label: str
+    count: str
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facet:
+    """A facet with its values."""
+
+    name: str
+    label: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateList:
+    """A page of the list; ``total`` has a plus if not all were counted.
+
+    ``order`` is the time by which the lines are sorted, newest first.
+    """
+
+    order: Time
+    lines: tuple[CertificateLine, ...]
+    total: str
+    facets: tuple[Facet, ...]
+    wanted: dict[str, str]
+    next: str | None
+    mechanisms: tuple[str, ...] = get_args(OptimizerName)
+    views: tuple[SavedView, ...] = ()
+
+
+def certificate_list(
+    connection: Connection, search: CertificateSearch, now: datetime
+) -> CertificateList:
+    """The page of ``search``; raises ``InvalidCursor``."""
+    keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
+    revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
+    rows = connection.execute(page_query(search, now, revoked)).mappings().all()
+    shown = rows[:LISTED]
+    last = shown[-1] if len(rows) > LISTED else None
+    rest = search.model_copy(update=dict.fromkeys(_VALUES))
+    tally = _tally(connection, tally_query(rest, now, revoked))
+    # Few of the newest may match the search: those are counted by themselves.
+    exact = tally
+    if tally.cut and rest != search:
+        exact = _tally(connection, tally_query(search, now, revoked))
+    return CertificateList(
+        order=_time(search),
+        lines=tuple(_line(row) for row in shown),
+        total=exact.with_each(search.filters),
+        facets=tuple(_facets(search, tally)),
+        wanted=search.filters,
+        next=None
+        if last is None
+        else cursor_at(last[_time(search)], last["id"], last["untrusted"]),
+    )
+
+
+def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+    """The rows of a page and one more, in their order.
+
+    ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
+    reads by the key or by the time.
+    """
+    place = _place(search)
+    facets = certificate_facets.c
+    query = (
+        select(
+            *(certificates.c[name] for name in _COLUMNS),
+            facets.mechanism,
+            facets.requester,
+            status_at(now).label("status"),
+        )
+        .select_from(_joined(outer=True))
+        .where(*_conditions(search, now, revoked))
+    )
+    if search.cursor is not None:
+        after = read_cursor(search.cursor, *_CURSOR)
+        types = [column.type for column in place]
+        query = query.where(tuple_(*place) < tuple_(*after, types=types))
+    return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
+
+
+def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+    """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
+    columns = certificates.c
+    newest = (
+        select(
+            columns.verdict.label("verdict"),
+            _band_of(columns.epsilon_upper).label("epsilon"),
+            _end_of(columns.not_after, now).label("ends"),
+        )
+        .select_from(_joined(outer=False) if _by_facets(search) else certificates)
+        .where(*_conditions(search, now, revoked))
+        .order_by(_place(search)[0].desc())
+        .limit(COUNTED + 1)
+        .subquery()
+    )
+    values = [newest.c[name] for name in _VALUES]
+    return select(*values, func.count().label("number")).group_by(*values)
+
+
+_COLUMNS = (
+    *("id", "issue", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta"),
+    *("adjacency", "plan_digest", "created_at", "not_after"),
+)
+
+
+def _by_facets(search: CertificateSearch) -> bool:
+    return search.mechanism is not None or search.requester is not None
+
+
+def _place(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
+    """What a list is in the order of, in the table whose index reads no more than it shows."""
+    columns, facets = certificates.c, certificate_facets.c
+    if _by_facets(search):
+        return facets.created_at, facets.certificate_id, facets.untrusted
+    return columns[_time(search)], columns.id, columns.untrusted
+
+
+def _time(search: CertificateSearch) -> Time:
+    """The column of the times that a list is in the order of."""
+    # Expired certificates are far back in the order of creation.
+    ended = search.ends == "over" or search.standing == "expired"
+    return "not_after" if ended and not _by_facets(search) else "created_at"
+
+
+def _joined(*, outer: bool) -> Any:
+    facets = certificate_facets.c
+    same = and_(
+        facets.certificate_id == certificates.c.id,
+        facets.untrusted == certificates.c.untrusted,
+        facets.issue == certificates.c.issue,
+    )
+    return certificates.join(certificate_facets, same, isouter=outer)
+
+
+def _conditions(
+    search: CertificateSearch, now: datetime, revoked: Sequence[str]
+) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [~SUPERSEDED]
+    columns, facets = certificates.c, certificate_facets.c
+    for column, value in (
+        (columns.verdict, search.verdict),
+        (columns.dataset, search.dataset),
+        (facets.mechanism, search.mechanism),
+        (facets.requester, search.requester),
+    ):
+        if value is not None:
+            conditions.append(column == value)
+    if search.q is not None:
+        conditions.append(_begins(search.q.strip()))
+    if search.epsilon is not None:
+        conditions.append(_banded(search.epsilon))
+    if search.ends is not None:
+        conditions += _ending(search.ends, now)
+    if search.standing is not None:
+        conditions += _standing(search.standing, now, revoked)
+    return conditions
+
+
+def _begins(text: str) -> ColumnElement[bool]:
+    columns = certificates.c
+    if match := _HEX.fullmatch(text):
+        start = f"sha256:{match[1]}"
+        return or_(*(column.startswith(start) for column in (columns.id, columns.plan_digest)))
+    names = (columns.name, columns.dataset)
+    return or_(*(column.startswith(text, autoescape=True) for column in names))
+
+
+def _banded(band: Band) -> ColumnElement[bool]:
+    epsilon = certificates.c.epsilon_upper
+    if band == "none":
+        return epsilon.is_(None)
+    low, high = _LIMITS[band]
+    return epsilon > low if high == float("inf") else and_(epsilon > low, epsilon <= high)
+
+
+def _band_of(epsilon: ColumnElement[float]) -> ColumnElement[str]:
+    below = [(epsilon <= most, band) for band, (_, most) in _LIMITS.items() if isfinite(most)]
+    return case((epsilon.is_(None), "none"), *below, else_="above_8")
+
+
+def _end_of(end: ColumnElement[datetime], now: datetime) -> ColumnElement[str]:
+    return case((end < now, "over"), (end < now + SOON, "soon"), else_="later")
+
+
+def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
+    end = certificates.c.not_after
+    match ends:
+        case "over":
+            return [end < now]
+        case "soon":
+            return [end >= now, end < now + SOON]
+        case _:
+            return [end >= now + SOON]
+
+
+def _standing(
+    standing: StatusFilter, now: datetime, revoked: Sequence[str]
+) -> list[ColumnElement[bool]]:
+    """As ``status_at`` has it, in parts of which each has its index."""
+    columns = certificates.c
+    waits = columns.approvals_given < columns.approvals_required
+    undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
+    match standing:
+        case "revoked":
+            return [any_of(columns.id, select(revocations.c.certificate_id)), REVOKED]
+        case "rejected":
+            rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
+            return [any_of(columns.id, rejected), ~REVOKED, REJECTED]
+        case "key_revoked":
+            return [columns.key_id.in_(revoked), ~REVOKED, ~REJECTED]
+        case "expired":
+            return [*undecided, columns.not_after < now]
+        case "awaiting_approval":
+            return [*undecided, columns.not_after >= now, waits]
+        case "active":
+            return [*undecided, columns.not_after >= now, ~waits]
+
+
+def _line(row: RowMapping) -> CertificateLine:
+    return view_of(
+        CertificateLine,
+        row,
+        status=Status(row["status"]),
+        epsilon_at_most=up(row["epsilon_upper"]),
+        delta=up(row["delta"]),
+    )
+
+
+# ---- facets -------------------------------------------------------------------------
+
+_VALUES: dict[str, tuple[str, dict[str, str]]] = {
+    "verdict": ("Verdict", {arg: arg.replace("_", "-") for arg in get_args(Verdict)}),
+    "epsilon": ("ε", {str(band): text for band, text in BANDS.items()}),
+    "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
+}
+"""Facets whose values are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tally:
+    """Numbers by verdict, band and end; ``cut`` if not all were counted."""
+
+    numbers: Mapping[tuple[str, ...], int]
+    cut: bool
+
+    def with_each(self, chosen: Mapping[str, str]) -> str:
+        """How many have what is ``chosen`` of the counted facets."""
+        number = sum(
+            number
+            for values, number in self.numbers.items()
+            if all(
+                chosen.get(name, value) == value
+                for name, value in zip(_VALUES, values, strict=True)
+            )
+        )
+        shown = min(number, COUNTED)
+        return f"{shown:,}+" if self.cut else f"{shown:,}"
+
+
+def _tally(connection: Connection, query: Select[Any]) -> _Tally:
+    rows = connection.execute(query).all()
+    numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
+    return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
+
+
+def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[Facet]:
+    chosen = search.filters
+    for name, (label, values) in _VALUES.items():
+        yield Facet(
+            name=name,
+            label=label,
+            choices=tuple(
+                Choice(
+                    value=value,
+                    label=text,
+                    count=tally.with_each({**chosen, name: value}),
+                    chosen=chosen.get(name) == value,
+                )
+                for value, text in values.items()
+            ),
+        )
+
+
+# ---- the page ------------------------------------------------------------------------
 
 MOST_FIELDS = 20
 
@@ -29,7 +441,7 @@ router = APIRouter()
 
 
 @page(router, PATH)
-def certificates(
+def certificates_page(
     request: Request,
     actor: Reader,
     services: TheServices,

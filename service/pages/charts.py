@@ -15,8 +15,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from affidavit.certificate.charts import Axis, Band, Bars, Chart, Dots, Line, ReferenceLine, draw
-from affidavit.service.pages.renderers import is_fragment
-from affidavit.service.pages.response import PRIVATE
+from affidavit.service.pages.response import PRIVATE, is_fragment
 
 SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 """A chart as a file carries its colours in a style of its own, and runs nothing."""

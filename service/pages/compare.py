@@ -25,10 +25,8 @@ from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of, parse, yaml_of
-from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import action, page, respond
-from affidavit.service.pages.text import ADJACENCIES, query, readable, up
-from affidavit.service.pages.verdicts import draft_sentence
+from affidavit.service.pages.response import Rows, action, page, respond, view_of
+from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.services import Services, TheServices

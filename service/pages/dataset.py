@@ -26,7 +26,6 @@ from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.models import (
     DatasetName,
     GrantRequest,
@@ -34,15 +33,24 @@ from affidavit.service.ledger.models import (
     charge_of,
     forecast_of,
 )
-from affidavit.service.ledger.state import StoredLedger, StoredReservation
+from affidavit.service.ledger.state import StoredLedger, StoredReservation, reservations
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Admin, Anyone, RevokingAdmin
 from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.policies import PolicyLine, policy_line
-from affidavit.service.pages.renderers import DATA, Rows, is_data, view_of
-from affidavit.service.pages.response import action, export, page, respond, see_other
+from affidavit.service.pages.response import (
+    DATA,
+    Rows,
+    action,
+    export,
+    is_data,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
 from affidavit.service.pages.text import moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem

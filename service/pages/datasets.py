@@ -20,8 +20,7 @@ from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Anyone, page_actor
 from affidavit.service.pages.forms import SubmittedForm, number
-from affidavit.service.pages.renderers import ListPage, Rows
-from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.response import ListPage, Rows, action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem

@@ -16,8 +16,7 @@ from starlette.responses import Response
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.pages.access import SignInRequired
-from affidavit.service.pages.renderers import accepts_html
-from affidavit.service.pages.response import html, see_other
+from affidavit.service.pages.response import accepts_html, html, see_other
 from affidavit.service.problems import MEDIA_TYPE, invalid_cursor
 from affidavit.service.problems import unavailable as problem_of
 

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from affidavit.certificate import PublicKey, read_keyset
 from affidavit.service.pages.access import Anyone
-from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import page, respond
+from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()

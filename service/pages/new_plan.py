@@ -43,10 +43,16 @@ from affidavit.service.pages.plan_form import (
     refused,
     yaml_of,
 )
-from affidavit.service.pages.renderers import is_fragment, view_of
-from affidavit.service.pages.response import action, base_url, page, respond, see_other
-from affidavit.service.pages.text import down, up
-from affidavit.service.pages.verdicts import draft_sentence
+from affidavit.service.pages.response import (
+    action,
+    base_url,
+    is_fragment,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
+from affidavit.service.pages.text import down, draft_sentence, up
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
 from affidavit.service.use_cases.preview_plan import NoisePoint, Pictures, Preview

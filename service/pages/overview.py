@@ -18,9 +18,8 @@ from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.client import Proposal
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.repository import ledgers_after, states_of
-from affidavit.service.ledger.state import StoredLedger
+from affidavit.service.ledger.state import StoredLedger, reservations
 from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.operation.readiness import check_readiness
@@ -29,8 +28,7 @@ from affidavit.service.pages.approvals import awaiting
 from affidavit.service.pages.audit import CheckpointView, checkpoint_of
 from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
-from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import page, respond
+from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.run_tables import run_events, run_leases, runs

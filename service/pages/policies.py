@@ -1,24 +1,44 @@
-"""``/policies``: every version of the policies, and one version beside the one before it."""
+"""``/policies``: every version of the policies, and one version beside the one before it.
+
+``/policies/draft`` shows which verdicts a draft of a policy would change, and activates it.
+Certificates are judged by the draft, newest first and a page at a time, from their signed
+statements; nothing is accounted again and nothing is stored. A question such as "what if the
+cap were 4" is a draft of the next version of a policy with that one rule changed.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.certificate.policy import BUILT_IN, Policy
-from affidavit.service.pages.access import PolicyReader
+from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.plan import Reason
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.pages.access import PolicyReader, page_actor
+from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
-from affidavit.service.pages.renderers import ListPage, Rows, view_of
-from affidavit.service.pages.response import page, respond
-from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.pages.response import (
+    ListPage,
+    Rows,
+    action,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
+from affidavit.service.pages.text import up
+from affidavit.service.policies import service
+from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
+from affidavit.service.policies.service import simulate
 from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
-from affidavit.service.routes.policies import PolicyName, Version
-from affidavit.service.services import TheServices
+from affidavit.service.routes.policies import PolicyName, Version, activate_agreed
+from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 
@@ -141,3 +161,183 @@ def _text(value: Any) -> str | None:
     if isinstance(value, list) and all(isinstance(member, str) for member in value):
         return ", ".join(value) or "none"
     return json.dumps(value, ensure_ascii=False)
+
+
+# ---- a draft -------------------------------------------------------------------------
+
+DRAFT = "draft"
+"""The name of a draft made from the built-in policy, whose own name is reserved."""
+RULES = ("epsilon_cap", "delta_cap", "approvals", "valid_days", "second_opinion", "budget")
+"""Rules that the form changes; any other is changed in the draft itself."""
+NUMBERS = frozenset({"epsilon_cap", "delta_cap", "approvals", "valid_days"})
+JUDGED = 50
+"""Certificates that one page of the simulation judges."""
+LONGEST = 64 * 1024
+Simulator = Annotated[Actor, page_actor(Scope.AUDIT, Scope.ADMIN)]
+Text = Annotated[str, Query(max_length=64)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeLine:
+    """A certificate whose verdict the draft would change."""
+
+    certificate: str
+    name: str | None
+    dataset: str | None
+    epsilon: str | None
+    delta: str | None
+    verdict: str
+    would_be: str
+    codes: tuple[str, ...]
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """A draft and what a page of certificates would become; ``reasons`` if it is invalid.
+
+    ``judged`` certificates of this page are for data sets of the draft.
+    """
+
+    yaml: str
+    asked: Mapping[str, str]
+    of_policy: str
+    known: tuple[str, ...]
+    reasons: tuple[Reason, ...] = ()
+    judged: int | None = None
+    lines: tuple[ChangeLine, ...] = ()
+    next: str | None = None
+
+
+@page(router, "/policies/draft")
+def simulation(
+    request: Request,
+    _: Simulator,
+    services: TheServices,
+    policy: Text = "",
+    epsilon_cap: Text = "",
+    delta_cap: Text = "",
+    approvals: Text = "",
+    valid_days: Text = "",
+    second_opinion: Text = "",
+    budget: Text = "",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """What would change if a rule of an active policy were another, or the empty form."""
+    changes = {
+        "epsilon_cap": epsilon_cap,
+        "delta_cap": delta_cap,
+        "approvals": approvals,
+        "valid_days": valid_days,
+        "second_opinion": second_opinion,
+        "budget": budget,
+    }
+    rules = services.policies.policy_set()
+    view = Simulation(
+        yaml=draft_of(rules, policy, changes),
+        asked=changes,
+        of_policy=policy,
+        known=tuple(sorted(rules.policies)),
+    )
+    if any(changes.values()):
+        view = _simulated(services, view, cursor)
+    return _respond(request, view)
+
+
+@action(router, "/policies/draft")
+def submit_draft(
+    request: Request, actor: Simulator, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Simulate the draft in the form, or activate it."""
+    view = Simulation(
+        yaml=form.get("yaml")[:LONGEST],
+        asked=dict.fromkeys(RULES, ""),
+        of_policy="",
+        known=tuple(sorted(services.policies.policy_set().policies)),
+    )
+    if form.get("do") == "activate":
+        return _activate(request, actor, services, view)
+    cursor = form.get("cursor")[:512] or None
+    view = _simulated(services, view, cursor)
+    return _respond(request, view, 422 if view.reasons else 200)
+
+
+def draft_of(rules: PolicySet, name: str | None, changes: Mapping[str, str]) -> str:
+    """The YAML of the next version of an active policy, or of the default, with ``changes``.
+
+    A rule that is changed to nothing stays as it is.
+    """
+    policy = rules.policies.get(name or "", rules.default)
+    document = policy.as_document()
+    if policy == BUILT_IN:
+        document |= {"name": DRAFT, "version": 1}
+    else:
+        document["version"] = policy.version + 1
+    for rule in RULES:
+        value = changes.get(rule, "").strip()
+        if value:
+            document[rule] = number(value) if rule in NUMBERS else value
+    return yaml_of(document)
+
+
+def read_draft(yaml: str) -> tuple[Policy | None, tuple[Reason, ...]]:
+    """The policy that ``yaml`` says, or the reasons why it is invalid."""
+    try:
+        return parse_policy(yaml.encode("utf-8", "replace"), "yaml"), ()
+    except MalformedPolicy as error:
+        return None, error.reasons
+
+
+def _simulated(services: Services, view: Simulation, cursor: str | None) -> Simulation:
+    """``view`` with what a page of certificates would become, or what is wrong in the draft."""
+    draft, reasons = read_draft(view.yaml)
+    if draft is None:
+        return replace(view, reasons=reasons)
+    try:
+        result = simulate(services.policies, services.store, draft, cursor, JUDGED)
+    except PolicyConflict as error:
+        return replace(view, reasons=(error.reason,))
+    return replace(view, judged=result.judged, lines=_changes(result), next=result.next)
+
+
+def _changes(result: service.Simulation) -> tuple[ChangeLine, ...]:
+    return tuple(
+        ChangeLine(
+            certificate=change.certificate.id,
+            name=change.certificate.name,
+            dataset=change.certificate.dataset,
+            epsilon=up(change.certificate.epsilon_upper),
+            delta=up(change.certificate.delta),
+            verdict=change.certificate.verdict,
+            would_be=change.would_be,
+            codes=tuple(reason.code for reason in change.reasons),
+            messages=tuple(reason.message for reason in change.reasons),
+        )
+        for change in result.changes
+    )
+
+
+def _activate(request: Request, actor: Actor, services: Services, view: Simulation) -> Response:
+    if not actor.may(Scope.ADMIN):
+        raise Problem(403, "missing_scope", "activating a policy needs the scope admin.")
+    policy, reasons = read_draft(view.yaml)
+    if policy is None:
+        return _respond(request, replace(view, reasons=reasons), 422)
+    try:
+        stored, _ = activate_agreed(services, actor, policy)
+    except PolicyConflict as error:
+        return _respond(request, replace(view, reasons=(error.reason,)), error.status)
+    return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")
+
+
+def _respond(request: Request, view: Simulation, status: int = 200) -> Response:
+    rows = Rows(ChangeLine, view.lines)
+    return respond(
+        request,
+        view,
+        template="draft.html",
+        rows=rows,
+        fragment="simulation",
+        status=status,
+        title="simulation",
+    )

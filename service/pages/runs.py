@@ -29,10 +29,17 @@ from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Reader, Submitter, page_actor
 from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.forms import Form, SubmittedForm, number
-from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_of
-from affidavit.service.pages.response import action, page, respond, see_other
-from affidavit.service.pages.text import elapsed, messages_of, up, whole, words
-from affidavit.service.pages.verdicts import TONES
+from affidavit.service.pages.response import (
+    ListPage,
+    Rows,
+    action,
+    is_fragment,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
+from affidavit.service.pages.text import TONES, elapsed, messages_of, up, whole, words
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository

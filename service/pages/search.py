@@ -14,12 +14,11 @@ from sqlalchemy import Connection, select
 
 from affidavit.service.clock import now_of
 from affidavit.service.identity.actor import Actor
-from affidavit.service.ledger.ledger_tables import ledgers
+from affidavit.service.ledger.state import ledgers
 from affidavit.service.pages.access import Anyone
-from affidavit.service.pages.certificate_search import CertificateSearch, certificate_list
-from affidavit.service.pages.navigation import GROUPS, may_open
-from affidavit.service.pages.renderers import Rows
-from affidavit.service.pages.response import page, respond, see_other
+from affidavit.service.pages.certificates import CertificateSearch, certificate_list
+from affidavit.service.pages.response import Rows, page, respond, see_other
+from affidavit.service.pages.templating import GROUPS, may_open
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.services import TheServices

@@ -44,7 +44,7 @@ from sqlalchemy import (
 from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.tables import UtcDateTime, metadata
 
 if TYPE_CHECKING:

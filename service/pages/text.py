@@ -12,6 +12,8 @@ zero-width space makes two names look alike, and a spreadsheet runs a cell that 
 '-----BEGIN'
 >>> spreadsheet_safe("-----BEGIN 1+1")
 "'-----BEGIN 1+1"
+
+Verdicts and states have the same colours and sentences on every page.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any, overload
 from urllib.parse import urlencode
 
 from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate import Assessment, verdict_sentence
+from affidavit.certificate.policy import refused_by_policy
 from affidavit.plan import Reason
 
 DIGITS = 5
@@ -223,3 +227,36 @@ def elapsed(seconds: float) -> str:
 def second(at: datetime) -> str:
     """Date and time to the second in UTC, for programs."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+# ---- verdicts ------------------------------------------------------------------------
+
+TONES = {
+    **dict.fromkeys(("certified", "active", "settled", "signing"), "good"),
+    **dict.fromkeys(("unproved", "undecided", "awaiting_approval", "expired"), "warn"),
+    **dict.fromkeys(("in_force", "running", "reserved", "committed", "not_yet_valid"), "warn"),
+    **dict.fromkeys(("under_noised", "refused", "rejected", "revoked", "key_revoked"), "bad"),
+    **dict.fromkeys(("failed", "cancelled"), "bad"),
+}
+"""The colours of verdicts and states that are not plain."""
+
+
+def draft_sentence(assessment: Assessment) -> str:
+    """The verdict that a plan would get if it were submitted now."""
+    epsilon, delta, target = assessment.epsilon, assessment.delta, assessment.target_epsilon
+    bound = None
+    if epsilon is not None and delta is not None and math.isfinite(epsilon.upper):
+        chance = "" if assessment.confidence is None else f" {assessment.confidence}"
+        bound = (
+            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{chance} "
+            f"({words(assessment.adjacency)}, per {assessment.unit})"
+        )
+    sentence = verdict_sentence(
+        assessment.verdict,
+        bound,
+        "the plan claims less" if target is None else f"the target is ε = {target:g}",
+        by_policy=refused_by_policy(
+            assessment.verdict, [reason.code for reason in assessment.reasons]
+        ),
+    )
+    return sentence.replace("Certified", "Would be certified", 1)

@@ -13,11 +13,10 @@ from datetime import datetime
 from fastapi import APIRouter, Request, Response
 
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import LONGEST_DAYS, Token, TokenError
+from affidavit.service.identity.tokens import LONGEST_DAYS, Token, TokenError
 from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
 from affidavit.service.services import Services, TheServices
 
 DAYS = 90

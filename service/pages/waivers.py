@@ -14,13 +14,20 @@ from affidavit.plan import Reason
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.pages.access import Approver, PolicyReader
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.renderers import ListPage, Rows, view_of
-from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.response import (
+    ListPage,
+    Rows,
+    action,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
 from affidavit.service.policies.models import WaiverRequest
 from affidavit.service.policies.service import revoke
 from affidavit.service.policies.store import StoredWaiver
 from affidavit.service.problems import Problem
-from affidavit.service.routes.waivers import WaiverId, agreed
+from affidavit.service.routes.policies import WaiverId, grant_agreed
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -73,7 +80,7 @@ def grant_waiver(
     values = {name: form.get(name) for name in FIELDS if form.get(name)}
     try:
         waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
-        agreed(services, actor, waiver)
+        grant_agreed(services, actor, waiver)
     except MalformedRequest as error:
         return _respond(request, services, values, error.reasons, 422)
     except DomainError as error:

@@ -41,7 +41,6 @@ from affidavit.service.lifecycle.status import DECIDED, Status
 from affidavit.service.log.entries import append
 from affidavit.service.policies.models import WaiverRequest
 from affidavit.service.policies.policy_set import PolicyConflict
-from affidavit.service.policies.policy_tables import waiver_revocations
 from affidavit.service.policies.store import (
     PolicyStore,
     StoredPolicy,
@@ -50,6 +49,7 @@ from affidavit.service.policies.store import (
     insert_policy,
     insert_waiver,
     lock_policies,
+    waiver_revocations,
 )
 from affidavit.service.store import (
     CertificateStore,

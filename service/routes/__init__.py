@@ -8,19 +8,14 @@ from fastapi import APIRouter
 
 MODULES = (
     "certificates",
-    "decisions",
-    "diagnoses",
     "docs",
     "public",
     "keysets",
     "log",
-    "tiles",
     "policies",
-    "waivers",
     "health",
     "ledgers",
     "runs",
-    "worker_runs",
 )
 
 

@@ -1,4 +1,8 @@
-"""``/v1/certificates``: certify a plan, list certificates, and read one with its curves."""
+"""``/v1/certificates``: certify a plan, list certificates, and read one with its curves.
+
+Below a certificate stand the decisions about it: approvals, revocation, and its issues.
+``POST /v1/diagnoses`` takes a plan and a claim, and returns what explains the claim.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,42 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.client import Certification, Page
-from affidavit.plan import Name
-from affidavit.service.certificate_models import (
+from affidavit.client import Certification, Page, Revocation
+from affidavit.plan import Name, Syntax
+from affidavit.service.identity.access import Reader, needs
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.decisions import approve, history, reissue, revoke
+from affidavit.service.lifecycle.issuance import result_document
+from affidavit.service.lifecycle.models import (
+    DecisionRequest,
+    Issue,
+    RevocationRequest,
+)
+from affidavit.service.lifecycle.status import Status
+from affidavit.service.log.reader import with_inclusion
+from affidavit.service.models import (
+    UUID,
     BundleDocument,
     CertificateSummary,
     CurvesDocument,
+    Diagnosis,
     Identifier,
+    QueryModel,
     Result,
     Verdict,
 )
-from affidavit.service.identity.access import Reader, needs
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.lifecycle.issuance import result_document
-from affidavit.service.lifecycle.status import Status
-from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import UUID, QueryModel
-from affidavit.service.openapi import plan_body, problems
+from affidavit.service.openapi import body, plan_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import (
     JSON,
     CertificateId,
     Instant,
+    JsonRoute,
     next_page,
     read_body,
     syntax_of_body,
@@ -46,7 +60,7 @@ SVG = "image/svg+xml"
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?![0-9.])", re.IGNORECASE)
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post(
@@ -263,3 +277,153 @@ def no_such(certificate_id: str) -> Problem:
         "not_found",
         f"Certificate {certificate_id} not found; GET /v1/certificates lists them.",
     )
+
+
+# ---- approvals and revocations -------------------------------------------------------
+
+IssueNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="An issue's number, from 1.")]
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/approvals",
+    summary="Approve or reject a certificate",
+    response_class=Response,
+    status_code=201,
+    responses={
+        201: {
+            "description": "The decision is stored; the certificate's current issue.",
+            "model": Result,
+        },
+        **problems(404, 409),
+    },
+)
+def approve_certificate(
+    actor: Annotated[Actor, needs(Scope.APPROVE)],
+    services: TheServices,
+    certificate_id: CertificateId,
+    request: DecisionRequest,
+) -> Response:
+    """With the last required approval, the certificate is issued with all approvals in it."""
+    about = (certificate_id, request, actor, services.clock.now())
+    result = approve(services.engine, services.keyring, *about)
+    if result is None:
+        raise no_such(certificate_id)
+    return Response(
+        result_document(result.certificate), 201, _location(result.certificate), media_type=JSON
+    )
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/revocation",
+    summary="Revoke a certificate",
+    status_code=201,
+    responses={
+        201: {"description": "Revoked."},
+        200: {"description": "It was revoked before.", "model": Revocation},
+        **problems(404, 409),
+    },
+)
+def revoke_certificate(
+    actor: Annotated[Actor, needs(Scope.APPROVE, Scope.ADMIN, always=True)],
+    services: TheServices,
+    certificate_id: CertificateId,
+    request: RevocationRequest,
+    response: Response,
+) -> Revocation:
+    """Revokes the current issue and all before it, for good; requesters may revoke too."""
+    result = revoke(services.engine, certificate_id, request, actor, services.clock.now())
+    if result is None:
+        raise no_such(certificate_id)
+    revocation, new = result
+    response.status_code = 201 if new else 200
+    response.headers["Location"] = f"/v1/certificates/{certificate_id}/issues/{revocation.issue}"
+    return revocation
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/issues",
+    summary="All issues of a certificate",
+    responses=problems(404),
+)
+def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Page[Issue]:
+    """Latest first, with approvals and revocation."""
+    items = history(services.engine, certificate_id)
+    if not items:
+        raise no_such(certificate_id)
+    return Page[Issue](items=items)
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/issues/{issue}",
+    summary="An issue of a certificate",
+    response_class=Response,
+    responses={
+        200: {"description": "Its result.", "model": Result},
+        **problems(404),
+    },
+)
+def issue_by_number(
+    _: Reader, services: TheServices, certificate_id: CertificateId, issue: IssueNumber
+) -> Response:
+    """The first response, with the signed bundle; a trusted issue before an untrusted one."""
+    for stored in services.store.issues(certificate_id):
+        if stored.issue == issue:
+            return Response(result_document(stored), media_type=JSON)
+    raise no_such(f"{certificate_id} with an issue {issue}")
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/issues",
+    summary="Reissue a revoked, rejected or expired certificate",
+    response_class=Response,
+    status_code=201,
+    responses={
+        201: {"description": "The new issue.", "model": Result},
+        200: {"description": "Another request reissued it first: its new issue.", "model": Result},
+        **problems(404, 409),
+    },
+)
+async def reissue_certificate(
+    actor: Annotated[Actor, needs(Scope.APPROVE)],
+    services: TheServices,
+    certificate_id: CertificateId,
+) -> Response:
+    """A person's decision: sending the plan again never brings back a revoked certificate."""
+    certificate = await run_in_threadpool(find, services, certificate_id)
+    now = services.clock.now()
+    answer = await reissue(services.policies, services.submit_plan, certificate, actor, now)
+    return Response(
+        result_document(answer.certificate),
+        201 if answer.created else 200,
+        _location(answer.certificate),
+        media_type=JSON,
+    )
+
+
+def _location(issue: StoredCertificate) -> dict[str, str]:
+    return {"Location": f"/v1/certificates/{issue.id}/issues/{issue.issue}"}
+
+
+# ---- diagnoses -----------------------------------------------------------------------
+
+
+@router.post(
+    "/v1/diagnoses",
+    summary="Diagnose a claim",
+    response_class=JSONResponse,
+    responses={
+        200: {
+            "model": Diagnosis,
+            "description": "What is certified, and which mistakes explain the claim.",
+        },
+    },
+    openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),
+)
+async def diagnose_claim(
+    _: Reader,
+    services: TheServices,
+    syntax: Annotated[Syntax, Depends(syntax_of_body)],
+    content: Annotated[bytes, Depends(read_body)],
+) -> JSONResponse:
+    """Information, not a guarantee: it is neither signed nor stored."""
+    return JSONResponse(await services.diagnose_claim(content, syntax))

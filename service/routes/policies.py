@@ -1,4 +1,7 @@
-"""``/v1/policies``: the policies that plans are judged by, new versions, and simulations."""
+"""``/v1/policies``: the policies that plans are judged by, new versions, and simulations.
+
+``/v1/waivers``: temporary exceptions to a rule of a policy, granted by another person.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
-from affidavit.client import Page, PolicyReference, PolicySummary, PolicyVersion
+from affidavit.client import DIGEST, Page, PolicyReference, PolicySummary, PolicyVersion
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -17,16 +20,18 @@ from affidavit.service.openapi import body, problems
 from affidavit.service.policies.models import (
     SimulationResult,
     VerdictChange,
+    WaiverRequest,
+    WaiverView,
     summary_of,
     version_of,
 )
-from affidavit.service.policies.service import SimulatedChange, activate, simulate
-from affidavit.service.policies.store import StoredPolicy
+from affidavit.service.policies.service import SimulatedChange, activate, grant, revoke, simulate
+from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem, not_well_formed
-from affidavit.service.routing import next_page, read_body, syntax_of_body
+from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of_body
 from affidavit.service.services import Services, TheServices
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 PolicyReader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.ADMIN)]
 """Whoever is judged by policies, sets them or checks them may read them."""
@@ -103,13 +108,13 @@ def activate_policy(
     response: Response,
 ) -> PolicyVersion:
     """Versions of a name count up; certificates name the version that judged them."""
-    stored, new = agreed(services, actor, policy)
+    stored, new = activate_agreed(services, actor, policy)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
     return version_of(stored.policy, stored, services.policies.policy_set())
 
 
-def agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:
+def activate_agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:
     """Activate a policy for the API and the pages, or note the request and raise ``Problem``."""
     now, key = services.clock.now(), services.keyring.current()
     return services.second_person.carry_out(
@@ -158,4 +163,101 @@ def _verdict_change(change: SimulatedChange) -> VerdictChange:
             "would_be": change.would_be,
             "reasons": change.reasons,
         }
+    )
+
+
+# ---- waivers -------------------------------------------------------------------------
+
+Approver = Annotated[Actor, needs(Scope.APPROVE)]
+WaiverId = Annotated[
+    str, Path(pattern=DIGEST, description="``sha256:`` and 64 lower-case hex digits.")
+]
+
+
+class RevocationQuery(QueryModel):
+    """Why a waiver is revoked."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
+
+
+@router.get("/v1/waivers", summary="All waivers")
+def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
+    """Newest first, including expired and revoked ones."""
+    now = services.clock.now()
+    items = [WaiverView.of(item, now) for item in services.policies.granted()]
+    return Page[WaiverView](items=items)
+
+
+@router.get(
+    "/v1/waivers/{waiver_id}",
+    summary="A waiver by its id",
+    responses=problems(404),
+)
+def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> WaiverView:
+    """The signed waiver and its status."""
+    stored = services.policies.waiver(waiver_id)
+    if stored is None:
+        raise _not_found(waiver_id)
+    return WaiverView.of(stored, services.clock.now())
+
+
+@router.post(
+    "/v1/waivers",
+    summary="Grant a waiver",
+    status_code=201,
+    responses={
+        201: {"description": "Granted."},
+        **problems(409),
+    },
+)
+def grant_waiver(
+    actor: Approver, services: TheServices, request: WaiverRequest, response: Response
+) -> WaiverView:
+    """Takes four eyes: the granter is neither the owner nor a requester of the plan.
+
+    Where a keyset asks for several people, as many approvers send the same.
+    """
+    stored = grant_agreed(services, actor, request)
+    response.headers["Location"] = f"/v1/waivers/{stored.waiver.id}"
+    return WaiverView.of(stored, services.clock.now())
+
+
+def grant_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
+    """Grant a waiver for the API and the pages, or note the request and raise ``Problem``."""
+    now, key = services.clock.now(), services.keyring.current()
+    team = request.team or actor.works_for
+    return services.second_person.carry_out(
+        "waiver",
+        {**request.model_dump(mode="json"), "team": team},
+        actor,
+        now,
+        lambda approve: grant(
+            services.policies, request, key, actor=actor.name, at=now, team=team, approve=approve
+        ),
+        scope=Scope.APPROVE,
+    )
+
+
+@router.delete(
+    "/v1/waivers/{waiver_id}",
+    summary="Revoke a waiver",
+    responses=problems(404),
+)
+def revoke_waiver(
+    actor: Approver,
+    services: TheServices,
+    waiver_id: WaiverId,
+    query: Annotated[RevocationQuery, Query()],
+) -> WaiverView:
+    """Also revokes the certificates that rely on it; the waiver itself stays on record."""
+    now = services.clock.now()
+    stored = revoke(services.policies, waiver_id, query.reason, actor=actor.name, at=now)
+    if stored is None:
+        raise _not_found(waiver_id)
+    return WaiverView.of(stored, now)
+
+
+def _not_found(waiver_id: str) -> Problem:
+    return Problem(
+        404, "not_found", f"Waiver {waiver_id} not found; GET /v1/waivers lists all waivers."
     )

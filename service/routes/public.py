@@ -11,9 +11,9 @@ from pydantic import Field
 
 from affidavit.client import Page, ResponseModel
 from affidavit.mechanisms import all_mechanisms
-from affidavit.service.certificate_models import Object, PlanDocument
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.lifecycle.models import SignedStatusList
+from affidavit.service.models import Object, PlanDocument
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON

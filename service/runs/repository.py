@@ -28,9 +28,9 @@ from sqlalchemy import (
 from affidavit.certificate import SearchOpening
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
-from affidavit.service.ledger.ledger_tables import reservations
+from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 from affidavit.service.runs.run_tables import run_events, run_leases, run_records, runs
 
 End = Literal["settled", "failed", "cancelled"]

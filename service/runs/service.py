@@ -16,6 +16,7 @@ from affidavit.certificate import KeyStore, read_provenance, statement_in
 from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
+from affidavit.service.fair_queue import leave_turn
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
@@ -29,7 +30,6 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.store import CertificateStore, current
-from affidavit.service.turns import leave_turn
 
 
 class ReservationNotUsable(DomainError):

@@ -20,7 +20,7 @@ from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 
 

@@ -33,7 +33,7 @@ from affidavit.service import database
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 from tests.forked import Process, fork

@@ -28,9 +28,9 @@ from affidavit.certificate import (
 from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keysets import FRESH_SECONDS, KeysetStore, RevokedKeys
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 from affidavit.service.settings import Settings
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -12,8 +12,8 @@ from affidavit.certificate.policy import Policy
 from affidavit.plan import MalformedPlan, Syntax
 from affidavit.service.policies.evaluation import CertificationRequest
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.use_cases import plan_cache
-from affidavit.service.use_cases.plan_cache import CachedPlan, PlanCache
+from affidavit.service.use_cases import submit_plan
+from affidavit.service.use_cases.submit_plan import CachedPlan, PlanCache
 
 
 def read(plans: PlanCache, body: bytes, syntax: Syntax = "json") -> CachedPlan:
@@ -27,7 +27,7 @@ def body_of(plan: Any, **changes: Any) -> bytes:
 def test_the_same_bytes_are_read_once(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plans, body = PlanCache(), body_of(plan)
     first = read(plans, body)
-    monkeypatch.setattr(plan_cache, "parse_plan", None)
+    monkeypatch.setattr(submit_plan, "parse_plan", None)
     assert read(plans, body) is first
 
 
@@ -54,7 +54,7 @@ def test_no_more_bytes_are_kept_than_may_be(plan: Any) -> None:
 
 def test_a_large_body_is_not_kept(plan: Any) -> None:
     plans = PlanCache()
-    body = body_of(plan) + b" " * plan_cache.MAX_BODY_BYTES
+    body = body_of(plan) + b" " * submit_plan.MAX_BODY_BYTES
     assert read(plans, body) is not read(plans, body)
 
 

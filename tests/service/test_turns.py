@@ -9,11 +9,20 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from affidavit.service import fair_queue, turns
+from affidavit.service import fair_queue
 from affidavit.service.app import create_app
-from affidavit.service.fair_queue import CALLER
+from affidavit.service.fair_queue import (
+    BURST,
+    CALLER,
+    SHARE,
+    TURN,
+    TURNS,
+    Turn,
+    Turns,
+    another_turn,
+    leave_turn,
+)
 from affidavit.service.settings import Settings
-from affidavit.service.turns import BURST, SHARE, TURN, TURNS, Turn, Turns, another_turn, leave_turn
 
 
 async def request(queue: Turns, caller: str, held: asyncio.Event, started: list[str]) -> None:
@@ -57,7 +66,7 @@ def test_beside_others_a_caller_has_a_share_of_the_time(monkeypatch: pytest.Monk
     clock, took = [0.0], 0.1
     time = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr(fair_queue, "time", time)
-    monkeypatch.setattr(turns, "time", time)
+    monkeypatch.setattr(fair_queue, "time", time)
 
     async def run() -> float:
         queue, used = Turns(128), 0.0

@@ -15,9 +15,8 @@ import httpx
 import pytest
 
 from affidavit.certificate import KeyStore
-from affidavit.service.dispatch.admission_check import AdmissionCheck, judge_by
 from affidavit.service.dispatch.engine import EngineUnavailable
-from affidavit.service.dispatch.kubernetes_jobs import KubernetesApi
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesApi, judge_by
 from tests.service.runs.conftest import Yard
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta1"

@@ -14,7 +14,7 @@ import pytest
 from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 
 

@@ -18,7 +18,7 @@ from affidavit.service.database import open_engine, reader
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
 from affidavit.service.identity.provider_tokens import ProviderTokens
-from affidavit.service.identity.token_repository import TokenError, TokenRepository
+from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.migrate import metadata
 from affidavit.service.operation.database_admin import grant_application

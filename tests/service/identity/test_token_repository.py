@@ -13,17 +13,17 @@ from sqlalchemy import Engine, delete, func, insert, inspect, select, text, upda
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.database import open_engine, writer
-from affidavit.service.identity import token_repository
+from affidavit.service.identity import tokens as tokens_module
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import (
+from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,
+    mint,
     token_revocations,
     token_uses,
     tokens,
 )
-from affidavit.service.identity.tokens import mint
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -108,7 +108,7 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
     def fail(*_given: Any, **_named: Any) -> int:
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr(token_repository, "append", fail)
+    monkeypatch.setattr(tokens_module, "append", fail)
     with pytest.raises(RuntimeError):
         new(store, "other")
     with pytest.raises(RuntimeError):
@@ -223,7 +223,7 @@ def test_uses_are_written_once_a_minute_and_not_once_a_request(
 ) -> None:
     created, _ = new(store)
     moment = [0.0]
-    monkeypatch.setattr(token_repository.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(tokens_module.time, "monotonic", lambda: moment[0])
     due = []
     for second in range(180):
         moment[0] = float(second)

@@ -16,7 +16,7 @@ from affidavit.plan import Plan
 from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine, writer
 from affidavit.service.ledger import transitions
-from affidavit.service.ledger.costing import cost_of_bundle
+from affidavit.service.ledger.service import cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun

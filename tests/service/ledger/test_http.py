@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from affidavit.certificate import KeyStore, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.ledger.replay import replay
+from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.ledger.integrity import replay
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, ON_SQLITE, token_texts
 

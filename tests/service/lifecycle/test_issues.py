@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, func, select
 from affidavit.certificate import VerificationError, read_envelope, verify
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 from affidavit.service.store import CertificateStore, ConcurrentUpdate, Filters
 from affidavit.service.tables import certificates, requests
 from tests.service.lifecycle.conftest import Company

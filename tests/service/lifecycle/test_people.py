@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
-from affidavit.service.identity.token_repository import TokenError
+from affidavit.service.identity.tokens import TokenError
 from tests.service.conftest import ON_SQLITE, token_for, tokens_for
 from tests.service.lifecycle.conftest import Company
 from tests.service.lifecycle.test_approvals import insert_approval, predicate

@@ -20,7 +20,7 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.service.lifecycle import status_lists as lists
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 

@@ -14,7 +14,7 @@ from affidavit.certificate import KeyStore, certify
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.store import CertificateStore, PlanRequest
 from tests.service.log.conftest import KEY, NOON, Log

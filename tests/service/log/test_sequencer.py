@@ -19,8 +19,8 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from affidavit.certificate import KeyFailure, PublicKey, SigningKey
 from affidavit.certificate.log import Frontier, leaf_hash, read_checkpoint
 from affidavit.service.database import open_engine, writer
-from affidavit.service.log.entries import append
-from affidavit.service.log.log_tables import (
+from affidavit.service.log.entries import (
+    append,
     log_checkpoints,
     log_entries,
     log_leaves,

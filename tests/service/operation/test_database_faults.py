@@ -18,7 +18,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore
 from affidavit.service.identity.actor import Scope
-from affidavit.service.operation import safety
+from affidavit.service.operation import readiness
 from affidavit.service.settings import Settings, database_url
 from tests.service.operation.databases import statements
 from tests.service.operation.logged import until_logged
@@ -96,8 +96,8 @@ def test_a_disk_that_fills_in_a_transaction_stops_all_writes_until_there_is_room
         assert (ready.status_code, ready.json()["reasons"][0]["code"]) == (503, "disk_full")
         assert "affidavit_writes_suspended 1" in client.get("/metrics", headers=headers).text
         statements(postgresql_url, "DROP TRIGGER full_disk ON log_pending")
-        later = time.monotonic() + safety.FULL_SECONDS
-        monkeypatch.setattr(safety, "time", SimpleNamespace(monotonic=lambda: later))
+        later = time.monotonic() + readiness.FULL_SECONDS
+        monkeypatch.setattr(readiness, "time", SimpleNamespace(monotonic=lambda: later))
         assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
         assert client.get("/readyz").status_code == 200
         until_logged(client.app.state.services)

@@ -19,7 +19,7 @@ from affidavit.certificate import KeyStore, SigningKey
 from affidavit.certificate.signers import KEY_VARIABLE, EnvironmentKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 
 KEY = SigningKey.generate("secret")

@@ -24,12 +24,11 @@ from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft
 from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keysets import KeysetStore
-from affidavit.service.pages import certificate_search
+from affidavit.service.pages import certificates as certificates_module
 from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
-from affidavit.service.pages.certificate_search import CertificateSearch, certificate_list
 from affidavit.service.pages.certificate_view import certificate_view
-from affidavit.service.pages.registry_entry import at_least
-from affidavit.service.pages.technical_documentation import technical_documentation
+from affidavit.service.pages.certificates import CertificateSearch, certificate_list
+from affidavit.service.pages.documents import at_least, technical_documentation
 from affidavit.service.routes.certificates import find
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
@@ -275,7 +274,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
 ) -> None:
     created = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
     low = _certify(yard, name="loud", target={"epsilon": 0.1, "delta": 1e-5})
-    monkeypatch.setattr(certificate_search, "LISTED", 2)
+    monkeypatch.setattr(certificates_module, "LISTED", 2)
     for query in ("q=plan", "q=plan&requester=token:submit", "q=plan&mechanism=dp_sgd"):
         seen, cursor = [], ""
         while True:
@@ -313,7 +312,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     facets = {item["name"]: item["choices"] for item in result["facets"]}
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
     # Of the two newest one is certified: that is the least there is, and the total is whole.
-    monkeypatch.setattr(certificate_search, "COUNTED", 2)
+    monkeypatch.setattr(certificates_module, "COUNTED", 2)
     result = _get(yard, "/certificates.json?verdict=under_noised").json()
     verdicts = {c["value"]: c["count"] for c in result["facets"][0]["choices"]}
     assert (verdicts["certified"], verdicts["refused"], result["total"]) == ("2+", "0+", "1")
@@ -324,7 +323,7 @@ def test_expired_certificates_are_sorted_by_expiry(
 ) -> None:
     for number in (1, 2, 3):
         _certify(yard, name=f"plan-{number}", steps=number)
-    monkeypatch.setattr(certificate_search, "LISTED", 2)
+    monkeypatch.setattr(certificates_module, "LISTED", 2)
     later = datetime.now(UTC) + timedelta(days=4000)
     engine = open_engine(database_url)
     with engine.connect() as connection:

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.pages.sessions import IDLE, LONGEST, sessions
 from affidavit.service.settings import Settings
 

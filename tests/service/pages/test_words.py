@@ -9,11 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from affidavit.service.pages.navigation import GROUPS
 from affidavit.service.pages.plan_form import RELEASE, SECTIONS
 from affidavit.service.pages.runs import EVENTS, RUN_FIELDS
-from affidavit.service.pages.text import words
-from affidavit.service.pages.verdicts import TONES
+from affidavit.service.pages.templating import GROUPS
+from affidavit.service.pages.text import TONES, words
 
 TEMPLATES = sorted(Path("service/pages/templates").glob("*.html"))
 GLOSSARY = Path("docs/glossary.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select, text
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, writer
-from affidavit.service.log.log_tables import log_entries
+from affidavit.service.log.entries import log_entries
 from affidavit.service.settings import Settings
 
 PEOPLE = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.integrity import replay
 from affidavit.service.log.audit import audit, snapshot
 from tests.service.runs.conftest import Yard
 

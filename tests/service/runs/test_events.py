@@ -16,7 +16,7 @@ import pytest
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs import events
 from tests.service.conftest import Server
 from tests.service.runs.conftest import ON_SQLITE, Yard

@@ -20,7 +20,7 @@ from sqlalchemy import text
 from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
 from affidavit.service.ledger import transitions
-from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
 from affidavit.service.runs.models import CompletionRequest
 from tests.seeds import seeded

@@ -17,8 +17,8 @@ from affidavit.certificate import SigningKey
 from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.ledger.replay import replay
+from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
 from affidavit.service.runs.models import RunClaimRequest
 from affidavit.service.runs.queue import RunQueue

@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, open_engine, writer
-from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.integrity import replay
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.migrate import upgrade
 from tests.ports import free_port

@@ -1,11 +1,18 @@
-"""An entry for the OpenDP deployments registry, as YAML to be completed by a person.
+"""Documents of a certificate that a person completes and files.
 
-The fields that the certificate proves are filled in. Who publishes the model, for what purpose
-and where is unknown here: those fields say ``FILL IN``, and the status is ``Draft``. The ε is
-the certified upper bound, never rounded below it.
+``registry_entry`` is an entry for the OpenDP deployments registry, as YAML. The fields that the
+certificate proves are filled in. Who publishes the model, for what purpose and where is unknown
+here: those fields say ``FILL IN``, and the status is ``Draft``. The ε is the certified upper bound,
+never rounded below it.
 
 The registry's schema changes. The fields are those of ``schemas/deployments-schema.yaml`` in
 opendp/deployments-registry-data at ``REVISION``.
+
+``technical_documentation`` is that of a certified run, as Markdown. Its parts follow Annex IV of
+Regulation (EU) 2024/1689 where differential privacy has an answer: purpose, data, method,
+guarantee, residual risk. The items of NIST SP 800-226 stand in the last two with their marks. What
+the certificate cannot know says ``FILL IN``. It proves nothing: it says how the signed bundle is
+verified.
 """
 
 from __future__ import annotations
@@ -13,13 +20,19 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from affidavit.service.pages.certificate_view import VERIFY, CertificateView
+from affidavit.service.pages.checklist import Item
+from affidavit.service.pages.text import visible, whole
+
+# ---- the deployments registry --------------------------------------------------------
 
 REVISION = "c1d3d30939608c9a448d6bec5bdcbd35d5facfea"
 UNKNOWN = "FILL IN"
@@ -140,3 +153,85 @@ def _quoted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _quoted(member) for key, member in value.items()}
     return value
+
+
+# ---- technical documentation ---------------------------------------------------------
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+!|~-])")
+
+
+def technical_documentation(view: CertificateView, now: datetime) -> str:
+    """The document of ``view``, as of ``now``."""
+    return "\n".join(_lines(view, now)) + "\n"
+
+
+def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
+    yield f"# Technical documentation: {_plain(view.name or 'unnamed plan')}"
+    yield ""
+    yield f"Certificate `{view.id}`, issue {view.issue}, as of {now:%Y-%m-%d %H:%M:%S} UTC."
+    if view.standing is not None:
+        yield f"\n**Do not use: {_plain(view.standing)}**"
+    if view.untrusted:
+        yield "\n**Untrusted: signed with a development key.**"
+    yield "\n## 1. Purpose\n"
+    yield f"{UNKNOWN}: what the model is for, who provides it, and whom it affects."
+    yield "\n## 2. Data\n"
+    dataset = view.plan["dataset"]
+    yield f"- Data set: {_plain(view.dataset or 'not named')}"
+    size = dataset.get("size")
+    yield f"- Size: {whole(size) + ' records' if size else 'not in the plan'}"
+    yield f"- Privacy unit: one {dataset['unit']}"
+    yield f"- Origin, legal basis and preparation: {UNKNOWN}"
+    yield "\n## 3. Method\n"
+    yield f"- Mechanism: {_plain(view.mechanism)}"
+    for noise in view.noise:
+        sigma = noise.given or noise.required or "not solved for"
+        blocks = "1 block" if noise.blocks == 1 else f"{noise.blocks} blocks"
+        yield f"- Release {_plain(noise.release)}, {blocks}: noise multiplier {sigma}"
+    yield f"- Plan: `{view.plan_digest}`"
+    yield "\n```json"
+    yield visible(view.plan_text).replace("<", "\\u003c")  # the same JSON, and never markup
+    yield "```"
+    yield "\n## 4. Guarantee\n"
+    yield _plain(view.sentence)
+    if view.guarantee is not None:
+        yield f"\nLower bound of ε, no guarantee: {view.guarantee.epsilon_at_least}."
+    yield f"\n{_plain(view.agreement)}"
+    for reason in view.reasons:
+        yield "\n- " + _plain("{code}: {message} {remedy}".format_map(reason))
+    yield from _items("Covered, by item of NIST SP 800-226", view, marks=("checked", "declared"))
+    yield "\n### Approvals and runs\n"
+    no_one = "no one yet" if view.approvals_required else "no approval required"
+    yield f"- Approved by: {_plain(', '.join(view.approved_by) or no_one)}"
+    yield from (
+        f"- Run `{run.id}`, {run.state}: {run.steps or 0} steps charged, record "
+        f"`{run.record or 'none'}`, weights `{run.weights or 'none'}`"
+        for run in view.runs
+    )
+    yield "\n## 5. Residual risk\n"
+    yield "ε bounds what one unit can change. It does not say that the data may be used."
+    yield from (f"\n- {_plain(warning['message'])}" for warning in view.warnings)
+    yield from _items("Open, by item of NIST SP 800-226", view, marks=("open",))
+    yield "\n## Verification\n"
+    yield "This document is no proof. Verify the signed bundle with keys that you trust:\n"
+    yield f"```sh\n{VERIFY}\n```"
+
+
+def _items(title: str, view: CertificateView, marks: tuple[str, ...]) -> Iterator[str]:
+    """The items of the checklist with one of ``marks``."""
+    items: list[Item] = [item for item in view.checklist if item.mark in marks]
+    if items:
+        yield f"\n### {title}\n"
+    for item in items:
+        yield f"- **{item.topic}** ({item.mark}, {item.by}). " + _plain(
+            f"{item.question} {item.answer}"
+        )
+
+
+def _plain(text: str) -> str:
+    r"""A text in one line that Markdown shows as it is.
+
+    >>> _plain("a *b*\n# c")
+    'a \\*b\\* \\# c'
+    """
+    return _SPECIAL.sub(r"\\\1", " ".join(visible(text).split()))
