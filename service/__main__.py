@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     migrating.set_defaults(run=_migrate)
     serving = commands.add_parser("serve", help="answer over HTTP until told to stop")
     serving.add_argument("--host", default="127.0.0.1", help="127.0.0.1: this machine alone")
-    serving.add_argument("--port", type=_port, default=8000, help="0: any free one")
+    serving.add_argument("--port", type=_port, default=8321, help="0: any free one")
     serving.set_defaults(run=_serve)
     backing_up = commands.add_parser("backup", help="copy the embedded database to a new file")
     backing_up.add_argument("file", type=Path, help="the file to make")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -130,6 +130,14 @@ class Services:
         )
         self.head = head()
         self.public_url = settings.public_url
+
+    def key_records(self) -> list[dict[str, Any]]:
+        """Public records of every key that signs or signed here.
+
+        Where a key is both stored and in the directory, the directory's record counts.
+        """
+        records = [*self.store.keys(), *self.keyring.public_records()]
+        return list({record["key_id"]: record for record in records}.values())
 
     def close(self) -> None:
         """Stop the log's threads and the accounting, and let go of the database."""

@@ -219,6 +219,7 @@ class TokenRepository:
 
     def __init__(self, engine: Engine) -> None:
         self._reader = reader(engine)
+        self._engine = engine
         self._writer = writer(engine)
         self._any = False
         self._uses: dict[str, float] = {}
@@ -312,7 +313,7 @@ class TokenRepository:
             append(connection, "token", token_id, body, actor=by, at=at)
             return replace(stored[0], revoked_at=at)
 
-        return write(self._writer, work)
+        return write(self._engine, work)
 
     def all(self) -> list[Token]:
         """Every token that was ever made, oldest first."""

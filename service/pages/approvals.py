@@ -112,7 +112,7 @@ class ApprovalRequest:
     guarantee: Guarantee
     base: Guarantee | None
     changes: tuple[FieldChange, ...]
-    asked_by: tuple[str, ...]
+    requesters: tuple[str, ...]
     policy: str
     waivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -122,7 +122,7 @@ class ApprovalRequest:
 class DecisionPage:
     """A request for approval, and why the last decision was not accepted."""
 
-    found: ApprovalRequest
+    request: ApprovalRequest
     issues: tuple[Issue, ...]
     open: bool
     wrong: str | None = None
@@ -222,7 +222,7 @@ def approval_request(connection: Connection, certificate_id: str) -> ApprovalReq
         guarantee=_guarantee(certificate),
         base=None if base is None else _guarantee(base),
         changes=() if base is None else plan_changes(base, certificate),
-        asked_by=_requesters(connection, certificate),
+        requesters=_requesters(connection, certificate),
         policy=f"{predicate['policy']['name']} v{predicate['policy']['version']}",
         waivers=tuple(f"{w['code']}: {w['waiver']['reason']}" for w in predicate["waived"]),
         warnings=tuple(warning["message"] for warning in predicate["warnings"]),
@@ -315,7 +315,7 @@ def _respond(
         raise no_such(certificate_id)
     is_open = approval.status == Status.AWAITING_APPROVAL.value
     issues = tuple(history(services.engine, certificate_id))
-    view = DecisionPage(found=approval, issues=issues, open=is_open, wrong=wrong, comment=comment)
+    view = DecisionPage(request=approval, issues=issues, open=is_open, wrong=wrong, comment=comment)
     rows = Rows(FieldChange, approval.changes)
     return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"

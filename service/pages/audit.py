@@ -224,8 +224,8 @@ class Search:
 class Audit:
     """A part of the log; ``next`` is where it goes on, None at its end.
 
-    ``checked`` is a range that was hashed again, ``held`` the saved checkpoint ``kept``
-    compared with the log; ``wrong`` and ``not_held`` say why there is none.
+    ``checked`` is a range that was hashed again, ``comparison`` the saved checkpoint ``kept``
+    compared with the log; ``wrong`` and ``comparison_error`` say why there is none.
     """
 
     checkpoint: CheckpointView | None
@@ -237,8 +237,8 @@ class Audit:
     checked: RangeCheck | None = None
     wrong: str = ""
     kept: str = ""
-    held: CheckpointComparison | None = None
-    not_held: str = ""
+    comparison: CheckpointComparison | None = None
+    comparison_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ def audit(
         kind=parameters.kind, subject=parameters.subject.strip(), before=parameters.before
     )
     checked, wrong = _checked_range(services, parameters)
-    held, not_held = _checkpoint_comparison(services, parameters.kept)
+    comparison, comparison_error = _checkpoint_comparison(services, parameters.kept)
     limit = EXPORT if is_data(request) else PAGE
     with snapshot(services.engine) as connection:
         checkpoint = checkpoint_of(connection)
@@ -278,8 +278,8 @@ def audit(
         checked=checked,
         wrong=wrong,
         kept=parameters.kept,
-        held=held,
-        not_held=not_held,
+        comparison=comparison,
+        comparison_error=comparison_error,
     )
     return respond(
         request,
@@ -287,7 +287,7 @@ def audit(
         template="audit.html",
         rows=Rows(Entry, view.entries),
         # htmx does not show a response that is an error.
-        status=422 if (wrong or not_held) and not is_fragment(request) else 200,
+        status=422 if (wrong or comparison_error) and not is_fragment(request) else 200,
     )
 
 
@@ -449,9 +449,9 @@ def _checkpoint_comparison(
     """The saved checkpoint compared with the log; or why that is not possible."""
     if not text.strip():
         return None, ""
-    records = [*services.store.keys(), *services.keyring.public_records()]
+    keys = map(PublicKey.from_record, services.key_records())
     try:
-        return compare_checkpoint(text, services.log, map(PublicKey.from_record, records)), ""
+        return compare_checkpoint(text, services.log, keys), ""
     except InvalidCheckpoint as error:
         return None, f"{capitalized(str(error))}."
 

@@ -100,8 +100,7 @@ def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
     """This service's keys, with the revocations of the newest keyset."""
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
-    records = [*services.store.keys(), *services.keyring.public_records()]
-    keys = (PublicKey.from_record(dict(record)) for record in records)
+    keys = map(PublicKey.from_record, services.key_records())
     return tuple(replace(key, revoked_from=since.get(key.key_id)) for key in keys)
 
 

@@ -172,7 +172,7 @@ class CertificateList:
     lines: tuple[CertificateLine, ...]
     total: str
     facets: tuple[Facet, ...]
-    wanted: dict[str, str]
+    filters: dict[str, str]
     next: str | None
     mechanisms: tuple[str, ...] = get_args(OptimizerName)
     views: tuple[SavedView, ...] = ()
@@ -198,7 +198,7 @@ def certificate_list(
         lines=tuple(_line(row) for row in shown),
         total=exact.with_each(search.filters),
         facets=tuple(_facets(search, tally)),
-        wanted=search.filters,
+        filters=search.filters,
         next=None
         if last is None
         else cursor_at(last[_time(search)], last["id"], last["untrusted"]),

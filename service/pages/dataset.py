@@ -136,8 +136,8 @@ class Dataset:
     composed_by: str | None = None
     proposals: tuple[Proposal, ...] = ()
     grants: tuple[Mapping[str, Any], ...] = ()
-    asked: str | None = None
-    asked_of: str | None = None
+    requested_forecast: str | None = None
+    requested_forecast_of: str | None = None
 
 
 @page(router, ONE)
@@ -171,7 +171,9 @@ async def dataset(
         view = await _with_quick_composition(view, services, stored)
     if stored is not None and certificate:
         forecast = await services.ledger.forecast(stored, certificate)
-        view = replace(view, asked=forecast.message, asked_of=forecast.certificate)
+        view = replace(
+            view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
+        )
     return respond(
         request,
         view,

@@ -62,16 +62,13 @@ def keys(request: Request, _: Anyone, services: TheServices) -> Response:
 
 def keys_view(services: Services, now: datetime) -> Keys:
     """The keys as they are at ``now``."""
-    records = [*services.store.keys(), *services.keyring.public_records()]
-    public_keys = {record["key_id"]: PublicKey.from_record(record) for record in records}
+    public_keys = map(PublicKey.from_record, services.key_records())
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
     revocations = {} if signed is None else {key.key_id: key for key in signed.keyset.revoked}
     signing = {key.key_id for key in services.keyring.all_current()}
     keys = []
-    for public in sorted(
-        public_keys.values(), key=lambda key: (key.not_before, key.key_id), reverse=True
-    ):
+    for public in sorted(public_keys, key=lambda key: (key.not_before, key.key_id), reverse=True):
         revocation = revocations.get(public.key_id)
         since = None if revocation is None else revocation.since
         keys.append(

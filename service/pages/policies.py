@@ -200,7 +200,7 @@ class Simulation:
     """
 
     yaml: str
-    asked: Mapping[str, str]
+    changes: Mapping[str, str]
     of_policy: str
     known: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
@@ -235,7 +235,7 @@ def simulation(
     rules = services.policies.policy_set()
     view = Simulation(
         yaml=draft_of(rules, policy, changes),
-        asked=changes,
+        changes=changes,
         of_policy=policy,
         known=tuple(sorted(rules.policies)),
     )
@@ -251,7 +251,7 @@ def submit_draft(
     """Simulate the draft in the form, or activate it."""
     view = Simulation(
         yaml=form.get("yaml")[:LONGEST],
-        asked=dict.fromkeys(RULES, ""),
+        changes=dict.fromkeys(RULES, ""),
         of_policy="",
         known=tuple(sorted(services.policies.policy_set().policies)),
     )

@@ -34,8 +34,7 @@ def keys(services: TheServices) -> Keys:
 
     Where a key is both stored and in the directory, the directory's record counts.
     """
-    records = [*services.store.keys(), *services.keyring.public_records()]
-    return Keys(keys=list({record["key_id"]: record for record in records}.values()))
+    return Keys(keys=services.key_records())
 
 
 @router.get(

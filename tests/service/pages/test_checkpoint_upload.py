@@ -42,12 +42,12 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     stated = read_checkpoint(stored)
     yard.certify()
     now = read_checkpoint(_newest(yard, stated.size))
-    held = _held(yard, stored)["held"]
+    held = _held(yard, stored)["comparison"]
     assert (held["extended"], held["signed"]) == (True, True)
     assert held["then"] == stated.size
     assert held["now"] >= now.size  # entries of the background may follow
     # As a form sends it, and without the last line end that a text area may lose.
-    assert _held(yard, stored.replace("\n", "\r\n").strip())["held"]["extended"]
+    assert _held(yard, stored.replace("\n", "\r\n").strip())["comparison"]["extended"]
 
     key = KeyStore(tmp_path / "keys").signing_key()
     assert key is not None
@@ -61,7 +61,7 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
             "root_hash": stated.root_hash,
             **changes,
         }
-        return _held(yard, sign_checkpoint(who, at=at, **provided))["held"]
+        return _held(yard, sign_checkpoint(who, at=at, **provided))["comparison"]
 
     # What the service signed once, and what it now says was there, are not the same.
     rewritten = of(key, root_hash=_other(stored))
@@ -84,9 +84,9 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     assert "Stop the service, keep a copy" in page.text
 
     other = sign_checkpoint(key, origin="log.example", size=1, root_hash=stated.root_hash, at=at)
-    assert "of another log" in _held(yard, other, 422)["not_held"]
+    assert "of another log" in _held(yard, other, 422)["comparison_error"]
     for text in ("no note", "<script>", "a\x00b", "\n\n— x y\n", stored[: len(stored) // 2]):
-        assert "ot a checkpoint" in _held(yard, text, 422)["not_held"], text
+        assert "ot a checkpoint" in _held(yard, text, 422)["comparison_error"], text
 
 
 def test_a_log_entry_is_exported(yard: Yard) -> None:

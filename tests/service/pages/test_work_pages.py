@@ -133,7 +133,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
     (waiting,) = _csv(yard, "/approvals.csv")
     assert waiting["id"] == pending["id"]
     path = f"/approvals/{pending['id']}"
-    result = yard.ask("GET", path + ".json", "approve").json()["found"]
+    result = yard.ask("GET", path + ".json", "approve").json()["request"]
     assert result["base"]["id"] == base
     assert [(c["pointer"], c["before"], c["after"]) for c in result["changes"]] == [
         ("/notes", None, MARKUP),
@@ -253,7 +253,7 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
     assert float(view["shown"]["spent"]) >= float(api["spent"]["filter"]["epsilon"])
     assert float(view["composed"]) >= api["spent"]["composed"]["epsilon"]["upper"]
     assert float(view["composed"]) < float(view["shown"]["sum"])
-    assert view["asked"] == api["forecast"]["message"]
+    assert view["requested_forecast"] == api["forecast"]["message"]
     amounts = {item["name"]: Decimal(item["epsilon"]) for item in view["amounts"]}
     assert amounts["spent"] == amounts["committed"] == 0  # Three runs wait for a worker.
     assert amounts["reserved"] == Decimal(view["shown"]["spent"])
