@@ -8,7 +8,6 @@ from fastapi import APIRouter
 
 MODULES = (
     "certificates",
-    "docs",
     "public",
     "keysets",
     "log",
