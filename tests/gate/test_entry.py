@@ -128,12 +128,13 @@ def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequenc
     "arguments",
     [
         ("--help",),
-        ("check", "--help"),
         ("batch",),
         ("audit", "verify", "--help"),
-        ("worker", "--help"),
         ("worker", "--server", "nonsense"),
-        ("train", "nowhere.json"),
+        *(
+            pytest.param(words, marks=pytest.mark.soak)
+            for words in (("check", "--help"), ("worker", "--help"), ("train", "nowhere.json"))
+        ),
     ],
 )
 def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:

@@ -38,14 +38,18 @@ class Planted:
 
 @pytest.fixture(scope="session")
 def judged_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for the whole session: the twelve plans are the same in every test."""
+    """A cache for the whole session: many tests check the same plans."""
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def repository(tmp_path: Path, judged_before: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: twelve plans, and files that are none."""
+@pytest.fixture(autouse=True)
+def _cached(home: Path, judged_before: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(judged_before))
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: twelve plans, and files that are none."""
     folder = tmp_path / "repository"
     (folder / "plans").mkdir(parents=True)
     monkeypatch.chdir(folder)

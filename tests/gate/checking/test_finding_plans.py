@@ -272,6 +272,14 @@ def test_a_fix_is_made_where_a_link_leads_and_the_mode_stays(run: Any, mode: int
 # ---- the cache -----------------------------------------------------------------------
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("empty_cache")
 def test_an_answer_is_judged_once_until_its_text_changes(
     checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,11 +295,11 @@ def test_an_answer_is_judged_once_until_its_text_changes(
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", None])
 def test_a_corrupt_cache_is_never_zero(
-    run: Any, checked: Any, content: bytes | None, tmp_path: Path
+    run: Any, checked: Any, content: bytes | None, empty_cache: Path
 ) -> None:
     Path("plan.yaml").write_text(WEAK.replace("epsilon: 1,", "epsilon: 9,"))
     assert run("check", "plan.yaml").exit_code == 0
-    (entry,) = (tmp_path / "cache").glob("*.json")
+    (entry,) = empty_cache.glob("*.json")
     forged = entry.read_bytes().replace(b'"exit": 0', b'"exit": 1').replace(b"certified", b"cert")
     entry.write_bytes(forged if content is None else content)
     code, document = checked("plan.yaml")
