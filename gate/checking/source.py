@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from affidavit.accountants import opacus_noise
 from affidavit.gate.checking import pyproject
 from affidavit.gate.checking.pyproject import given_for
 from affidavit.gate.checking.sections import (
@@ -235,6 +234,8 @@ def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
 
 def _complete(name: str, raw: bytes, partial: Partial) -> Source:
     """An imported plan, completed with the fields of pyproject.toml."""
+    from affidavit.accountants import opacus_noise  # imports the accountants, slowly
+
     places = {(): (1, 1)} | {
         tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in partial.lines
     }

@@ -121,7 +121,10 @@ def test_the_largest_lot_that_fits_is_found(
 RECORDS = 60
 
 
-@pytest.mark.parametrize(("epochs", "sigma", "epsilon"), [(4, 3, 2), (2.5, 1.5, 3), (20, 9, 1)])
+@pytest.mark.parametrize(
+    ("epochs", "sigma", "epsilon"),
+    [pytest.param(4, 3, 2, marks=pytest.mark.soak), (2.5, 1.5, 3), (20, 9, 1)],
+)
 def test_the_largest_lot_of_so_many_epochs_is_found(
     document: Make, save: Any, answer: Answer, epochs: float, sigma: float, epsilon: float
 ) -> None:
