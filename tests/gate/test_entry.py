@@ -153,13 +153,13 @@ def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: i
 
 
 def test_a_folder_that_cannot_be_used_is_told(
-    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    inside: Callable[..., Ended], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AFFIDAVIT_HOME", files["certified"])
     for arguments in (("keys", "new"), ("keys", "list"), ("certify", files["certified"])):
-        ended = process(*arguments)
-        assert ended.returncode in (Exit.CERTIFIED, Exit.USAGE), arguments
-        assert b"Traceback" not in ended.stderr
+        ended = inside(*arguments)
+        assert ended.code in (Exit.CERTIFIED, Exit.USAGE), arguments
+        assert b"Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(
