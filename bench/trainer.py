@@ -120,7 +120,7 @@ def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """The trainer's own step."""
     from affidavit.certificate import Execution
     from affidavit.trainer.distributed import Peers
-    from affidavit.trainer.ratchet import Ratchet
+    from affidavit.trainer.noise.chacha import Ratchet
     from affidavit.trainer.run_config import RunConfig
     from affidavit.trainer.settings import Settings
     from affidavit.trainer.training_state import RunKeys, TrainingState

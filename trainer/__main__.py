@@ -8,10 +8,12 @@ one run.
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -27,18 +29,20 @@ from affidavit.certificate import (
 )
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
-from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter, on_device
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.options import FOLDERS, FileRefused
-from affidavit.trainer.settings import Precision, Schedule, Settings
+from affidavit.trainer.settings import Precision, Schedule, Settings, Supervision, Trial
 from affidavit.trainer.sources import data_of, model_of
-from affidavit.trainer.step_grants import Supervision
-from affidavit.trainer.trial import SCORE, Trial, mean_loss
 
 err = Console(stderr=True, soft_wrap=True)
+SCORE = "score"
+"""The file of a trial's folder with its mean loss on the public data."""
+RECORDS = 1024
+"""Records of the public data at a time."""
 
 
 class Exit(IntEnum):
@@ -208,9 +212,20 @@ def main(
         peers.leave()
     if peers.leads:
         if searched is not None:
-            score = mean_loss(adapter, data_of(searched.score))
+            score = _mean_loss(adapter, data_of(searched.score))
             write_atomically(out / SCORE, f"{score!r}\n".encode())
         _print(outcome, out)
+
+
+def _mean_loss(model: ModelAdapter, data: DataAdapter) -> float:
+    """The mean loss on ``data``; infinite where it is no number."""
+    device = next(model.module.parameters()).device
+    total = 0.0
+    with torch.no_grad():
+        for first in range(0, len(data), RECORDS):
+            batch = data.collate(torch.arange(first, min(first + RECORDS, len(data))))
+            total += float(model.losses(on_device(batch, device)).double().sum())
+    return total / len(data) if math.isfinite(total) else math.inf
 
 
 def _print(outcome: Outcome, out: Path) -> None:

@@ -7,12 +7,29 @@ process died before that, when it is loaded: the next one is written where it st
 moment the process dies at, and however often, a file that the record names is there, and one that
 it does not name (another run's, an altered one) is refused. An older one that the record names
 may be resumed from: the steps after it are charged and lost, and their keys are never used again.
-The checkpoint of a sharded run is a folder of a new name, to which all ranks write
-(``affidavit.trainer.sharded_checkpoint``).
+The checkpoint of a sharded run is a folder of a new name, to which all ranks write.
 
 >>> content = packed({"step": 3})
 >>> unpacked(content)["step"], digest_of_bytes(content)[:7]
 (3, 'sha256:')
+
+In such a folder ``state.pt`` has the whole state, with an empty tensor in the place of each that
+is sharded; those are beside it, as PyTorch's Distributed Checkpoint (DCP) writes them. Any number
+of ranks may read them again, one process as well: each reads the rows that it has from then on.
+The folder must be one that all ranks see. It is as secret as the data (mode 0700).
+
+What a folder holds is named by one digest, over the digest of every file. Neither ``state.pt`` nor
+DCP's files are read in a way that could run code in them.
+
+``CheckpointSchedule`` says how often to do again what only costs time, such as a checkpoint: every
+so many steps where the user says so; else as often as takes ``SHARE`` of the time: after something
+that took a second, not before twenty have passed.
+
+>>> often = CheckpointSchedule(every=3)
+>>> [often.due(done) for done in range(1, 7)]
+[False, False, True, False, False, True]
+>>> CheckpointSchedule(every=None).due(1)
+True
 """
 
 from __future__ import annotations
@@ -22,16 +39,24 @@ import io
 import json
 import os
 import pickle
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
+from time import monotonic
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from affidavit.certificate import fsync_directory
+from affidavit.trainer.distributed import Peers, while_all_live
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.run_log import RunLog, unwritable, write_all
+from affidavit.trainer.shards import Shards, is_sharded, local
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
@@ -108,7 +133,7 @@ def _remove_folders(folder: Path, *, but: str | None = None) -> None:
 def load(run_log: RunLog) -> tuple[State, str | None]:
     """The newest checkpoint that is whole and that the record names, which is in its place then.
 
-    Beside it the name of its folder, where the rest of it is (``sharded_checkpoint``).
+    Beside it the name of its folder, where the rest of it is (``load_sharded``).
     Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``, or ``not_written``.
     """
     candidates = [
@@ -176,3 +201,129 @@ def _content(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+METADATA = ".metadata"
+DCP = "torch.distributed.checkpoint"
+"""Loaded late: it takes a while, and only sharded runs need it."""
+
+INDEX = frozenset(
+    {
+        "pathlib.PosixPath",
+        "torch.Size",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.serialization._get_layout",
+    }
+)
+"""What DCP's index has objects of, beside dtypes and the classes of its module ``metadata``."""
+
+
+def save_sharded(folder: Path, state: State, peers: Peers) -> str:
+    """Write ``state``, in which what is sharded are ``DTensor``s, and return the folder's digest.
+
+    All ranks call it. Raises ``RunFailure``.
+    """
+    dcp: Any = import_module(DCP)
+
+    leaves, spec = tree_flatten(state)
+    sharded = {str(at): item for at, item in enumerate(leaves) if is_sharded(item)}
+    rest = tree_unflatten([_emptied(item) if is_sharded(item) else item for item in leaves], spec)
+    try:
+        with while_all_live():
+            dcp.save(sharded, storage_writer=dcp.FileSystemWriter(folder))
+    except (dcp.CheckpointException, OSError) as error:
+        raise RunFailure(
+            "not_written",
+            f"{folder} cannot be written: {error}. Fix that and resume with --resume.",
+        ) from None
+
+    def finish() -> str:
+        write(folder / STATE, packed(rest))  # which has the whole folder on the disk
+        fsync_directory(folder.parent)
+        return digest_of_folder(folder)
+
+    return peers.led(finish)
+
+
+def load_sharded(folder: Path, state: State, shards: Shards | None) -> State:
+    """``state``, as ``state.pt`` has it, with the rows of every sharded tensor that are here.
+
+    Without ``shards``, and in tensor parallelism, they are all rows. Raises ``RunFailure``.
+    """
+    dcp: Any = import_module(DCP)
+
+    _require_plain(folder / METADATA)
+    leaves, spec = tree_flatten(state)
+    missing = {str(at): _room(item, shards) for at, item in enumerate(leaves) if _is_empty(item)}
+    with while_all_live(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it loads in one process, which is meant
+        dcp.load(missing, storage_reader=dcp.FileSystemReader(folder), no_dist=shards is None)
+    filled = [local(missing[str(at)]) if str(at) in missing else of for at, of in enumerate(leaves)]
+    result: State = tree_unflatten(filled, spec)
+    return result
+
+
+def _emptied(item: Any) -> Tensor:
+    return torch.empty(item.shape, dtype=item.dtype, device="meta")
+
+
+def _is_empty(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.device.type == "meta"
+
+
+def _room(item: Tensor, shards: Shards | None) -> Tensor:
+    if shards is None or shards.room is None:
+        return torch.empty(item.shape, dtype=item.dtype)
+    from torch.distributed.tensor import empty
+
+    mesh, placements = shards.room
+    result: Tensor = empty(*item.shape, dtype=item.dtype, device_mesh=mesh, placements=placements)
+    return result
+
+
+class _Plain(pickle.Unpickler):
+    """Reads nothing but what DCP's index is made of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Raises ``pickle.UnpicklingError`` for anything else."""
+        metadata = import_module(f"{DCP}.metadata")
+        if f"{module}.{name}" in INDEX:
+            return super().find_class(module, name)
+        item = getattr(metadata if module == metadata.__name__ else torch, name, None)
+        if isinstance(item, torch.dtype) or getattr(item, "__module__", "") == metadata.__name__:
+            return item
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an index")
+
+
+def _require_plain(path: Path) -> None:
+    try:
+        _Plain(io.BytesIO(path.read_bytes())).load()
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise RunFailure(
+            "bad_checkpoint", f"{path} cannot be read by this release: {error}."
+        ) from None
+
+
+SHARE = 0.05
+"""Of the time of a run."""
+
+
+class CheckpointSchedule:
+    """``due`` asks, ``timed`` surrounds the doing."""
+
+    def __init__(self, every: int | None) -> None:
+        self._every, self._cost, self._last = every, 0.0, monotonic()
+
+    def due(self, done: int) -> bool:
+        """Whether it is time again after ``done`` steps."""
+        if self._every is not None:
+            return done % self._every == 0
+        return monotonic() - self._last >= self._cost / SHARE
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What takes the time."""
+        begun = monotonic()
+        yield
+        self._last = monotonic()
+        self._cost = self._last - begun

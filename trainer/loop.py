@@ -8,7 +8,7 @@ A step that was charged counts whether or not it was finished. When a run goes o
 were charged and are not in the checkpoint are lost: training continues with the step after them,
 with its own lot, row of the noise and key. So no key is used for two lots, no row of
 correlated noise twice, and there are never more steps than certified. The same is done with
-steps that another process may have charged of this run (``affidavit.trainer.step_grants``).
+steps that another process may have charged of this run (``affidavit.trainer.settings``).
 
 Guarantees
     * At most T steps are charged in all attempts together; each has a key that no other has.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,22 +34,19 @@ from torch import Tensor
 
 from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
-from affidavit.trainer import checkpoint, sharded_checkpoint
+from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
-from affidavit.trainer.checkpoint_schedule import CheckpointSchedule
 from affidavit.trainer.data.canaries import AuditedData, AuditedModel, audit_files
 from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
-from affidavit.trainer.progress import Quiet, Shown
-from affidavit.trainer.ratchet import Entropy, Ratchet
+from affidavit.trainer.noise.chacha import Entropy, Ratchet
+from affidavit.trainer.progress import shown
 from affidavit.trainer.run_config import RunConfig, bind
 from affidavit.trainer.run_log import RunLog
 from affidavit.trainer.run_writer import RunSecrets, RunWriter
-from affidavit.trainer.settings import Settings
-from affidavit.trainer.step_grants import Allowance, Supervision
+from affidavit.trainer.settings import Allowance, Settings, Supervision, Trial
 from affidavit.trainer.training_state import TrainingState
-from affidavit.trainer.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,8 +154,8 @@ class Run:
         self._quiet = quiet or not peers.leads
         self._entropy, self._supervision = entropy, supervision
         self._allowance = Allowance(supervision.allowance)
-        self._checkpoints = CheckpointSchedule(settings.checkpoint_every)
-        self._digests = CheckpointSchedule(settings.digest_every)
+        self._checkpoints = checkpoint.CheckpointSchedule(settings.checkpoint_every)
+        self._digests = checkpoint.CheckpointSchedule(settings.digest_every)
         self._performance = settings.as_entry(ranks=peers.size)
         self._run_log: RunLog | None = None
         self._open_writer: RunWriter | None = None
@@ -215,7 +212,7 @@ class Run:
         training = self._built(secrets)
         self._peers.led(lambda: self._writer.require_same_run(self.config, training, self._data))
         if folder is not None:
-            state = sharded_checkpoint.load(out / folder, state, training.shards)
+            state = checkpoint.load_sharded(out / folder, state, training.shards)
         training.load(state)
         known, charged = charged, _all_charged(self.config, charged, self._supervision)
         secrets = self._past(training, secrets, first=state["step"], known=known, charged=charged)
@@ -275,7 +272,7 @@ class Run:
             self._peers.led(keep)
             return
         folder = Path(self._peers.led(room))
-        digest = sharded_checkpoint.save(folder, state(), self._peers)
+        digest = checkpoint.save_sharded(folder, state(), self._peers)
         self._peers.led(adopt)
 
     def _built(self, secrets: RunSecrets) -> TrainingState:
@@ -307,8 +304,8 @@ class Run:
         """Every step from the first; raises as ``train``."""
         training, first, secrets = begun.training, begun.first, begun.secrets
         steps = self.config.execution.steps
-        shown = Quiet() if self._quiet else Shown(steps, self.config.summary)
-        with shown, _asked_to_stop(self._supervision.stop) as requested:
+        progress = nullcontext() if self._quiet else shown(steps, self.config.summary)
+        with progress as show, _asked_to_stop(self._supervision.stop) as requested:
             for step in range(first, steps):
                 due = self.charged(training, step, secrets, requested)
                 if due is None and self._supervision.stop is not None:
@@ -332,7 +329,8 @@ class Run:
                     self.ended_by("diverged", training)
                     raise
                 secrets = self.taken(training, step, records, secrets, due)
-                shown.step(step + 1, loss.mean)
+                if show is not None:
+                    show(step + 1, loss.mean)
         return self.ended_by("completed", training)
 
     def charged(

@@ -43,8 +43,7 @@ from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.loop import Due, Outcome, Run
 from affidavit.trainer.run_config import bind
-from affidavit.trainer.settings import Settings
-from affidavit.trainer.step_grants import Supervision
+from affidavit.trainer.settings import Settings, Supervision
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """From the model and a batch to one loss for each of its records, shape (n,)."""

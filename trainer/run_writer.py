@@ -1,4 +1,4 @@
-"""The run_writer: what rank 0 writes of a run, and the order in which it does.
+"""RunWriter: what rank 0 writes of a run, and the order in which it does.
 
 A run begins with its header and its first checkpoint, before anything is charged. When it
 goes on, the steps that were charged after the checkpoint's are lost: they stay charged, their
@@ -8,31 +8,52 @@ line; then the checkpoint, which is as secret as the data and of no more use, is
 
 ``opening.json`` holds the secret under which the record commits to the data set and to lot
 sizes; show it to an auditor who has the data, and to nobody else.
+
+The header names the release of the trainer that ran, by version and by the digest of its sources.
+
+>>> sorted(code_reference())
+['digest', 'version']
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+import affidavit
 from affidavit.certificate import Canaries
 from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter
-from affidavit.trainer.code import code_reference
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.noise.chacha import KEY_BYTES, derived_key
-from affidavit.trainer.ratchet import Entropy, Ratchet, committed
+from affidavit.trainer.noise.chacha import KEY_BYTES, Entropy, Ratchet, committed, derived_key
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.run_log import RunLog
+from affidavit.trainer.settings import Trial
 from affidavit.trainer.training_state import RunKeys, TrainingState
-from affidavit.trainer.trial import Trial
+
+ROOMS = ("plan", "mechanisms", "certificate", "trainer")
+"""What a run executes of this project."""
+
+
+def code_reference() -> dict[str, str]:
+    """Version and digest over path and content of every source file of ``ROOMS``."""
+    root = Path(affidavit.__file__).parent
+    result = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            result.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return {"version": affidavit.__version__, "digest": "sha256:" + result.hexdigest()}
+
 
 WEIGHTS = "weights.pt"
 OPENING = "opening.json"

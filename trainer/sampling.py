@@ -1,4 +1,4 @@
-"""Samplers: which records are in which lot, drawn from a keyed cryptographic stream.
+"""Lots: which records take part in which step, drawn from a keyed cryptographic stream.
 
 Each sampler is a pure function of the run's sampling key and the step, so that a lot can
 be drawn again after a crash and nothing about it need be stored. What each one does is
@@ -16,7 +16,10 @@ full_batch      every record
 
 A lot is a sorted int64 tensor of record numbers, and may be empty. The divisor of a step is
 the plan's lot size, never ``len(lot)``. The key serves one sampler alone: each phase of a
-plan has its own (``affidavit.trainer.noise.chacha.derived_key``).
+plan has its own (``LotSampler``). Where every step draws its lot afresh (Poisson, truncated, fixed
+size) the draw of step t has a key of its own, from the ratchet: a checkpoint says nothing of lots
+that were drawn. Where something is drawn for longer (permutations, bins, groups) the phase has one
+key, which the checkpoint keeps.
 
 Uniform numbers below n come from 62-bit numbers by rejection (Lemire, arXiv:1805.10941, in
 its plain form), so that they are exactly uniform; q is rounded down to a multiple of
@@ -25,6 +28,13 @@ its plain form), so that they are exactly uniform; q is rounded down to a multip
 >>> lot = poisson(bytes(32), size=1000, probability=Fraction(1, 100))
 >>> len(lot(0)), len(lot(1)), bool((lot(0) == lot(0)).all())
 (7, 11, True)
+
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 3, "dataset": {"size": 9},
+...     "sampling": {"scheme": "cyclic", "lot_size": 3}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 0.5, "noise_multiplier": 4}]})
+>>> LotSampler(plan, 0, bytes(32)).of(1, bytes(32)).tolist()
+[3, 4, 5]
 """
 
 from __future__ import annotations
@@ -37,7 +47,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from affidavit.trainer.noise.chacha import raw_words
+from affidavit.plan import Plan, schedule
+from affidavit.trainer.noise.chacha import derived_key, raw_words
 
 WHOLE_RUN = 2**63
 """The step number of draws that are made once for the whole run."""
@@ -196,3 +207,60 @@ def _lots_per_epoch(size: int, lot_size: int) -> int:
     if not 0 < lot_size <= size:
         raise ValueError(f"a lot has 1 to {size} records, not {lot_size}")
     return size // lot_size
+
+
+FRESH = frozenset({"poisson", "truncated_poisson", "fixed_size"})
+"""Schemes of which every lot is drawn by itself."""
+
+
+class LotSampler:
+    """The lots of phase ``index``; ``key`` is the run's for what outlasts a step."""
+
+    def __init__(self, plan: Plan, index: int, key: bytes) -> None:
+        self._plan, self._index = plan, index
+        phase_key = derived_key(key, f"affidavit lots of phase {index}")
+        fresh = plan.phases[index].sampling.scheme in FRESH
+        self._kept = None if fresh else sampler_of(plan, index, phase_key)
+
+    def of(self, place: int, step_key: bytes) -> Tensor:
+        """The records of the lot at ``place`` in the phase, sorted; it may be empty.
+
+        Shape (n,), int64.
+        """
+        if self._kept is not None:
+            return self._kept(place)
+        return sampler_of(self._plan, self._index, step_key)(place)
+
+
+def sampler_of(plan: Plan, index: int, key: bytes) -> Sampler:
+    """The sampler of phase ``index`` under ``key``."""
+    phase = plan.phases[index]
+    provided, size = phase.sampling, plan.dataset.size
+    assert size is not None  # a run is bound to a plan that says it
+    probability = schedule.sampling_probability(plan, phase)
+    lot_size = provided.lot_size or 0  # of schemes that have none it is not read
+    match provided.scheme:
+        case "poisson":
+            return poisson(key, size=size, probability=probability)
+        case "truncated_poisson":
+            return truncated_poisson(
+                key, size=size, probability=probability, max_lot_size=provided.max_lot_size or 0
+            )
+        case "fixed_size":
+            return fixed_size(key, size=size, lot_size=lot_size)
+        case "shuffled":
+            return shuffled(key, size=size, lot_size=lot_size)
+        case "cyclic":
+            return cyclic(size=size, lot_size=lot_size)
+        case "cyclic_poisson":
+            groups = provided.groups or 0
+            return cyclic_poisson(key, size=size, groups=groups, probability=probability * groups)
+        case "balls_in_bins":
+            return balls_in_bins(
+                key,
+                size=size,
+                bins=schedule.lots_per_epoch(size, lot_size),
+                each_epoch=provided.bins_drawn == "each_epoch",
+            )
+        case "full_batch":
+            return full_batch(size=size)

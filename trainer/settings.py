@@ -1,20 +1,48 @@
-"""Settings: how a run is computed, never what it releases.
+"""What is said of a run beside its plan: its settings, the trial that it is, and its supervisor.
 
-Nothing here changes a guarantee, and nothing that does is here: whatever a certificate is about
-comes from the plan. Microbatches, devices and number types change speed and memory; how
-often a checkpoint is written changes how many steps a crash costs. The learning rate's
-schedule is public and acts on released values.
+Settings say how a run is computed, never what it releases. They change no guarantee, and nothing
+that does is here: whatever a certificate is about comes from the plan. Microbatches, devices and
+number types change speed and memory; how often a checkpoint is written changes how many steps a
+crash costs. The learning rate's schedule is public and acts on released values.
 
 >>> rates = Settings(schedule="linear", warmup=2)
 >>> [round(rates.learning_rate_factor(step, 6), 3) for step in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+A trial of a search is a run like any other, with a record of its own. It is ranked by its mean loss
+on data that is public, so that the comparison costs no more than the certificate says.
+
+Supervision says how far a run may go now, and what others may have charged of it before. Whoever
+starts a trainer on behalf of somebody else must be able to go on elsewhere although the
+trainer may still live: stopped, cut off, forgotten. No clock and no lock of a file system
+shows that it does not. So a supervised run charges no step beyond its *allowance*, a number that
+its supervisor raises as it goes. Who takes over passes over every step that was allowed: it
+charges them, with the keys that they have if they were taken, and takes none of them again.
+Between two trainers of one run each step is then charged once, and has one key.
+
+Guarantees
+    * No step t is charged before the allowance was seen to be above t.
+    * A file that is not there or has no number allows nothing.
+
+>>> import tempfile
+>>> with tempfile.NamedTemporaryFile() as file:
+...     _ = Path(file.name).write_text("3")
+...     allowance = Allowance(Path(file.name))
+...     [allowance.waited_for(step, asked=lambda: True) for step in (2, 3)]
+[True, False]
+>>> Allowance(None).waited_for(10**9, asked=lambda: False)
+True
 """
 
 from __future__ import annotations
 
+import json
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 
@@ -88,3 +116,67 @@ class Settings:
             "ranks": ranks,
             "torch": torch.__version__,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A trial of the search whose opening has the digest ``search`` and the time ``at``.
+
+    ``score`` names the public data. ``learning_rate`` stands in for the plan's.
+    """
+
+    search: str
+    at: str
+    score: str
+    learning_rate: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The trial in a file of ``affidavit search``; raises ``OSError`` or ``ValueError``."""
+        document = json.loads(path.read_bytes())
+        try:
+            return cls(**{name: document[name] for name in cls.__dataclass_fields__})
+        except (KeyError, TypeError):
+            raise ValueError("this is no trial of a search.") from None
+
+
+PAUSE = 0.02
+"""Seconds between two looks at the file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervision:
+    """What the supervisor of a run says; nobody's says nothing.
+
+    ``allowance`` is the file with the number of steps that may be charged by now, and ``charged``
+    how many others may have charged before. Once the file ``stop`` exists the run is over: its
+    record ends, and its weights are written. With such a file no signal asks a run to stop.
+    """
+
+    allowance: Path | None = None
+    charged: int = 0
+    stop: Path | None = None
+
+
+class Allowance:
+    """The number in a file, read again where it is not enough; without a file, any number."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._most = path, 0
+
+    def waited_for(self, step: int, asked: Callable[[], bool]) -> bool:
+        """Wait until ``step``, counted from 0, is allowed; False once ``asked`` to stop."""
+        while self._path is not None and step >= self._most:
+            self._most = _number(self._path)
+            if step >= self._most:
+                if asked():
+                    return False
+                time.sleep(PAUSE)
+        return True
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return 0

@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
-from affidavit.trainer.data.bible import bible
-from affidavit.trainer.data.generated import generated
-from affidavit.trainer.data.jsonl import jsonl
 from affidavit.trainer.data.numbers import csv_file, digits
+from affidavit.trainer.data.text_sets import bible, generated, jsonl
 from affidavit.trainer.models.language import gpt2
 from affidavit.trainer.models.mlp import mlp
 

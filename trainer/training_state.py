@@ -40,14 +40,14 @@ from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, NotCertified
-from affidavit.trainer.lot_sampler import LotSampler
+from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import NARROW, all_finite
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
-from affidavit.trainer.ratchet import Ratchet
 from affidavit.trainer.run_config import RunConfig
+from affidavit.trainer.sampling import LotSampler
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.shards import Shards, here, is_sharded, local, placed, whole
 from affidavit.trainer.step import ErrorFeedbackGradient, KalmanGradient, Lot, PerExampleGradient

@@ -40,12 +40,10 @@ from affidavit.plan import plan_from
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
 from affidavit.trainer.models.language import LanguageModel
-from affidavit.trainer.models.layout import hidden_and_rest
-from affidavit.trainer.models.lora import adapt
-from affidavit.trainer.optimizers.muon import by_shape
-from affidavit.trainer.optimizers.newton_schulz import orthogonalised
+from affidavit.trainer.models.layout import adapt, hidden_and_rest
+from affidavit.trainer.noise.chacha import Ratchet
+from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
 from affidavit.trainer.optimizers.registry import optimizer_of
-from affidavit.trainer.ratchet import Ratchet
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.training_state import RunKeys, TrainingState

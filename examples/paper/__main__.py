@@ -36,7 +36,7 @@ from typer import Typer
 from affidavit.gate import app as gate
 from affidavit.trainer import app as trainer
 from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.models.gpt2_weights import turned
+from affidavit.trainer.models.gpt2 import turned
 from affidavit.trainer.models.language import LanguageModel
 from examples.paper.data import TOKENIZER, gpt2, records, texts
 from examples.paper.scores import scores

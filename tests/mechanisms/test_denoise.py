@@ -11,7 +11,7 @@ import torch
 
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import MalformedPlan, Plan
-from affidavit.trainer.optimizers.denoise import shrunk
+from affidavit.trainer.optimizers.base import shrunk
 
 Make = Callable[..., Plan]
 

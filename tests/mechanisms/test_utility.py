@@ -17,7 +17,7 @@ from affidavit.mechanisms.newton_schulz import (
     singular_value,
     typical_singular_value,
 )
-from affidavit.trainer.optimizers.newton_schulz import orthogonalised
+from affidavit.trainer.optimizers.muon import orthogonalised
 
 SIGMA, CLIP, DIVISOR, BETA, SIDE = 0.8, 1 / 7, 1024.0, 0.95, 768
 """The setting of SPEC 6: five steps hardly orthogonalise there."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from affidavit.certificate import SearchOpening
 from affidavit.plan import Selection
-from affidavit.trainer.search import __main__ as search
+from affidavit.trainer import search
 from tests.trainer.loop.made import bundle_of, plan_with
 
 SELECTION = {"kind": "repeat_and_select", "name": "s", "distribution": "geometric", "mean": 8}

@@ -12,6 +12,15 @@ Guarantees
     * A target's ``total`` grows by Σ_i w_i G_i with ‖w_i G_i‖ ≤ clip_norm over the block's
       tensors together, for every record i, as computed, and by nothing else.
     * More gradients than uses counted is an error, never two clipped contributions.
+
+A tensor that a model uses twice (a tied embedding and output head, a layer called twice)
+has the gradient G_i + H_i, and ‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2⟨G_i, H_i⟩, unless each use has
+a clip norm of its own (``BlockSpec.uses``). The last term comes from the factors as well, as an
+upper bound, the error of its rounding added:
+
+    linear, linear        Σ_{s,t} (A_i A'_iᵀ)_{st} (B_i B'_iᵀ)_{st}
+    embedding, embedding  Σ_{s,t} [ids_s = ids'_t] ⟨b_s, b'_t⟩
+    embedding, linear     Σ_{s,t} B_{t, ids_s} ⟨e_s, a_t⟩     (a table W of V × d, y = x Wᵀ)
 """
 
 from __future__ import annotations
@@ -22,9 +31,13 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.ghost_norm import Factors
-from affidavit.trainer.clipping.tied_weights import upper_inner
-from affidavit.trainer.numerics import clip_weights, joint_norm
+from affidavit.trainer.clipping.ghost_norm import (
+    DenseFactors,
+    EmbeddingFactors,
+    Factors,
+    LinearFactors,
+)
+from affidavit.trainer.numerics import clip_weights, joint_norm, norm_of_rows, rounding, widened
 from affidavit.trainer.shards import Bucket
 
 
@@ -220,3 +233,76 @@ def norm_of_uses(uses: list[Factors]) -> Tensor:
     squares = squares + loss * stacked.sum(0).square()
     joint = torch.sqrt(squares.clamp(min=0)) * (1 + loss)
     return torch.minimum(joint, stacked.sum(0) * (1 + loss)) + slack + loss * stacked.sum(0)
+
+
+def upper_inner(first: Factors, second: Factors) -> Tensor:
+    """Upper bound on ⟨G_i, H_i⟩ for every record, shape (n,).
+
+    Of a dense and another kind the other's gradients are formed in full.
+    """
+    match first, second:
+        case LinearFactors(), LinearFactors():
+            return _linear(first, second)
+        case EmbeddingFactors(), EmbeddingFactors():
+            return _embeddings(first, second)
+        case EmbeddingFactors(), LinearFactors():
+            return _mixed(first, second)
+        case LinearFactors(), EmbeddingFactors():
+            return _mixed(second, first)
+        case DenseFactors(), DenseFactors():
+            return _dense(first, second)
+        case _:
+            return _formed(first, second)
+
+
+def _linear(first: LinearFactors, second: LinearFactors) -> Tensor:
+    a, b = widened(first.inputs), widened(first.outputs)
+    c, d = widened(second.inputs), widened(second.outputs)
+    inner = (torch.bmm(a, c.mT) * torch.bmm(b, d.mT)).sum(-1).sum(-1)
+    terms = a.shape[2] + b.shape[2] + a.shape[1] + c.shape[1] + 8
+    return inner + rounding(terms, a.dtype) * first.reach * second.reach
+
+
+def _embeddings(first: EmbeddingFactors, second: EmbeddingFactors) -> Tensor:
+    b, d = widened(first.outputs), widened(second.outputs)
+    same = first.ids.unsqueeze(2) == second.ids.unsqueeze(1)
+    inner = (torch.bmm(b, d.mT) * same).sum(-1).sum(-1)
+    terms = b.shape[2] + b.shape[1] + d.shape[1] + 8
+    return inner + rounding(terms, b.dtype) * first.reach * second.reach
+
+
+def _mixed(table: EmbeddingFactors, head: LinearFactors) -> Tensor:
+    e, a = widened(table.outputs), widened(head.inputs)
+    steps = head.outputs.shape[1]
+    ids = table.ids.unsqueeze(1).expand(-1, steps, -1)
+    picked = widened(torch.gather(head.outputs, 2, ids))
+    inner = (torch.bmm(a, e.mT) * picked).sum(-1).sum(-1)
+    terms = e.shape[2] + e.shape[1] + steps + 8
+    return inner + rounding(terms, e.dtype) * table.reach * head.reach
+
+
+def _dense(first: DenseFactors, second: DenseFactors) -> Tensor:
+    b, d = first.gradients.flatten(1), second.gradients.flatten(1)
+    sizes = norm_of_rows(b) * norm_of_rows(d)
+    return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * sizes
+
+
+def _formed(first: Factors, second: Factors) -> Tensor:
+    b, d = full(first).flatten(1), full(second).flatten(1)
+    ours, theirs = first.norms(), second.norms()
+    lost = first.slack() * theirs + second.slack() * (ours + second.slack())
+    return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * ours * theirs + lost
+
+
+def full(factors: Factors) -> Tensor:
+    """The per-record gradients themselves, (n, *shape). Raises ``TypeError`` for other factors."""
+    match factors:
+        case LinearFactors():
+            return torch.bmm(widened(factors.outputs).mT, widened(factors.inputs))
+        case EmbeddingFactors():
+            b = widened(factors.outputs)
+            table = b.new_zeros(len(b), factors.rows, b.shape[2])
+            return table.scatter_add_(1, factors.ids.unsqueeze(2).expand_as(b), b)
+        case DenseFactors():
+            return factors.gradients
+    raise TypeError(f"{type(factors).__name__} has no full form")

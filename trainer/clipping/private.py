@@ -17,7 +17,7 @@ True
 A tensor that is used several times (a layer that is called twice, a tied output head) is
 clipped by the exact norm of the sum of its uses, or, where its ``BlockSpec`` has ``uses``,
 each use by itself, which costs the sum of their clip norms
-(``affidavit.trainer.clipping.tied_weights`` has the third rule).
+(``affidavit.trainer.clipping.hooks`` has the third rule).
 
 Parameters may be in any floating type. Sums are in float32 or float64: those of narrower
 parameters are in ``sums``, and not in ``grad``, which has the parameter's type. Activations may be

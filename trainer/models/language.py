@@ -34,10 +34,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from affidavit.trainer.adapters import Batch, DataAdapter, Group
-from affidavit.trainer.models.gpt2 import GPT2, HIDDEN, GPT2Config, grow, hidden_matrices
-from affidavit.trainer.models.gpt2_weights import pretrained
-from affidavit.trainer.models.layout import Layout, flat, hidden_and_rest
-from affidavit.trainer.models.lora import adapt
+from affidavit.trainer.models.gpt2 import (
+    GPT2,
+    HIDDEN,
+    GPT2Config,
+    grow,
+    hidden_matrices,
+    pretrained,
+)
+from affidavit.trainer.models.layout import Layout, adapt, flat, hidden_and_rest
 from affidavit.trainer.options import Options, WrongOption
 
 MADE_UP_TOKENS = 8

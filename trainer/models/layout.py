@@ -1,4 +1,4 @@
-"""Layouts: which trainable tensors are clipped together, and under which release's name.
+"""Layouts: which tensors are trained, and which are clipped together under which release's name.
 
 hidden   the release ``hidden`` has a block for each hidden matrix, ``auxiliary`` one block
          for all the rest (DP-Muon; what the paper calls 48 + 1 releases for GPT-2 small)
@@ -16,13 +16,28 @@ the two where they differ.
 {'hidden': 1, 'auxiliary': 1}
 >>> found["auxiliary"][0].names
 ('0.bias', '2.weight', '2.bias')
+
+LoRA trains a product of two thin matrices, which is added to a frozen one:
+
+    y = W x + b + (α / r) B A x,   A (r, in),  B (out, r) zero at the start
+
+Everything that ``adapt`` does not add is frozen, so that the trainable tensors are A and B of
+each named matrix and nothing else needs noise.
+
+>>> adapt(model, ["0.weight"], rank=2, alpha=2, generator=torch.Generator().manual_seed(1))
+['0.down.weight', '0.up.weight']
+>>> [name for name, each in model.named_parameters() if each.requires_grad]
+['0.down.weight', '0.up.weight']
+
+Reference: Hu et al., arXiv:2106.09685 (LoRA).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from affidavit.trainer.adapters import Group
 
@@ -57,3 +72,48 @@ def flat(model: nn.Module, release: str = "all") -> Layout:
 def trained(model: nn.Module) -> list[str]:
     """Names of the trainable tensors; a tied one has the name of its first use."""
     return [name for name, item in model.named_parameters() if item.requires_grad]
+
+
+class LoRALinear(nn.Module):
+    """``base``, frozen, plus its low-rank update."""
+
+    def __init__(
+        self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        self.scale = alpha / rank
+        with torch.no_grad():
+            self.down.weight.normal_(0, base.in_features**-0.5, generator=generator)
+            self.up.weight.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, ..., in) to (n, ..., out)."""
+        return self.base(x) + self.scale * self.up(self.down(x))
+
+
+def adapt(
+    model: nn.Module,
+    matrices: Sequence[str],
+    *,
+    rank: int,
+    alpha: float,
+    generator: torch.Generator,
+) -> list[str]:
+    """Freeze ``model`` and adapt the linear layers of ``matrices``; the trained tensors' names.
+
+    Raises ``TypeError`` for a name that is of no linear layer.
+    """
+    model.requires_grad_(False)
+    trained = []
+    for name in matrices:
+        path = name.removesuffix(".weight")
+        parent_path, _, own = path.rpartition(".")
+        parent, base = model.get_submodule(parent_path), model.get_submodule(path)
+        if not isinstance(base, nn.Linear):
+            raise TypeError(f"{path} is no linear layer")
+        setattr(parent, own, LoRALinear(base, rank=rank, alpha=alpha, generator=generator))
+        trained += [f"{path}.down.weight", f"{path}.up.weight"]
+    return trained

@@ -12,7 +12,13 @@ The relatives of DP-Adam differ in D_t, or filter m̂_t further; they give it as
 >>> round(float(rule(torch.tensor(1.0), torch.tensor(0.5), state, at)), 6)
 0.9
 
-References: Kingma and Ba, arXiv:1412.6980; Abadi et al., arXiv:1607.00133.
+DP-CorrMom is momentum or Adam on means whose noise is anti-correlated across steps. The noise of
+step t is w_t = z_t - λ z_(t-1); it comes with the release, from the plan's bidiagonal strategy,
+and nothing here adds or scales any. What remains is a first moment: Adam's, as published, or the
+heavy ball's where the plan gives ``momentum``.
+
+References: Kingma and Ba, arXiv:1412.6980; Abadi et al., arXiv:1607.00133; Wang, An Optimization
+View of DP LLM Fine-tuning, Theorems 7 to 9 (DP-CorrMom).
 """
 
 from __future__ import annotations
@@ -30,10 +36,12 @@ from affidavit.trainer.optimizers.base import (
     Rule,
     State,
     corrected,
+    smoothed,
+    smoothing_of,
     std_at,
 )
 from affidavit.trainer.optimizers.inputs import OptimizerInputs, refused
-from affidavit.trainer.optimizers.lowpass import smoothed, smoothing_of
+from affidavit.trainer.optimizers.sgd import HeavyBall
 
 BETA1, BETA2 = 0.9, 0.999
 """Decays of a plan that gives none."""
@@ -231,3 +239,32 @@ class AdamLowpass(DPOptimizer):
             return smoothed(first, state, smoothing=smoothing, step=at.step)
 
         return Adaptive(beta1=beta1, beta2=beta2, smooth=smooth)
+
+
+def rule_of(inputs: OptimizerInputs, *, without_any: str) -> Rule:
+    """Heavy ball for ``momentum``, Adam for a β; ``without_any`` says which where neither is.
+
+    Raises ``RefusedPlan`` where the plan gives both.
+    """
+    settings = inputs.settings
+    adaptive = settings.beta1 is not None or settings.beta2 is not None
+    if settings.momentum is not None and adaptive:
+        raise refused(
+            "conflict",
+            "momentum",
+            f"{settings.name} is run with the heavy ball's momentum or with Adam's moments, and "
+            "the plan gives both.",
+            "Give momentum alone, or beta1 and beta2 alone.",
+        )
+    if adaptive or (settings.momentum is None and without_any == "adam"):
+        beta1, beta2 = decays(settings)
+        return Adaptive(beta1=beta1, beta2=beta2)
+    return HeavyBall(settings.momentum or 0.0)
+
+
+class CorrMom(DPOptimizer):
+    """``dp_corrmom``."""
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Adam, unless the plan gives ``momentum``."""
+        return rule_of(inputs, without_any="adam")

@@ -9,12 +9,41 @@ beyond the plan's. Denoising, where the plan asks for it, comes before the rule.
 The state dict continues a run bit for bit; loading one of another optimiser or of other
 releases is an error. A release is a parameter group, so that ``torch.optim.lr_scheduler``
 works on it; a learning rate may depend on the step and on released values only.
+
+Denoising: a mean is a low-rank signal plus noise of standard deviation σ' in each entry. Where the
+largest singular value λ₁ exceeds κ σ'(√m + √n), each is mapped back through what noise makes
+of it and shrunk by the alignment that its vectors have kept, those at or below σ'(√m + √n)
+are dropped, and the result has the Frobenius norm that it came with. Other means stay as they
+are, bit for bit; so do tensors that are no matrices. In units of σ', with y = λ/σ',
+
+    x⁴-root:  2 x² = y² - m - n + √((y² - m - n)² - 4mn),
+    η = x √((x⁴ - mn)/(x⁴ + m x²)) √((x⁴ - mn)/(x⁴ + n x²)).
+
+>>> mean = torch.diag(torch.tensor([100.0, 1.0, 1.0]))
+>>> shrunk(mean[None], 1.0, threshold=1.02)[0].diagonal().tolist()[1:]
+[0.0, 0.0]
+
+The causal low-pass filter of first order, which two optimisers are built with:
+
+    f_t = s f_(t-1) + (1-s) x_t,   f_0 = 0,   f̂_t = f_t / (1 - s^t)
+
+The division makes the weights of x_1..x_t sum to one from the first step on. s = 0 leaves x.
+
+>>> state: State = {}
+>>> [round(float(smoothed(torch.tensor(x), state, smoothing=0.5, step=t)), 4)
+...  for t, x in enumerate((1.0, 4.0), start=1)]
+[1.0, 3.0]
+
+References: "Sample-efficient DP fine-tuning via gradient matrix denoising", equations 3 to 9;
+Shabalin and Nobel, arXiv:1007.4148; Zhang, Bu, Hong and Razaviyayn, DOPPLER, NeurIPS 2024, with
+a₁ = -s, b₀ = 1-s.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +53,56 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.numerics import all_finite
-from affidavit.trainer.optimizers import denoise
 from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, ReleasedTensors
+
+
+def all_shrunk(means: Sequence[Tensor], noise_std: float, *, threshold: float) -> list[Tensor]:
+    """Every mean of one release, matrices denoised; ``noise_std`` is σ' of this step.
+
+    Each keeps its shape; matrices are (m, n).
+    """
+    result = list(means)
+    shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, mean in enumerate(means):
+        if mean.ndim == 2:
+            shapes[(mean.shape, mean.dtype, mean.device)].append(place)
+    for places in shapes.values():
+        done = shrunk(
+            torch.stack([means[place] for place in places]), noise_std, threshold=threshold
+        )
+        for place, mean in zip(places, done, strict=True):
+            result[place] = mean
+    return result
+
+
+def shrunk(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
+    """The denoised matrices, (k, m, n) to (k, m, n)."""
+    rows, columns = matrices.shape[-2:]
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    wide = values.double()
+    stored = shrinkage(wide / noise_std, rows, columns) * noise_std
+    norm = torch.linalg.vector_norm(stored, dim=-1)
+    edge = noise_std * (math.sqrt(rows) + math.sqrt(columns))
+    acts = (wide[:, 0] > threshold * edge) & (norm > 0)
+    scale = torch.linalg.vector_norm(wide, dim=-1) / torch.where(acts, norm, 1.0)
+    stored = (stored * scale[:, None]).to(values.dtype)
+    return torch.where(acts[:, None, None], (left * stored[:, None, :]) @ right, matrices)
+
+
+def shrinkage(values: Tensor, rows: int, columns: int) -> Tensor:
+    """η of equation 8 in units of σ', zero at or below √m + √n. The shape is that of ``values``."""
+    sums = values.square() - (rows + columns)
+    root = (sums.square() - 4 * rows * columns).clamp(min=0).sqrt()
+    square = ((sums + root) / 2).clamp(min=1)
+    signal = (square.square() - rows * columns).clamp(min=0)
+    ratio = (
+        signal / ((square.square() + rows * square) * (square.square() + columns * square)).sqrt()
+    )
+    above = values > math.sqrt(rows) + math.sqrt(columns)
+    return torch.where(above, square.sqrt() * ratio, 0.0)
+
 
 State = dict[str, Any]
 
@@ -112,12 +188,12 @@ class DPOptimizer(Optimizer):
         assert self._threshold is not None  # asked by the caller
         threshold = self._threshold
         if self._shards is None:
-            return denoise.all_shrunk(means, std, threshold=threshold)
+            return all_shrunk(means, std, threshold=threshold)
         places = [place for place, mean in enumerate(means) if mean.ndim == 2]
         done = self._shards.on_whole(
             [means[place] for place in places],
             [names[place] for place in places],
-            lambda matrices, _: denoise.all_shrunk(matrices, std, threshold=threshold),
+            lambda matrices, _: all_shrunk(matrices, std, threshold=threshold),
         )
         result = list(means)
         for place, mean in zip(places, done, strict=True):
@@ -181,3 +257,22 @@ def std_at(stds: dict[str, Array], at: At) -> float:
 def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
     """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
     return moment / -math.expm1(step * math.log(decay)) if decay else moment
+
+
+SMOOTHING = 0.9
+"""s of a plan that gives none."""
+
+
+def smoothed(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
+    """f̂_t; the state is ``filtered``. The shape is that of ``values``."""
+    if not smoothing:
+        return values
+    before = state.get("filtered")
+    before = torch.zeros_like(values) if before is None else before
+    state["filtered"] = torch.add(before * smoothing, values, alpha=1 - smoothing)
+    return corrected(state["filtered"], smoothing, step)
+
+
+def smoothing_of(settings: Settings) -> float:
+    """s of a plan."""
+    return SMOOTHING if settings.smoothing is None else settings.smoothing

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms import GAMMA, KAPPA, combination
+from affidavit.trainer.optimizers.adam import rule_of
 from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
-from affidavit.trainer.optimizers.corrmom import rule_of
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 

@@ -8,56 +8,99 @@ are taken as matrices of their first dimension by the others. Tensors of the aux
 the plan's β₁, β₂ and ``auxiliary_learning_rate``. Matrices of equal shape, up to transposition,
 are orthogonalised together. Everything starts from released means: post-processing.
 
-With the paper's start an ‖M_t‖_F below 1 is not normalised (see ``newton_schulz``), which is
+With the paper's start an ‖M_t‖_F below 1 is not normalised (see below), which is
 usual for noisy means; ``newton_schulz_start: frobenius`` is the remedy.
 
->>> direction, buffer = update(torch.eye(2), None, momentum=0.9, start="frobenius", steps=20)
->>> [[round(x, 3) for x in row] for row in direction.tolist()]
-[[1.0, 0.0], [0.0, 1.0]]
+The Newton-Schulz orthogonalisation Q_(κ,q): for a matrix M of m rows and n columns, transposed if
+m > n,
 
-Reference: arXiv:2605.12994v1, Algorithm 1.
+    Y_0 = M / max(1, ‖M‖_F)  (start "paper")   or   M / ‖M‖_F  (start "frobenius"),
+    Y_j = p_κ(Y_(j-1) Y_(j-1)ᵀ) Y_(j-1),   p_κ(x) = Σ_(s=0..κ) (2s)!/(4^s (s!)²) (1-x)^s.
+
+A singular value y becomes y p_κ(y²), on its way to 1. It does *not* get there in a few steps
+from small values, which grow by p_κ(0) a step: with the paper's start and ‖M‖_F < 1 five steps
+of degree 2 are little more than a multiplication by 23.2. The zero matrix stays.
+
+``dtype`` is what the products are taken in; norms are taken in the matrices' own type. In
+bfloat16 singular values near 1 are met to about 1 %, and it is quick where there is hardware
+for it. This is the batched, any-device twin of ``affidavit.mechanisms.newton_schulz``.
+
+>>> small = 1e-6 * torch.eye(2).reshape(1, 2, 2)
+>>> round(float(orthogonalised(small)[0, 0, 0] / small[0, 0, 0]), 1)
+23.2
+
+DP-MuonBC is DP-Muon without the leading bias that noise leaves after Newton-Schulz:
+
+    M̂_t = M_t / Σ_(j<t) β^j,   O⁰ = Q(M̂_t),
+    O² = (1/2J) Σ_j [Q(M̂_t + ρ_t U_j) + Q(M̂_t - ρ_t U_j)],   W ← (1 - ηλ) W - η (2 O⁰ - O²)
+
+with ρ_t the standard deviation of the noise in an entry of M̂_t, for independent noise of
+variance ν² in each mean ρ_t² = ν² (1-β)/(1+β) (1+β^t)/(1-β^t), and J probes U_j of independent
+standard normal entries. Probes come from the keyed streams of a key of their own, named by
+step, tensor and probe, so that they depend on neither the data nor the noise, and a run that
+goes on from a checkpoint draws the same ones. Noise N z has its own ρ_t, from N.
+
+>>> momenta, shifts = [torch.tensor([[3.0]])], [[torch.tensor([[0.5]])]]
+>>> float(without_bias(momenta, shifts, torch.square)[0])
+8.75
+
+Reference: arXiv:2605.12994v1, Algorithm 1, section 4, appendices C and D.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms import DEGREE, STEPS, Start
+from affidavit.mechanisms import DEGREE, STEPS, Start, coefficients
+from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.optimizers.adam import adamw_rule
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, std_at
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
-from affidavit.trainer.optimizers.newton_schulz import orthogonalised
+
+
+def orthogonalised(
+    matrices: Tensor,
+    *,
+    degree: int = DEGREE,
+    steps: int = STEPS,
+    start: Start = "paper",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Q of each of the matrices, (k, m, n) to (k, m, n)."""
+    wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+    norms = torch.linalg.matrix_norm(wide, keepdim=True)
+    scale = norms.clamp(min=1) if start == "paper" else torch.where(norms > 0, norms, 1.0)
+    iterate = wide / scale
+    if dtype is not None:
+        iterate = iterate.to(dtype)
+    for _ in range(steps):
+        iterate = _step(iterate, coefficients(degree))
+    iterate = iterate.to(matrices.dtype)
+    return iterate if wide is matrices else iterate.mT
+
+
+def _step(iterate: Tensor, series: tuple[float, ...]) -> Tensor:
+    """p_κ(Y Yᵀ) Y by Horner's rule in I - Y Yᵀ, which keeps its digits near 1."""
+    identity = torch.eye(iterate.shape[-2], dtype=iterate.dtype, device=iterate.device)
+    rest = torch.baddbmm(identity, iterate, iterate.mT, alpha=-1)
+    polynomial = series[-1] * rest + series[-2] * identity
+    for coefficient in series[-3::-1]:
+        polynomial = torch.baddbmm(identity, polynomial, rest, beta=coefficient)
+    return polynomial @ iterate
+
 
 MOMENTUM = 0.95
 """β of a plan that gives none."""
 
 Map = Callable[[Tensor], Tensor]
 """From a batch of matrices (k, m, n) to as many of the same shape."""
-
-
-def accumulated(mean: Tensor, buffer: Tensor | None, momentum: float) -> Tensor:
-    """M_t; ``buffer`` is M_(t-1), None for zero. All of one shape."""
-    return mean.clone() if buffer is None else torch.add(mean, buffer, alpha=momentum)
-
-
-def update(
-    mean: Tensor,
-    buffer: Tensor | None,
-    *,
-    momentum: float = MOMENTUM,
-    degree: int = DEGREE,
-    steps: int = STEPS,
-    start: Start = "paper",
-) -> tuple[Tensor, Tensor]:
-    """O_t and M_t of one matrix, each of its shape (m, n)."""
-    buffer = accumulated(mean, buffer, momentum)
-    result = orthogonalised(buffer[None], degree=degree, steps=steps, start=start)
-    return result[0], buffer
 
 
 def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
@@ -131,7 +174,10 @@ class Muon(DPOptimizer):
             if not self.is_matrix(parameter, at):
                 parameter.copy_(self._rule(parameter, mean, state, auxiliary))
                 continue
-            state["momentum"] = accumulated(mean, state.get("momentum"), self._momentum)
+            before = state.get("momentum")
+            state["momentum"] = (
+                mean.clone() if before is None else torch.add(mean, before, alpha=self._momentum)
+            )
             places.append(place)
             buffers.append(state["momentum"].flatten(1))
         for place, direction in zip(places, self._directed(buffers, places, at), strict=True):
@@ -146,3 +192,74 @@ class Muon(DPOptimizer):
             [self._names[at.release][place] for place in places],
             lambda matrices, mine: self.directions(matrices, [places[which] for which in mine], at),
         )
+
+
+PROBES = 1
+"""J of a plan that gives none, as published."""
+
+
+def without_bias(
+    momenta: Sequence[Tensor], shifts: Iterable[Sequence[Tensor]], function: Map
+) -> list[Tensor]:
+    """2 O⁰ - O² of every M̂; ``shifts`` gives ρ_t U_j of all of them, one j after the other.
+
+    Each keeps its shape.
+    """
+    plain = by_shape(momenta, function)
+    smoothed, pairs = [torch.zeros_like(momentum) for momentum in momenta], 0
+    for pairs, shift in enumerate(shifts, start=1):  # noqa: B007 (counts them)
+        up = [momentum + by for momentum, by in zip(momenta, shift, strict=True)]
+        down = [momentum - by for momentum, by in zip(momenta, shift, strict=True)]
+        result = by_shape([*up, *down], function)
+        for total, one, other in zip(smoothed, result, result[len(up) :], strict=False):
+            total.add_(one).add_(other)
+    return [
+        torch.sub(2 * zeroth, second, alpha=1 / (2 * pairs))
+        for zeroth, second in zip(plain, smoothed, strict=True)
+    ]
+
+
+class MuonBC(Muon):
+    """``dp_muonbc``; ``inputs.probe_key`` is needed and serves the probes alone."""
+
+    def __init__(self, inputs: OptimizerInputs) -> None:
+        inputs.require_fixed_clip_norms()
+        if inputs.probe_key is None:
+            raise ValueError("dp_muonbc draws probes: give a probe_key of their own, 32 bytes")
+        super().__init__(inputs)
+        self._key = inputs.probe_key
+        self._probes = inputs.settings.probes or PROBES
+        counts = [len(release.tensors) for release in inputs.releases]
+        if self._probes * sum(counts) > 1 << 32:
+            raise ValueError(f"there are no streams for {self._probes} probes of every tensor")
+        firsts = accumulate(counts, initial=0)
+        self._first = {r.name: first for r, first in zip(inputs.releases, firsts, strict=False)}
+        self._probe_std = {
+            release.name: release.noise.momentum_std(self._momentum, normalised=True)
+            for release in inputs.releases
+        }
+
+    def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
+        """2 O⁰ - O² of every matrix. Each keeps its shape."""
+        if not buffers:
+            return []
+        beta = self._momentum
+        weight = -math.expm1(at.step * math.log(beta)) / (1 - beta) if beta else 1.0
+        momenta = [buffer / weight for buffer in buffers]
+        return without_bias(momenta, self._shifts(buffers, places, at), self.map)
+
+    def _shifts(self, buffers: list[Tensor], places: list[int], at: At) -> Iterator[list[Tensor]]:
+        std = std_at(self._probe_std, at)
+        for probe in range(self._probes):
+            numbers = [(self._first[at.release] + p) * self._probes + probe for p in places]
+            yield [
+                std * self._draw(buffer, number, at.step)
+                for buffer, number in zip(buffers, numbers, strict=True)
+            ]
+
+    def _draw(self, like: Tensor, number: int, step: int) -> Tensor:
+        device = str(like.device)
+        normal = standard_normal(
+            self._key, step=step, tensor=number, shape=like.shape, device=device
+        )
+        return normal.to(like.dtype)

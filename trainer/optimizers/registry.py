@@ -20,14 +20,12 @@ from torch.nn import Parameter
 from affidavit.mechanisms import mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, RefusedPlan, extension, installed
-from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW
+from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW, CorrMom
 from affidavit.trainer.optimizers.base import DPOptimizer
-from affidavit.trainer.optimizers.corrmom import CorrMom
 from affidavit.trainer.optimizers.dice import Dice
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
-from affidavit.trainer.optimizers.muon import Muon
-from affidavit.trainer.optimizers.muonbc import MuonBC
+from affidavit.trainer.optimizers.muon import Muon, MuonBC
 from affidavit.trainer.optimizers.sgd import SGD, CorrSGD, MatrixSGD, SGDLowpass
 from affidavit.trainer.shards import Shards
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, State
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, State, smoothed, smoothing_of
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
-from affidavit.trainer.optimizers.lowpass import smoothed, smoothing_of
 
 
 def update(

@@ -15,8 +15,8 @@ from affidavit.trainer import sampling
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.ghost_norm import LinearFactors
 from affidavit.trainer.distributed import Peers
+from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.ratchet import Ratchet
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.training_state import RunKeys, TrainingState

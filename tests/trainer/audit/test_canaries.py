@@ -28,8 +28,7 @@ from affidavit.trainer.data.canaries import AuditedData, AuditedModel, canary_lo
 from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.errors import Interrupted
 from affidavit.trainer.loop import train
-from affidavit.trainer.noise.chacha import derived_key
-from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.training_state import RunKeys, TrainingState
 from tests.trainer.audit import faults
 from tests.trainer.loop.made import KEY, bundle_of

@@ -28,11 +28,10 @@ from affidavit.certificate.evidence.audit import lower_epsilon
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits
 from affidavit.trainer.adapters import Batch, Group
-from affidavit.trainer.audit import attacks
+from affidavit.trainer.audit import audit as trainer_audit
 from affidavit.trainer.audit.transcript import _config_of
-from affidavit.trainer.lot_sampler import LotSampler
-from affidavit.trainer.noise.chacha import derived_key
-from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.noise.chacha import Ratchet, derived_key
+from affidavit.trainer.sampling import LotSampler
 from affidavit.trainer.training_state import RunKeys, TrainingState
 from tests.trainer.audit import faults
 
@@ -332,7 +331,9 @@ def displaced(kind: type[TrainingState]) -> Audit:
 def of_separate_trainings(result: Audit) -> float:
     """The bound where trainings share nothing, so that right guesses are independent."""
     alarm = 1 - result.confidence
-    return attacks.lower_epsilon(result.right, result.guesses, delta=result.delta, alarm=alarm)
+    return trainer_audit.lower_epsilon(
+        result.right, result.guesses, delta=result.delta, alarm=alarm
+    )
 
 
 @pytest.mark.soak

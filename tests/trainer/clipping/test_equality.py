@@ -12,7 +12,6 @@ from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
 from affidavit.trainer.clipping.ghost_norm import clipped_by_norm
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
-from affidavit.trainer.clipping.tied_weights import untie
 from affidavit.trainer.numerics import clip_weights
 
 RECORDS = 6
@@ -210,22 +209,6 @@ def test_a_tied_tensor_may_have_each_use_clipped_by_itself(
     uses = {"words": 0.3, "head": 0.5}
     tied = BlockSpec(name="words", clip_norm=0.8, names=("words.weight",), uses=uses)
     private = PrivateModel(model, [tied, rest])
-    private.accumulate(lambda: losses_of(model, inputs, targets), records=RECORDS)
-    require_equal(model, expected)
-
-
-def test_an_untied_tensor_is_two_with_the_same_numbers(
-    reference: Callable[..., dict[str, Tensor]], losses_of: Callable[..., Tensor]
-) -> None:
-    model, inputs, targets = made("tied")
-    before = model(inputs)
-    assert untie(model) == {"head.weight": "words.weight"}
-    assert torch.equal(model(inputs), before)
-    assert untie(model) == {}
-    specs = one_each(model, 0.3)
-    assert len(specs) == 7
-    expected = reference(model, specs, inputs, targets)
-    private = PrivateModel(model, specs)
     private.accumulate(lambda: losses_of(model, inputs, targets), records=RECORDS)
     require_equal(model, expected)
 

@@ -10,10 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from affidavit.trainer.data.generated import generated, sentence, word_list
-from affidavit.trainer.data.jsonl import jsonl, read_jsonl, texts_of
 from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.data.text import MARKS, Bytes, TextRecords, Words
+from affidavit.trainer.data.text_sets import (
+    generated,
+    jsonl,
+    read_jsonl,
+    sentence,
+    texts_of,
+    word_list,
+)
 from affidavit.trainer.options import WrongOption
 from affidavit.trainer.sources import DATA
 

@@ -16,7 +16,7 @@ from affidavit.certificate import SigningKey, issue
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.adapters import Group, digest_of_tensors
 from affidavit.trainer.loop import Outcome, train
-from affidavit.trainer.ratchet import Entropy
+from affidavit.trainer.noise.chacha import Entropy
 from affidavit.trainer.settings import Settings
 
 torch.set_num_threads(1)

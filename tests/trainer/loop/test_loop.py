@@ -21,8 +21,8 @@ from affidavit.trainer.checkpoint import NAME
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise import grid, source
+from affidavit.trainer.noise.chacha import Ratchet, committed
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.ratchet import Ratchet, committed
 from affidavit.trainer.run_config import bind
 from affidavit.trainer.run_writer import RunSecrets
 from affidavit.trainer.settings import Settings

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from affidavit.certificate import check_conformance, verify
-from affidavit.trainer import sharded_checkpoint
+from affidavit.trainer import checkpoint as checkpoints
 from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
@@ -199,7 +199,7 @@ def test_no_code_in_a_checkpoint_is_run(tmp_path: Path) -> None:
     planted = tmp_path / "planted"
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Planted(planted)))
     with pytest.raises(RunFailure) as caught:
-        sharded_checkpoint.load(tmp_path, {}, None)
+        checkpoints.load_sharded(tmp_path, {}, None)
     assert caught.value.code == "bad_checkpoint"
     assert not planted.exists()
 

@@ -17,7 +17,7 @@ import torch
 from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
-from affidavit.trainer.step_grants import Supervision
+from affidavit.trainer.settings import Supervision
 from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed, in_a_process
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of

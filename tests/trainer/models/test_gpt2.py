@@ -13,8 +13,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, WrongConfig, grow, hidden_matrices
-from affidavit.trainer.models.gpt2_weights import WrongWeights, pretrained
+from affidavit.trainer.models.gpt2 import (
+    GPT2,
+    GPT2Config,
+    WrongConfig,
+    WrongWeights,
+    grow,
+    hidden_matrices,
+    pretrained,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "vectors" / "gpt2.json").read_text())
 CASES = pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from affidavit.trainer.optimizers.denoise import all_shrunk, shrunk
+from affidavit.trainer.optimizers.base import all_shrunk, shrunk
 
 SIGMA = 0.01
 

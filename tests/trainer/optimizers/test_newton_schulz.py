@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from affidavit.trainer.optimizers.muon import by_shape
-from affidavit.trainer.optimizers.newton_schulz import orthogonalised
+from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
 
 
 def p(x: float, degree: int) -> float:
