@@ -53,5 +53,5 @@ from .tradeoff import odds_exponent as odds_exponent
 from .tradeoff import sample as sample
 from .witness_search import QUICK_NODES as QUICK_NODES
 from .witness_search import search_witness as search_witness
-from .witnesses import witness_document as witness_document
-from .witnesses import witness_from as witness_from
+from .witness_search import witness_document as witness_document
+from .witness_search import witness_from as witness_from

@@ -15,10 +15,13 @@ References: Gopi, Lee and Wutschitz, arXiv:2106.02848; prv-accountant 0.2.0.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import FrameType
 from typing import Any, assert_never
 
 import numpy as np
@@ -34,7 +37,6 @@ from scipy.special import ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.schedules import MOST_KINDS
-from affidavit.accountants.limits import time_limit
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import PRV_ACCOUNTANT
 from affidavit.plan import (
@@ -49,6 +51,31 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
+
+
+@contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Raise ``OutOfReach`` when the block runs longer than ``seconds`` of wall-clock time.
+
+    Signals reach the main thread only, and Windows has no alarm; elsewhere the block runs without
+    a limit, and the caller's own (the service kills the whole process) applies.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not (main_thread and hasattr(signal, "SIGALRM")):
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfReach(f"{what} did not finish in {seconds:g} s.", "Use another accountant.")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
 
 LARGEST_GRID = 2_000_000
 """Points."""

@@ -25,16 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate import certify
-from affidavit.certificate.diagnosis import diagnose, readings, renyi
+from affidavit.certificate.diagnosis import diagnose, readings
 from affidavit.plan import Claim, Plan, plan_from
 
 VECTORS = Path(__file__).parents[1] / "tests" / "vectors" / "mistakes.json"
-CACHES = [
-    found
-    for module in (readings, renyi)
-    for found in vars(module).values()
-    if hasattr(found, "cache_clear")
-]
+CACHES = [found for found in vars(readings).values() if hasattr(found, "cache_clear")]
 UNEXPLAINED = 0.3719
 """A share of a claim that no mistake of the catalogue takes."""
 

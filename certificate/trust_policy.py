@@ -38,9 +38,8 @@ from cryptography.x509 import load_pem_x509_certificates
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from affidavit.certificate.keys import KeyRole, PublicKey
-from affidavit.certificate.log.cosignature import WitnessKey
+from affidavit.certificate.log.cosignature import WitnessKey, stamped_at
 from affidavit.certificate.log.note import BadNote, parse_note, require_name
-from affidavit.certificate.log.timestamps import stamped_at
 from affidavit.plan import MalformedPlan, canonical_json, load_yaml
 
 MOST_WITNESSES = 32

@@ -19,9 +19,9 @@ from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unrea
 from affidavit.gate.checking.formats import WRITERS, with_changes
 from affidavit.gate.checking.source import Source, sources_of
 from affidavit.gate.console import err, fail, out, print_document, stop, working, write
-from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
+from affidavit.gate.render import print_excerpt
 from affidavit.importers import LIBRARIES
 from affidavit.plan import MalformedPlan
 

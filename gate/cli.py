@@ -29,7 +29,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("describe", "What a code means, and what to do."),
     },
     "Mechanisms": {
-        "mechanisms": ("mechanisms", "What an optimiser releases, and what it obliges to."),
+        "mechanisms": ("describe", "What an optimiser releases, and what it obliges to."),
         "strategy": ("strategy", "Compare correlated with independent noise."),
         "advise": ("strategy", "Mechanisms that meet the same ε and δ with less error."),
     },
@@ -46,7 +46,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "worker": ("programs", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),
-        "audit-model": ("audit_model", "Measure from one run how large ε is at least."),
+        "audit-model": ("model", "Measure from one run how large ε is at least."),
         "sign-model": ("model", "Put certificate, record and a signed claim beside the weights."),
         "verify-model": ("model", "Verify offline what a model's folder claims."),
     },

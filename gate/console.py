@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import KeyFailure, KeysetError, malformed_result, write_atomically
-from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
-from affidavit.gate.render import reason_line
+from affidavit.gate.render import print_excerpt, reason_line
 from affidavit.plan import MalformedPlan, Reason
 
 # Rich takes a pipe for a terminal of 80 columns, and breaks the numbers of wide tables in two.

@@ -54,9 +54,12 @@ from affidavit.accountants.random_allocation.composed import (
     Side,
 )
 from affidavit.accountants.random_allocation.directions import Curves, Direction
-from affidavit.accountants.random_allocation.limits import NOISE_MULTIPLIERS, check_range
 from affidavit.accountants.random_allocation.partial_pass import PartialDirection
-from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
+from affidavit.accountants.random_allocation.renyi import (
+    NOISE_MULTIPLIERS,
+    RenyiAllocationAccountant,
+    check_range,
+)
 from affidavit.accountants.registry import OURS
 from affidavit.plan import Composed, Event, RandomAllocationGaussian, Repeated
 

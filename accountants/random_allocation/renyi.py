@@ -36,7 +36,6 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.random_allocation.limits import check_range
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.registry import OURS
 from affidavit.plan import (
@@ -46,6 +45,27 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
 )
+
+NOISE_MULTIPLIERS = (0.1, 1000.0)
+"""σ over the root of the epochs for which bins are kept, where allocations are bounded."""
+MOST_BINS = 1_000_000
+
+
+def check_range(leaf: RandomAllocationGaussian) -> None:
+    """Raise ``OutOfReach`` for parameters at which allocations are not bounded."""
+    low, high = NOISE_MULTIPLIERS
+    if not low <= leaf.noise_multiplier <= high:
+        raise OutOfReach(
+            f"noise multiplier {leaf.noise_multiplier:.4g} (over the root of the epochs) is "
+            f"outside [{low:g}, {high:g}], where allocations are bounded.",
+            "Choose a noise multiplier nearer to what training uses.",
+        )
+    if leaf.bins > MOST_BINS:
+        raise OutOfReach(
+            f"{leaf.bins} bins are more than the {MOST_BINS} that are accounted.",
+            "Use larger lots.",
+        )
+
 
 MOST_ORDER = 200
 ORDERS = np.arange(2, MOST_ORDER + 1)

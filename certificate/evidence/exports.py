@@ -1,33 +1,46 @@
-"""A model's claim in the forms of other ecosystems: Croissant, CycloneDX and SPDX.
+"""A model's claim in the forms of other ecosystems: Croissant, CycloneDX, SPDX and the model card.
 
-Each form is one function of a ``Claimed`` in the table ``FORMS``; its file goes into the model's
-folder before the claim is signed, so that the signature covers it and a changed one is named. They
-repeat what the claim says, digit by digit, and say where the claim is. What only the publisher
-knows (licence, supplier, place of download) is left out, so that the SPDX document does not call
-itself conformant to the profile for AI, which demands it.
+Each form but the card is one function of a ``Claimed`` in the table ``FORMS``; its file goes into
+the model's folder before the claim is signed, so that the signature covers it and a changed one is
+named. They repeat what the claim says, digit by digit, and say where the claim is. What only the
+publisher knows (licence, supplier, place of download) is left out, so that the SPDX document does
+not call itself conformant to the profile for AI, which demands it.
 
-References: Croissant 1.0 and its vocabulary for responsible AI; CycloneDX 1.6; SPDX 3.0.1. The
-model card is in ``affidavit.certificate.evidence.model_card``.
+To Hugging Face's model card (``README.md``) a claim adds to both parts. The card's metadata (the
+YAML before the text) gets the tag ``differential-privacy`` and one field,
+``differential_privacy``; its text gets one section between two comments. A card that has them
+already gets new ones, and everything else of it stays. Decimals are strings, so that no reader
+rounds them.
+
+References: Croissant 1.0 and its vocabulary for responsible AI; CycloneDX 1.6; SPDX 3.0.1; Hugging
+Face Hub, "Model Cards", metadata.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
 from affidavit.certificate.evidence.claim import (
     CERTIFICATE_FILE,
+    CHECKED,
     CLAIM_TYPE,
     DECLARED,
     FOLDER,
     RECORD_FILE,
     STATEMENT_FILE,
 )
-from affidavit.certificate.evidence.manifest import ModelFile
+from affidavit.certificate.evidence.manifest import BadModel, ModelFile
 
 TOOL = "affidavit"
 
@@ -280,3 +293,95 @@ FORMS: Mapping[str, tuple[str, Callable[[Claimed], dict[str, Any]]]] = {
 def exported(form: str, of: Claimed) -> bytes:
     """The content of the file of ``form``, a key of ``FORMS``: JSON for people and programs."""
     return (json.dumps(FORMS[form][1](of), ensure_ascii=False, indent=2) + "\n").encode()
+
+
+CARD_FILE = "README.md"
+FIELD = "differential_privacy"
+TAG = "differential-privacy"
+BEGIN, END = "<!-- differential privacy: begin -->", "<!-- differential privacy: end -->"
+_METADATA = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n?", re.DOTALL)
+
+
+def has_section(card: bytes) -> bool:
+    """Whether ``card`` has a section of ours."""
+    return BEGIN.encode() in card
+
+
+def with_claim(card: bytes, of: Claimed) -> bytes:
+    """``card``, which may be empty, with metadata and section of the claim.
+
+    Raises ``BadModel`` for a card that is not UTF-8, or whose metadata are no mapping.
+    """
+    try:
+        text = card.decode("utf-8")
+        parts = _METADATA.match(text)
+        metadata = _mapping("" if parts is None else parts[1])
+        tags = metadata.get("tags")
+        tags = [] if tags is None else tags
+        if not isinstance(tags, list):
+            raise ValueError("tags is no list")
+    except (ValueError, YAMLError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise BadModel(
+            "bad_card",
+            f"{CARD_FILE}: its metadata cannot be read: {reason}.",
+            "Correct the YAML between the two lines ---, in UTF-8.",
+        ) from None
+    if TAG not in tags:
+        tags.append(TAG)
+    metadata["tags"] = tags
+    metadata[FIELD] = of.properties()
+    written = io.StringIO()
+    _yaml().dump(metadata, written)
+    body = text if parts is None else text[parts.end() :]
+    section = _section(of)
+    if _SECTION.search(body):
+        body = _SECTION.sub(lambda _: section, body, count=1)
+    else:
+        body = f"{body.rstrip()}\n\n{section}".lstrip("\n")
+    return f"---\n{written.getvalue()}---\n{body}".encode()
+
+
+def _section(of: Claimed) -> str:
+    claim = of.claim
+    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in of.properties().items()]
+    lines = [
+        BEGIN,
+        "## Differential privacy",
+        "",
+        of.guarantee,
+        "",
+        "| | |",
+        "|---|---|",
+        *rows,
+        "",
+        "Verification checks:",
+        "",
+        *(f"- {CHECKED[code]}" for code in claim["checked"]),
+        "",
+        "The signer declares:",
+        "",
+        *(f"- {sentence}" for sentence in of.declared),
+        "",
+        f"The claim is in `{FOLDER}/`; `affidavit verify-model` checks it offline.",
+        END,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(text: str) -> Any:
+    loaded = _yaml().load(text)
+    if loaded is None:
+        return CommentedMap()
+    if not isinstance(loaded, dict):
+        raise ValueError("it is no mapping")
+    return loaded
+
+
+def _yaml() -> YAML:
+    """A reader and writer that leaves comments, order and quotes as they are."""
+    result = YAML()
+    result.width = 4096
+    result.preserve_quotes = True
+    return result

@@ -25,7 +25,14 @@ from affidavit.certificate.evidence.claim import (
     claim_of,
     statement_of,
 )
-from affidavit.certificate.evidence.exports import FORMS, Claimed, exported
+from affidavit.certificate.evidence.exports import (
+    CARD_FILE,
+    FORMS,
+    Claimed,
+    exported,
+    has_section,
+    with_claim,
+)
 from affidavit.certificate.evidence.manifest import (
     BadModel,
     Manifest,
@@ -35,7 +42,6 @@ from affidavit.certificate.evidence.manifest import (
     read_model_file,
     require_portable,
 )
-from affidavit.certificate.evidence.model_card import CARD_FILE, has_section, with_claim
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, sign_openssf
 from affidavit.certificate.evidence.training import training_of
 from affidavit.certificate.evidence.verification import IGNORED_FILES

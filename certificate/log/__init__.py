@@ -1,8 +1,8 @@
 """A log that cannot be rewritten unseen: its tree, its proofs, its signed checkpoints.
 
 Pure: no database and no network. ``tree`` has the hashes and the proofs of RFC 9162,
-``note`` and ``checkpoint`` what C2SP puts them in, ``leaf`` the bytes that are logged, and
-``inclusion`` what a certificate's bundle says of its place.
+``note`` what C2SP puts them in, ``entry`` the bytes that are logged, and ``verification`` checks
+what a certificate's bundle says of its place.
 """
 
 import lazy_loader

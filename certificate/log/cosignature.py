@@ -1,4 +1,4 @@
-"""A witness's part: it signs that a log has only grown since it last looked.
+"""What others sign under a checkpoint: witnesses that its log only grew, authorities when it was.
 
 A witness receives a log's new checkpoint with the proof that it continues the one that the
 witness has (C2SP's ``add-checkpoint``)::
@@ -15,11 +15,22 @@ Its answer is one signature line, to be put under the checkpoint, which names th
 text begins with ``cosignature/v1``, so it is neither a checkpoint nor a certificate; the key hash
 is computed with 0x04. A witness's verifier key is written ``name+hash+base64(0x04 || key)``.
 
-References: C2SP, tlog-witness.md and tlog-cosignature.md.
+A time-stamping authority (RFC 3161) signs the hash of a checkpoint, as its log signed it, together
+with its own time. Under a signed note its reply is one more signature line, which others pass
+over::
+
+    — timestamp base64(key hash || DER TimeStampResp)
+
+where the key hash is the first four bytes of ``SHA-256("timestamp" || 0x0A || 0xFF || "rfc3161")``.
+An authority stamps whatever it gets: its word is about a time alone, and not, as a witness's, that
+the log only grew. Needs ``pip install 'affidavit[timestamps]'``.
+
+References: C2SP, tlog-witness.md, tlog-cosignature.md and signed-note.md; RFC 3161.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterable
@@ -28,11 +39,12 @@ from datetime import UTC, datetime
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.x509 import load_pem_x509_certificates
 
 from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
 from affidavit.certificate.log.note import (
     BadNote,
+    Checkpoint,
     Note,
     NoteKey,
     NoteSignature,
@@ -42,6 +54,7 @@ from affidavit.certificate.log.note import (
     encode_base64,
     open_note,
     parse_note,
+    read_checkpoint,
 )
 from affidavit.certificate.log.tree import HASH_BYTES, ProofError, verify_consistency
 
@@ -185,3 +198,53 @@ def require_extension(last: Checkpoint | None, request: Addition) -> None:
             "THE LOG %s DOES NOT EXTEND its last witnessed checkpoint: %s", new.origin, error
         )
         raise
+
+
+TIMESTAMP = "timestamp"
+KEY_HASH = hashlib.sha256(f"{TIMESTAMP}\n".encode() + b"\xffrfc3161").digest()[:4]
+
+
+class BadTimestamp(Exception):
+    """The timestamp is not one of these bytes by a trusted authority."""
+
+
+def verify_timestamp(content: bytes, reply: bytes, roots: bytes) -> datetime:
+    """The time of a valid timestamp of ``content`` by an authority below a root in ``roots``.
+
+    ``roots`` are certificates in PEM. Raises ``BadTimestamp``.
+    """
+    from rfc3161_client import VerificationError, VerifierBuilder, decode_timestamp_response
+
+    try:
+        response = decode_timestamp_response(reply)
+        builder = VerifierBuilder()
+        for certificate in load_pem_x509_certificates(roots):
+            builder = builder.add_root_certificate(certificate)
+        builder.build().verify_message(response, content)
+    except (ValueError, VerificationError) as error:
+        raise BadTimestamp(f"the timestamp is not valid: {error}") from None
+    moment: datetime = response.tst_info.gen_time
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def timestamp_line(reply: bytes) -> str:
+    """The line of an authority's reply, to be put under the checkpoint that it is of."""
+    return str(Note("", (NoteSignature(TIMESTAMP, KEY_HASH, reply),))).lstrip("\n")
+
+
+def stamped_at(note: str, roots: bytes) -> datetime | None:
+    """When an authority below ``roots`` first stamped the checkpoint ``note``; None if none did.
+
+    A stamp of anything else, or by anybody else, counts for nothing. Raises ``BadNote``.
+    """
+    parsed = parse_note(note)
+    origin = parsed.text.partition("\n")[0]
+    signed = Note(parsed.text, tuple(line for line in parsed.signatures if line.name == origin))
+    times = []
+    for line in parsed.signatures:
+        if (line.name, line.key_hash) == (TIMESTAMP, KEY_HASH):
+            try:
+                times.append(verify_timestamp(str(signed).encode(), line.signature, roots))
+            except BadTimestamp:
+                continue
+    return min(times, default=None)

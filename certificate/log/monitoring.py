@@ -28,11 +28,16 @@ from typing import Any, Protocol
 
 from affidavit.certificate.keys import KeyRole, PublicKey, by_id
 from affidavit.certificate.log import verification as log_steps
-from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.log.entry import Inclusion
-from affidavit.certificate.log.note import BadNote
-from affidavit.certificate.log.tiles import TILE_WIDTH, BadTile, frontier_hashes
-from affidavit.certificate.log.tree import Frontier, ProofError, leaf_hash
+from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
+from affidavit.certificate.log.tree import (
+    TILE_WIDTH,
+    BadTile,
+    Frontier,
+    ProofError,
+    frontier_hashes,
+    leaf_hash,
+)
 from affidavit.certificate.verification_options import (
     SeenCheckpoint,
     VerificationError,

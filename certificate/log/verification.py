@@ -14,9 +14,14 @@ from typing import Any, NamedTuple
 
 from affidavit.certificate.dsse import Envelope
 from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
-from affidavit.certificate.log.note import BadNote, UnknownSigner
+from affidavit.certificate.log.note import (
+    BadNote,
+    Checkpoint,
+    UnknownSigner,
+    open_checkpoint,
+    read_checkpoint,
+)
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
 from affidavit.certificate.trust_policy import AHEAD, TrustPolicy
 from affidavit.certificate.verification_options import (

@@ -28,9 +28,12 @@ from typing import Any
 from affidavit.certificate import VerificationOptions, std_of
 from affidavit.gate.guard.errors import GuardStop, StopState
 from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in, shape_of
-from affidavit.gate.guard.obligations import Certificate, CertifiedRun, Keys, certified_run
-from affidavit.gate.guard.pinning import (
+from affidavit.gate.guard.obligations import (
+    Certificate,
+    CertifiedRun,
+    Keys,
     assign_tensors,
+    certified_run,
     require_certified_parameters,
     tensor_entries,
 )

@@ -34,18 +34,21 @@ from affidavit.certificate import StepRequirement, VerificationOptions, std_of
 from affidavit.gate.guard import opacus_checks as checks
 from affidavit.gate.guard.errors import GuardStop, StopState
 from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in
-from affidavit.gate.guard.obligations import Certificate, CertifiedRun, Keys, certified_run
+from affidavit.gate.guard.obligations import (
+    Certificate,
+    CertifiedRun,
+    Keys,
+    assign_tensors,
+    certified_run,
+    require_certified_parameters,
+    tensor_entries,
+)
 from affidavit.gate.guard.opacus_model import (
     TrainedModel,
     add_noise,
     generator_of,
     require_all_noised,
     state_of,
-)
-from affidavit.gate.guard.pinning import (
-    assign_tensors,
-    require_certified_parameters,
-    tensor_entries,
 )
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.sampler import Stream, commitment_to, gradient_rows, guard_sampler

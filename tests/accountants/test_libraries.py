@@ -10,10 +10,9 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.accountants.limits import time_limit
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.accountants.prv import PrvAccountant
+from affidavit.accountants.prv import PrvAccountant, time_limit
 from affidavit.accountants.rdp import SMALLEST_NOISE, RdpAccountant
 from affidavit.plan import (
     Composed,

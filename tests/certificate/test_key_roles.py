@@ -15,8 +15,7 @@ from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.key_store import KeyStore
 from affidavit.certificate.keys import KeyFailure, KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
-from affidavit.certificate.log.checkpoint import open_checkpoint
-from affidavit.certificate.log.note import UnknownSigner
+from affidavit.certificate.log.note import UnknownSigner, open_checkpoint
 from affidavit.certificate.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.status import current_status, sign_status
 from affidavit.certificate.trust_root import accept_keyset

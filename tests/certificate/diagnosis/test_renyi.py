@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.certificate.diagnosis.account import Part
-from affidavit.certificate.diagnosis.renyi import library_epsilon, renyi
+from affidavit.certificate.diagnosis.readings import library_epsilon, renyi
 
 runs = st.tuples(
     st.floats(-9.0, -1.0).map(math.exp),

@@ -9,15 +9,18 @@ import pytest
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, pre_authentication_encoding
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import (
+from affidavit.certificate.log.note import (
     BadCheckpoint,
+    BadNote,
     Checkpoint,
+    NoteKey,
+    UnknownSigner,
     note_key,
     open_checkpoint,
+    open_note,
     read_checkpoint,
     sign_checkpoint,
 )
-from affidavit.certificate.log.note import BadNote, NoteKey, UnknownSigner, open_note
 from affidavit.certificate.log.tree import EMPTY_ROOT, MOST_LEAVES
 
 # C2SP, tlog-checkpoint.md.

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 import pytest
 
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey
-from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.log.monitoring import (
     Alarm,
     Known,
@@ -18,6 +17,7 @@ from affidavit.certificate.log.monitoring import (
     MonitorReport,
     follow,
 )
+from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
 from affidavit.certificate.verification_options import SeenCheckpoint, VerificationOptions
 from tests.certificate.log.test_trust_policy import policy

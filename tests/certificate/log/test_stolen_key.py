@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.certificate import SigningKey
 from affidavit.certificate.keys import PublicKey, format_instant
-from affidavit.certificate.log.checkpoint import sign_checkpoint
+from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.status import current_status, sign_status
 from affidavit.certificate.verification import VerificationError, VerificationOptions, verify
 from affidavit.certificate.verification_options import SeenCheckpoint

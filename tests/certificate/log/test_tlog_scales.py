@@ -12,8 +12,8 @@ from tlog_scales.tlog import Checkpoint
 
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.log import NoteKey, open_note, read_checkpoint
-from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.log.cosignature import WitnessKey, cosign
+from affidavit.certificate.log.note import sign_checkpoint
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ORIGIN, WITNESS = "example.com/log", "witness.example.com"

@@ -13,13 +13,14 @@ from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
-from affidavit.certificate.log.checkpoint import (
+from affidavit.certificate.log.entry import Consistency, read_inclusion
+from affidavit.certificate.log.note import (
     Checkpoint,
+    encode_base64,
     note_key,
     read_checkpoint,
+    sign_note,
 )
-from affidavit.certificate.log.entry import Consistency, read_inclusion
-from affidavit.certificate.log.note import encode_base64, sign_note
 from affidavit.certificate.log.tree import (
     Frontier,
     Place,

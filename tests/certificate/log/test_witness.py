@@ -9,14 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.log.cosignature import (
     MOST_HASHES,
     WitnessKey,
     cosign,
     read_addition,
 )
-from affidavit.certificate.log.note import BadNote, parse_note
+from affidavit.certificate.log.note import BadNote, parse_note, sign_checkpoint
 
 NAME = "witness.example.com"
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from affidavit.importers import notebook, scripts
+from affidavit.importers import scripts
+from affidavit.importers.documents import source_of
 from affidavit.plan import MalformedPlan
 
 HEAD = """\
@@ -327,6 +328,6 @@ def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: s
 def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
     cells = [HEAD + PRIVATE, "%%time\n" + EACH + LOSS, "%%bash\npip install opacus"]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = scripts.read(notebook.source_of(json.dumps(document).encode()))
+    partial = scripts.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
