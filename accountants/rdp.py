@@ -5,6 +5,9 @@ least over any set of orders is a proved bound, and usually a loose one: the low
 its brackets is 0. It is the second opinion where the others do not reach (δ below 1e-9)
 and the only engine for repeat-and-select.
 
+Only events built here are ever given to the library: its ``from_named_tuple`` imports whatever
+module the data names, so that nothing from a request may reach it.
+
 References: Mironov, arXiv:1702.07476; Mironov, Talwar and Zhang, arXiv:1908.10530;
 Wang, Balle and Kasiviswanathan, arXiv:1808.00087 (without replacement); Canonne, Kamath
 and Steinke, arXiv:2004.00010 (conversion).
@@ -12,16 +15,22 @@ and Steinke, arXiv:2004.00010 (conversion).
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
 
+import dp_accounting
+import numpy as np
 from dp_accounting import NeighboringRelation
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant as LibraryAccountant
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
-from affidavit.accountants.dp_events import compose_into, quiet
+from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import DP_ACCOUNTING
 from affidavit.plan import (
@@ -37,6 +46,50 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
+
+
+def as_dp_event(leaf: Leaf | RepeatAndSelect) -> dp_accounting.DpEvent:
+    """One release, or one selection among repeated runs, as a ``DpEvent``.
+
+    Without replacement, dp_accounting's RDP takes the noise over the *replacement*
+    distance, which is twice the clip norm.
+
+    Raises ``Unsupported`` for a leaf that dp_accounting has no event for.
+    """
+    match leaf:
+        case Gaussian(noise_multiplier=sigma):
+            return dp_accounting.GaussianDpEvent(sigma)
+        case Laplace(noise_multiplier=scale):
+            return dp_accounting.LaplaceDpEvent(scale)
+        case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
+            return dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+        case WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma):
+            half = dp_accounting.GaussianDpEvent(sigma / 2)
+            return dp_accounting.SampledWithoutReplacementDpEvent(size, lot, half)
+        case RepeatAndSelect(event=run, mean=mean, shape=shape):
+            repeated = dp_accounting.ComposedDpEvent(
+                [dp_accounting.SelfComposedDpEvent(as_dp_event(p), n) for p, n in parts(run)]
+            )
+            return RepeatAndSelectDpEvent(repeated, mean, shape)
+        case _:
+            raise Unsupported(
+                f"dp_accounting's Rényi accountant has no event for {type(leaf).__name__}.",
+                "Use another accountant.",
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's warnings to itself: an order that it drops only loosens a bound."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
 
 ROUNDING = 1e-9
 """Relative allowance for the library's floating point, far above what it loses."""
@@ -111,7 +164,9 @@ class RdpAccountant:
         relation = kinds.pop() if kinds else NeighboringRelation.ADD_OR_REMOVE_ONE
         ledger = LibraryAccountant(neighboring_relation=relation)
         with quiet():
-            compose_into(ledger, event)
+            # Of very many kinds of release those alike are taken for the worst of them.
+            for part, count in fewer(parts(event)):
+                ledger.compose(as_dp_event(part), count)
         return RdpCurve(ledger=ledger, empty=not parts(event))
 
 

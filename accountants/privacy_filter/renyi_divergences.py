@@ -258,7 +258,7 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             # The library takes a second to import, which nobody else here need wait for.
             from dp_accounting.rdp import rdp_privacy_accountant as library
 
-            from affidavit.accountants.dp_events import quiet
+            from affidavit.accountants.rdp import quiet
 
             inner = np.array(divergences(run))
             with quiet():
