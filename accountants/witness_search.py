@@ -18,6 +18,8 @@ from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
 from affidavit.accountants.checker import (
+    Cover,
+    Covers,
     Direction,
     GaussianCurve,
     Grid,
@@ -29,11 +31,13 @@ from affidavit.accountants.checker import (
     Unproved,
     Witness,
     composed,
+    conceded,
     concluded,
+    coverable,
     laws,
     ratio_points,
 )
-from affidavit.plan import Event
+from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian
 
 MOST_NODES, QUICK_NODES = 6000, 512
 """Nodes of a lattice on one side of zero. With the second a proof mostly takes less than
@@ -58,14 +62,42 @@ def search_witness(
     to it, above its upper end; it lies below its lower end only where the engine is wrong. Raises
     ``Unproved`` where no statement covers a release, or ``most`` nodes prove too little.
     """
-    directions = laws(event)
+    covers = _covers(event)
+    if any(covers):
+        try:
+            return _search(event, covers, epsilon, delta, looseness, most)
+        except Unproved:
+            pass  # The engine's least bound may have cut lots revealed.
+    return _search(event, (), epsilon, delta, looseness, most)
+
+
+def _covers(event: Event) -> Covers:
+    """The covers with which the fourier engine bounds ``event``."""
+    leaves = coverable(event)
+    if not leaves:
+        return ()
+    from affidavit.accountants.fourier import displacement  # imports scipy, and is seldom needed
+
+    def chosen(leaf: Leaf) -> Cover | None:
+        cover = displacement.Cover.of(leaf) if isinstance(leaf, TruncatedPoissonGaussian) else None
+        if cover is None:
+            return None
+        return Cover(spent=cover.spent, share=cover.share, crowded=cover.crowded)
+
+    return tuple(chosen(leaf) for leaf in leaves)
+
+
+def _search(
+    event: Event, covers: Covers, epsilon: Bracket, delta: float, looseness: float, most: int
+) -> tuple[Witness, Proof]:
+    directions = laws(event, covers)
     highest = epsilon.upper * (1 + looseness)
     runs = [_direction(direction, epsilon.upper, highest, delta, most) for direction in directions]
-    result = _concluded(directions, runs, highest, delta)
+    result = _concluded(directions, covers, runs, highest, delta)
     at = lowest = epsilon.lower * (1 - 2 * looseness)
     for _ in range(_HALVINGS):
         try:
-            result = _concluded(directions, runs, at, delta)
+            result = _concluded(directions, covers, runs, at, delta)
             highest = at
         except Unproved:
             # Where the engine's lower end is loose, what is proved is near its upper end.
@@ -75,13 +107,18 @@ def search_witness(
 
 
 def _concluded(
-    directions: tuple[Direction, ...], runs: list[_Found], epsilon: float, delta: float
+    directions: tuple[Direction, ...],
+    covers: Covers,
+    runs: list[_Found],
+    epsilon: float,
+    delta: float,
 ) -> tuple[Witness, Proof]:
     """The witness and proof of this ε; raises ``Unproved`` where nothing found proves it."""
     witness = Witness(
         epsilon=decimal_up(epsilon, 12),
         delta=decimal_up(delta, 17),
         runs=tuple(run for run, _ in runs if run is not None),
+        covers=covers,
     )
     return witness, concluded(witness, directions, [curve for _, curve in runs])
 
@@ -92,6 +129,9 @@ def _direction(
     """What proves one direction at ε = ``highest``; raises ``Unproved``."""
     if all(law.statement == "gaussian" for law, _ in direction):
         return None, composed(direction, None)
+    delta -= float(conceded(direction).upper())
+    if delta <= 0:
+        raise Unproved("not_proved", "The cover concedes more than δ.", "Reveal cut lots.")
     spread = min(_spread(law) for law, _ in direction)
     nodes = _FIRST_NODES
     for _ in range(_TRIES):
@@ -150,6 +190,7 @@ def _deviation(mu: float) -> float:
 
 def witness_document(witness: Witness) -> dict[str, Any]:
     """``witness`` as JSON data, its doubles as the hexadecimal text of ``float.hex``."""
+    covers = [None if cover is None else _cover_document(cover) for cover in witness.covers]
     return {
         "epsilon": witness.epsilon,
         "delta": witness.delta,
@@ -164,6 +205,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
             }
             for run in witness.runs
         ],
+        **({"covers": covers} if covers else {}),
     }
 
 
@@ -187,9 +229,28 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
                 )
                 for run in document["runs"]
             ),
+            covers=tuple(
+                None if cover is None else _cover_from(cover)
+                for cover in document.get("covers", ())
+            ),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Unproved("bad_witness", f"This is no witness: {error}.", "Search again.") from None
+
+
+def _cover_document(cover: Cover) -> dict[str, Any]:
+    return {
+        "spent": cover.spent.hex(),
+        "share": cover.share.hex(),
+        "crowded": cover.crowded.hex(),
+    }
+
+
+def _cover_from(document: Mapping[str, Any]) -> Cover:
+    spent, share, crowded = (
+        float.fromhex(document[name]) for name in ("spent", "share", "crowded")
+    )
+    return Cover(spent=spent, share=share, crowded=crowded)
 
 
 def _grid_document(grid: Grid) -> dict[str, Any]:

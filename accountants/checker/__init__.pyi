@@ -1,7 +1,10 @@
 from .dominating_pairs import DOMINATING_PAIRS as DOMINATING_PAIRS
+from .dominating_pairs import Cover as Cover
+from .dominating_pairs import Covers as Covers
 from .dominating_pairs import Direction as Direction
 from .dominating_pairs import Law as Law
 from .dominating_pairs import Row as Row
+from .dominating_pairs import coverable as coverable
 from .dominating_pairs import laws as laws
 from .lattice import Grid as Grid
 from .lattice import Measure as Measure
@@ -13,6 +16,7 @@ from .proof import Rule as Rule
 from .proof import RunWitness as RunWitness
 from .proof import Witness as Witness
 from .proof import composed as composed
+from .proof import conceded as conceded
 from .proof import concluded as concluded
 from .proof import prove as prove
 from .proof import ratio_points as ratio_points

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from flint import arb
 
-from affidavit.accountants.checker.lattice import Unproved, no_statement
+from affidavit.accountants.checker.lattice import Unproved, bad_witness, no_statement
 from affidavit.plan import Composed, Event, Leaf, RepeatAndSelect, Repeated
 
 MOST_KINDS = 100
@@ -37,7 +37,7 @@ class Row:
     and the loss rises there. The rest of the mass has a loss of zero. ``orders``: a run has a
     second direction in which all pairs are exchanged ("either order"), those with a place are
     exchanged in the same direction ("both"), or neither ("symmetric"). ``source`` is the page in
-    docs/theorems.
+    docs/theorems. A ``hidden`` row needs a ``Cover``.
     """
 
     release: str
@@ -46,6 +46,7 @@ class Row:
     source: str
     where: Mapping[str, str] = field(default_factory=dict)
     pairs: Sequence[Mapping[str, str]] = ()
+    hidden: bool = False
 
 
 DOMINATING_PAIRS: dict[str, Row] = {
@@ -54,6 +55,28 @@ DOMINATING_PAIRS: dict[str, Row] = {
         files(__package__).joinpath("dominating_pairs.toml").read_text(encoding="utf-8")
     ).items()
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cover:
+    """What a witness chooses for the lots that hide a cut; every number in (0, 1) is sound.
+
+    ``spent`` and ``share`` are the parts of lots of L - 2 and of L others that are used, and
+    ``crowded`` that of what they hide which is given up: θ, φ and ρ of
+    docs/theorems/truncated-poisson.md.
+    """
+
+    spent: float
+    share: float
+    crowded: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.spent < 1 and 0 < self.share <= 1 and 0 < self.crowded < 1):
+            raise bad_witness("a part of a cover is not between 0 and 1")
+
+
+Covers = tuple[Cover | None, ...]
+"""One for each leaf of ``coverable``, in its order, or none for any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +105,7 @@ class Law:
 
     ``mu`` is a clip norm in standard deviations of the noise. With ``bins`` the likelihood ratio is
     1 + ``share`` (S - 1), S the mean of so many ratios of ``pieces``, or one over it where a record
-    is not ``removed`` but added.
+    is not ``removed`` but added. The probability ``conceded`` adds to δ.
     """
 
     statement: str
@@ -91,33 +114,37 @@ class Law:
     bins: int = 0
     share: Fraction = Fraction(1)
     removed: bool = True
+    conceded: arb = field(default_factory=lambda: arb(0))
 
 
 Direction = tuple[tuple[Law, int], ...]
 
 
-def laws(event: Event) -> tuple[Direction, ...]:
+def coverable(event: Event) -> list[Leaf]:
+    """The kinds of release of ``event`` with a row for a cover, in the order of ``laws``."""
+    return [leaf for leaf, _ in _parts(event) if _row(leaf, hidden=True) is not None]
+
+
+def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
     """The laws of ``event`` with their counts, for each direction of the adjacency.
 
     Plainly Gaussian releases are one, first: their μ² add up. Raises ``Unproved`` with the code
     ``no_statement`` for a release without a row.
     """
-    counts: Counter[Leaf] = Counter()
-    _count(event, 1, counts)
-    if len(counts) > MOST_KINDS:
-        raise Unproved(
-            "too_many_kinds",
-            f"The run has {len(counts)} kinds of release; at most {MOST_KINDS} are proved.",
-            "Use fewer phases.",
-        )
-    parts = sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)
-    rows = [_row(leaf) for leaf, _ in parts]
+    parts = _parts(event)
+    of_leaf: dict[Leaf, Cover | None] = {}
+    if covers:
+        leaves = coverable(event)
+        if len(covers) != len(leaves):
+            raise bad_witness("its covers are for other releases")
+        of_leaf = dict(zip(leaves, covers, strict=True))
+    rows = [_statement(leaf, of_leaf.get(leaf)) for leaf, _ in parts]
     sides = any(DOMINATING_PAIRS[name].orders == "either order" for name in rows)
     directions = []
     for removed in (True, False) if sides else (True,):
         direction, squares, gaussian = [], arb(0), None
         for name, (leaf, times) in zip(rows, parts, strict=True):
-            law = _law(name, leaf, removed)
+            law = _law(name, leaf, removed, of_leaf.get(leaf))
             if name == "gaussian":
                 squares, gaussian = squares + times * law.mu**2, law
             else:
@@ -127,6 +154,19 @@ def laws(event: Event) -> tuple[Direction, ...]:
             direction.insert(0, (joint, 1))
         directions.append(tuple(direction))
     return tuple(directions)
+
+
+def _parts(event: Event) -> list[tuple[Leaf, int]]:
+    """Each kind of release with its count, in an order of their own."""
+    counts: Counter[Leaf] = Counter()
+    _count(event, 1, counts)
+    if len(counts) > MOST_KINDS:
+        raise Unproved(
+            "too_many_kinds",
+            f"The run has {len(counts)} kinds of release; at most {MOST_KINDS} are proved.",
+            "Use fewer phases.",
+        )
+    return sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)
 
 
 def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
@@ -142,16 +182,29 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
             counts[event] += times
 
 
-def _row(leaf: Leaf) -> str:
+def _statement(leaf: Leaf, cover: Cover | None) -> str:
+    name = _row(leaf, hidden=cover is not None)
+    if name is None:
+        raise no_statement(type(leaf).__name__)
+    return name
+
+
+def _row(leaf: Leaf, *, hidden: bool) -> str | None:
     kind = type(leaf).__name__
     for name, row in DOMINATING_PAIRS.items():
-        if row.release == kind and all(getattr(leaf, key) == row.where[key] for key in row.where):
+        if (row.release, row.hidden) == (kind, hidden) and all(
+            getattr(leaf, key) == row.where[key] for key in row.where
+        ):
             return name
-    raise no_statement(kind)
+    return None
 
 
-def _law(name: str, leaf: Any, removed: bool) -> Law:
+def _law(name: str, leaf: Any, removed: bool, cover: Cover | None) -> Law:
     row, mu, weights = DOMINATING_PAIRS[name], 1 / arb(leaf.noise_multiplier), _weights(leaf)
+    conceded = arb(0)
+    if cover is not None:
+        covered, conceded = _covered(leaf, weights, cover)
+        weights |= covered
     pieces = [_piece(pair, weights, _numbers_drawn(leaf)) for pair in row.pairs]
     if bins := getattr(leaf, "bins", 0):
         number = leaf.released or bins
@@ -163,7 +216,7 @@ def _law(name: str, leaf: Any, removed: bool) -> Law:
         pieces += [piece.reversed for piece in pieces if piece.start is not None]
     elif row.orders == "either order" and not removed:
         pieces = [piece.reversed for piece in pieces]
-    return Law(statement=name, mu=mu, pieces=(*pieces,))
+    return Law(statement=name, mu=mu, pieces=(*pieces,), conceded=conceded)
 
 
 def _weights(leaf: Any) -> dict[str, arb]:
@@ -188,6 +241,30 @@ def _weights(leaf: Any) -> dict[str, arb]:
             return {"q": q, "r": r, "u": u, "w": w, "p": p}
         case _:
             return {}
+
+
+def _covered(leaf: Any, weights: dict[str, arb], cover: Cover) -> tuple[dict[str, arb], arb]:
+    """The letters of a hidden row, r anew among them, and the probability that it concedes.
+
+    v = P(M = L-2), t and f are the parts used of lots of L - 2 and of L others, and c is the mass
+    of L - 1 others that these stand for. Raises ``Unproved`` where more is conceded than left over.
+    """
+    q, u, w, p = (weights[name] for name in ("q", "u", "w", "p"))
+    lot, sigma = leaf.max_lot_size, arb(leaf.noise_multiplier)
+    v = at_least(lot - 2, leaf.dataset_size - 1, q) - u - w
+    left = leaf.dataset_size - lot
+    if lot < 2 or left < 1 or not v > 0:
+        raise bad_witness("no lots hide a cut")
+    t, f, crowded = arb(cover.spent), arb(cover.share), arb(cover.crowded)
+    fewer, more = t * (1 - q) * v, f * w * (1 - p)
+    apart = more * (-1 / sigma**2).exp()
+    c = 2 * (fewer * apart).sqrt() * (1 - crowded)
+    likely = 2 * crowded * (fewer / apart).sqrt() * left
+    beyond = sigma * likely.log() - 3 / (2 * sigma)
+    conceded = (q * u + w * p) * (beyond / arb(2).sqrt()).erfc() / 2
+    if not conceded <= fewer + more - c:
+        raise bad_witness("its cover concedes more than it leaves")
+    return {"r": weights["r"] - v, "v": v, "t": t, "f": f, "c": c}, conceded
 
 
 def at_least(least: int, size: int, q: arb) -> arb:

@@ -23,7 +23,14 @@ from itertools import pairwise, zip_longest
 
 from flint import arb
 
-from affidavit.accountants.checker.dominating_pairs import Direction, Law, Mixture, Piece, laws
+from affidavit.accountants.checker.dominating_pairs import (
+    Cover,
+    Direction,
+    Law,
+    Mixture,
+    Piece,
+    laws,
+)
 from affidavit.accountants.checker.lattice import (
     Grid,
     Measure,
@@ -165,12 +172,13 @@ class RunWitness:
 class Witness:
     """The bound claimed, as decimals, and a ``RunWitness`` for each direction.
 
-    One Gaussian mechanism needs none.
+    One Gaussian mechanism needs none. ``covers`` are for the releases in which cut lots are hidden.
     """
 
     epsilon: str
     delta: str
     runs: tuple[RunWitness, ...]
+    covers: tuple[Cover | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +195,7 @@ def prove(witness: Witness, event: Event) -> Proof:
 
     Raises ``Unproved`` where it does not, or where no theorem here covers the event.
     """
-    directions = laws(event)
+    directions = laws(event, witness.covers)
     curves = [composed(*pair) for pair in zip_longest(directions, witness.runs)]
     return concluded(witness, directions, curves)
 
@@ -202,8 +210,8 @@ def concluded(
     epsilon, delta = _decimal(witness.epsilon), _decimal(witness.delta)
     if not delta > 0:
         raise bad_witness("δ is not positive")
-    for _, curve in zip(directions, curves, strict=True):
-        bound = curve.delta(epsilon)
+    for direction, curve in zip(directions, curves, strict=True):
+        bound = curve.delta(epsilon) + conceded(direction)
         if not bound <= delta:
             raise Unproved(
                 "not_proved",
@@ -213,6 +221,11 @@ def concluded(
             )
     names = {law.statement for direction in directions for law, _ in direction}
     return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=tuple(sorted(names)))
+
+
+def conceded(direction: Direction) -> arb:
+    """The probability that the laws of ``direction`` concede, of all releases together."""
+    return sum((times * law.conceded for law, times in direction), arb(0))
 
 
 def composed(direction: Direction | None, witness: RunWitness | None) -> Measure | GaussianCurve:

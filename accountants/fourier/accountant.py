@@ -67,8 +67,9 @@ _CLOSED = 1e-5
 _SCHEDULE = 5e-3
 """Relative width where releases are brought together (``schedules.py``)."""
 
-_VISIBLE = 1e-3
-"""Relative width of what others show of a lot, of which the lower end alone is read."""
+_VISIBLE, _HIDDEN = 1e-3, 5e-4
+"""Relative widths of what others show of a lot, of which the lower end alone is read, and of what
+they hide of it, of which the upper end is."""
 
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
@@ -109,12 +110,17 @@ class FourierAccountant:
         if least == event:
             return above
         # A transform that is tilted for what bounds the run would see little of what it attains.
-        below = [self._curve(least)]
-        visible = directions(event, visible=True)
+        below = [above, self._curve(least)]
+        visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             wide = max(above.relative_width, _VISIBLE)
             below.append(replace(above, directions=visible, relative_width=wide))
-        return Enclosed(above=above, below=(above, *below))
+        hidden = directions(event, lots="hidden")
+        if hidden == above.directions:
+            return Enclosed(above=above, below=tuple(below))
+        wide = max(above.relative_width, _HIDDEN)
+        cover = replace(above, directions=hidden, relative_width=wide)
+        return Enclosed(above=CutLots(hidden=cover, revealed=above), below=tuple(below))
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)
@@ -268,6 +274,56 @@ class FourierCurve:
     @property
     def _gapped(self) -> bool:
         return any(direction.gapped for direction in self.directions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutLots:
+    """The lesser upper ends of a run with its cut lots ``hidden`` and with them ``revealed``.
+
+    What ``hidden`` concedes adds to δ. Lower ends are those of the second.
+    """
+
+    hidden: FourierCurve
+    revealed: FourierCurve
+
+    def with_width(self, relative_width: float) -> CutLots:
+        """The same with brackets about ``relative_width`` of ε (or δ) wide."""
+        return CutLots(
+            hidden=self.hidden.with_width(max(relative_width, _HIDDEN)),
+            revealed=self.revealed.with_width(relative_width),
+        )
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of the smallest ε (nats) at ``delta``; raises as ``FourierCurve`` does."""
+        require_delta(delta)
+        rest = delta - self._conceded
+        return self._least(
+            lambda: self.revealed.epsilon(delta),
+            lambda: self.hidden.epsilon(rest).upper if rest > 0.1 * delta else math.inf,
+        )
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of the smallest δ at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
+        return self._least(
+            lambda: self.revealed.delta(epsilon),
+            lambda: (self.hidden.delta(epsilon).upper + self._conceded) * (1 + 1e-15),
+        )
+
+    @property
+    def _conceded(self) -> float:
+        return max(direction.conceded for direction in self.hidden.directions)
+
+    def _least(self, revealed: Callable[[], Bracket], hidden: Callable[[], float]) -> Bracket:
+        """``revealed`` with the upper end of ``hidden`` if less; either may be out of reach."""
+        try:
+            result = revealed()
+        except OutOfReach:
+            return Bracket(lower=0.0, upper=hidden())
+        try:
+            upper = hidden()
+        except OutOfReach:
+            return result
+        return Bracket(lower=min(result.lower, upper), upper=min(result.upper, upper))
 
 
 def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:

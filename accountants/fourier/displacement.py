@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ from affidavit.plan import TruncatedPoissonGaussian
 
 TAIL_ERROR = 1e-10
 """Relative error allowed for scipy's binomial probabilities."""
+_CROWDED, _RARE = 0.05, 6.3
+"""Part of a cover that is given up at the least to what two of the others may have in common; more
+of it where that leaves less than so many standard deviations to what is conceded."""
 _LARGEST_LOSS = 650.0
 """Of a loss beyond this (nats) either probability is below what a double holds."""
 
@@ -234,22 +238,120 @@ class RevealedMixtureLaw:
 
 def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """A law that dominates one release of ``leaf`` in the direction ``side``."""
-    others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
     first = poisson_law(leaf, leaf.sampling_probability, side)
-    full = chance_of_a_cut(leaf, others)
+    if leaf.neighbours != "add_remove":
+        lots = _Lots.of(leaf)
+        return first if lots.cut == 0 else _mixed(first, _exchange(leaf, lots, side), lots.full)
+    full = chance_of_a_cut(leaf, leaf.dataset_size)
     if full == 0:
         return first
-    almost = _chance_of_almost(leaf, others) * (1 - TAIL_ERROR)
-    if leaf.neighbours == "add_remove":
-        full = min(full * (1 + TAIL_ERROR), 1 - almost)
-        second: LossLaw = _removal(leaf, almost / (almost + full), side)
-    else:
-        full *= 1 - TAIL_ERROR
-        displaced = min(full, chance_of_a_cut_with_the_record(leaf))
-        second = _exchange(leaf, almost, full, displaced, side)
-    if almost + full >= 1:
+    almost = _chance_of(leaf, leaf.max_lot_size - 1, leaf.dataset_size)
+    full = min(full * (1 + TAIL_ERROR), 1 - almost)
+    return _mixed(first, _removal(leaf, almost / (almost + full), side), almost + full)
+
+
+def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, float]:
+    """A law that dominates one release of ``leaf`` but for a probability, and that probability.
+
+    Nobody sees whether a lot was cut: lots of one other less and of one more hide a lot of L - 1
+    others that the record is in, up to where they are too unlikely. That is conceded.
+    """
+    cover = Cover.of(leaf)
+    if cover is None:
+        return truncated_law(leaf, side), 0.0
+    q, full = leaf.sampling_probability, cover.lots.full
+    law: LossLaw = poisson_law(leaf, q, side)
+    left = 1 - cover.spent * (1 - q)
+    fewer = left * _chance_of(leaf, leaf.max_lot_size - 2, leaf.dataset_size - 1)
+    if fewer < 1 - full:
+        rate = min(1.0, q / left * (1 + 4 * TAIL_ERROR))
+        law = _mixed(law, poisson_law(leaf, rate, side), fewer / (1 - full))
+    return _mixed(law, _exchange(leaf, cover.lots, side), full), cover.conceded
+
+
+def _mixed(first: LossLaw, second: LossLaw, weight: float) -> LossLaw:
+    if weight >= 1:
         return second
-    return RevealedMixtureLaw(first=first, second=second, weight=almost + full)
+    return RevealedMixtureLaw(first=first, second=second, weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lots:
+    """Chances of lots with the record and L - 1 others, of as many others, and of L of them."""
+
+    record: float
+    others: float
+    cut: float
+
+    @property
+    def full(self) -> float:
+        """Of any of them."""
+        return self.record + self.others + self.cut
+
+    @classmethod
+    def of(cls, leaf: TruncatedPoissonGaussian) -> _Lots:
+        """All there are, where the size of the data set is public."""
+        q, number = leaf.sampling_probability, leaf.dataset_size - 1
+        almost = _chance_of(leaf, leaf.max_lot_size - 1, number)
+        full = chance_of_a_cut(leaf, number) * (1 - TAIL_ERROR)
+        displaced = min(full, chance_of_a_cut_with_the_record(leaf)) if full else 0.0
+        return cls(record=almost * q + displaced, others=almost * (1 - q), cut=full - displaced)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cover:
+    """What hides a record in a lot of L - 1 others, whoever these are.
+
+    The share ``spent`` of the lots of L - 2 others without the record and some of those of L others
+    are at any place at least as likely as so many more ``lots`` of L - 1 others, but for outputs
+    that have at most the probability ``conceded`` with the record. ``share`` is that of lots of L
+    others which are used, ``crowded`` what is lost as two of the others cannot be one.
+    """
+
+    spent: float
+    share: float
+    crowded: float
+    lots: _Lots
+    conceded: float
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, leaf: TruncatedPoissonGaussian) -> Cover | None:
+        """A good choice of what the theorem leaves open; none where it is for other relations, or
+        where lots are never cut."""
+        if leaf.neighbours == "add_remove":
+            return None
+        lots, sigma, q = _Lots.of(leaf), leaf.noise_multiplier, leaf.sampling_probability
+        fewer = (1 - q) * _chance_of(leaf, leaf.max_lot_size - 2, leaf.dataset_size - 1)
+        # Others from which the last two places of a cut lot are filled.
+        others = leaf.dataset_size + 1 - leaf.max_lot_size
+        if others < 2 or lots.cut <= 0 or fewer <= 0:
+            return None
+        apart = math.exp(-1 / sigma**2)
+        balance = math.sqrt(fewer / (lots.cut * apart))
+        # Lots of L others also hide the record as they are, about so well.
+        share = min(1.0, (balance * math.exp(1.5 / sigma**2)) ** 2)
+        likely = math.exp((_RARE + 1.5 / sigma) / sigma) / (others - 1)
+        crowded = max(_CROWDED, likely * math.sqrt(share) / (2 * balance))
+        if crowded > 0.5:
+            share, crowded = share * (0.5 / crowded) ** 2, 0.5
+        gain = 2 * math.sqrt(fewer * share * lots.cut * apart) * (1 - crowded)
+        # A record in a lot of L - 2 others and one in a full lot are then hidden equally well.
+        odds = (1 - q) / q
+        slope, height = gain / lots.record, odds - lots.others / lots.record
+        root = 2 * height / (slope + math.sqrt(slope * slope + 4 * odds * height))
+        spent, used = root * root, share * lots.cut
+        if not 0 < spent < 1:
+            return None
+        likely = 2 * crowded * balance * math.sqrt(spent / share) * (others - 1)
+        beyond = sigma * math.log(likely) - 1.5 / sigma
+        conceded = lots.record * math.erfc(beyond * math.sqrt(0.5)) / 2 * (1 + 1e-6)
+        if conceded > used * (1 - apart):
+            return None
+        more = _Lots(
+            record=lots.record, others=lots.others + gain * root, cut=lots.cut * (1 - share)
+        )
+        return cls(spent=spent, share=share, crowded=crowded, lots=more, conceded=conceded)
 
 
 def _removal(leaf: TruncatedPoissonGaussian, free: float, side: Kind) -> LossLaw:
@@ -267,17 +369,13 @@ def _removal(leaf: TruncatedPoissonGaussian, free: float, side: Kind) -> LossLaw
     return law if side == "remove" else law.reverse
 
 
-def _exchange(
-    leaf: TruncatedPoissonGaussian, almost: float, full: float, displaced: float, side: Kind
-) -> LossLaw:
+def _exchange(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
     """The pair of L - 1 or more others, where the record is drawn as one or as another.
 
-    ``displaced`` is the probability that it takes the place of one of ``full``. For positive
-    losses the worst place to take is opposite to the record, for negative ones the record's own.
+    For positive losses the worst place to take is opposite to the record, for negative ones the
+    record's own.
     """
-    weight = almost + full
-    own = (almost * leaf.sampling_probability + displaced) / weight
-    free, rest = almost * (1 - leaf.sampling_probability) / weight, (full - displaced) / weight
+    own, free, rest = (part / lots.full for part in (lots.record, lots.others, lots.cut))
     replaced = leaf.neighbours == "replace_one"
 
     def law(opposite: bool) -> DisplacementLaw:
@@ -334,9 +432,9 @@ def chance_of_a_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
     return float(binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
-def _chance_of_almost(leaf: TruncatedPoissonGaussian, others: int) -> float:
-    """u: the chance that the record, if drawn, takes the last free place."""
-    return float(binomial().pmf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+def _chance_of(leaf: TruncatedPoissonGaussian, number: int, others: int) -> float:
+    """The chance that ``number`` of ``others`` are drawn, rounded down."""
+    return float(binomial().pmf(number, others, leaf.sampling_probability)) * (1 - TAIL_ERROR)
 
 
 def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:

@@ -12,7 +12,7 @@ Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
 Poisson, several records     both orders of the mixture      the same
 without replacement          the convex profile of both      the pair of one data set
-truncated Poisson            full lot or not, revealed       others that contribute zero
+truncated Poisson            full lots, revealed or hidden   others that contribute zero
 ===========================  ==============================  ========================
 
 The two orders are taken for the composition as a whole: every add/remove step of one run
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.displacement import attained_law, truncated_law
+from affidavit.accountants.fourier.displacement import attained_law, hidden_law, truncated_law
 from affidavit.accountants.fourier.group_sampling import group_law
 from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.privacy_loss import (
@@ -55,6 +55,9 @@ from affidavit.plan import (
 )
 
 Side = Literal["remove", "add"]
+Lots = Literal["revealed", "hidden", "visible"]
+"""How a cut lot is bounded: from above with its fullness revealed, from above with the lots that
+look like it, or from below with others that show it."""
 
 NOISE_MULTIPLIERS = (0.2, 1000.0)
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
@@ -67,11 +70,13 @@ class Direction:
     """One order of the hypotheses: the laws of the steps with their counts.
 
     ``laws`` dominate; ``attained`` are those of a pair of data sets, step for step in the
-    same order, and differ from ``laws`` only where no pair attains the dominating law.
+    same order, and differ from ``laws`` only where no pair attains the dominating law. The laws
+    dominate but for the probability ``conceded``, of all steps together, which adds to δ.
     """
 
     laws: tuple[tuple[LossLaw, int], ...]
     attained: tuple[LossLaw, ...]
+    conceded: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -84,12 +89,11 @@ class Direction:
         return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
 
 
-def directions(event: Event, *, visible: bool = False) -> tuple[Direction, ...]:
-    """The directions of ``event``, none for the empty composition.
+def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...]:
+    """The directions of ``event``, none for the empty composition; ``lots`` as above.
 
-    With ``visible`` those of data sets that show how full a lot is, which bound from below alone.
-
-    Raises ``OutOfReach`` for a leaf outside the range in which the bounds were verified.
+    Those of visible lots bound from below alone. Raises ``OutOfReach`` for a leaf outside the range
+    in which the bounds were verified.
     """
     parts = leaves(event)
     check_range(parts)
@@ -99,19 +103,20 @@ def directions(event: Event, *, visible: bool = False) -> tuple[Direction, ...]:
     rest, cells = gathered(parts)
     result = []
     for side in sides:
-        releases: list[Part] = [
-            (
-                *(_visible(leaf, side) if visible else (_law(leaf, side), _attained(leaf, side))),
-                count,
-            )
-            for leaf, count in rest
-            if not isinstance(leaf, RepeatAndSelect)
-        ]
+        releases: list[Part] = []
+        conceded = 0.0
+        for leaf, count in rest:
+            if isinstance(leaf, RepeatAndSelect):
+                continue
+            law, attained, lost = _laws(leaf, side, lots)
+            releases.append((law, attained, count))
+            conceded += count * lost
         releases += [cell.part(side) for cell in cells]
         result.append(
             Direction(
                 laws=tuple((law, count) for law, _, count in releases),
                 attained=tuple(attained for _, attained, _ in releases),
+                conceded=conceded * (1 + 1e-9),
             )
         )
     return tuple(result)
@@ -225,12 +230,16 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
     return _law(leaf, side)
 
 
-def _visible(leaf: Leaf, side: Side) -> tuple[LossLaw, LossLaw]:
-    if isinstance(leaf, TruncatedPoissonGaussian):
+def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
+    """A law that dominates, one that is attained, and the probability that the first concedes."""
+    if isinstance(leaf, TruncatedPoissonGaussian) and lots == "visible":
         law = visible_law(leaf, side)
-    else:
-        law = _attained(leaf, side)
-    return law, law
+        return law, law, 0.0
+    if isinstance(leaf, TruncatedPoissonGaussian) and lots == "hidden":
+        law, conceded = hidden_law(leaf, side)
+        return law, _attained(leaf, side), conceded
+    attained = _attained(leaf, side)
+    return attained if lots == "visible" else _law(leaf, side), attained, 0.0
 
 
 def _without_replacement(leaf: WithoutReplacementGaussian, side: Side) -> NormalMixtureLaw:

@@ -21,6 +21,7 @@ from affidavit.accountants import (
 )
 from affidavit.accountants.checker import (
     DOMINATING_PAIRS,
+    Cover,
     Grid,
     Patterns,
     Rule,
@@ -28,6 +29,7 @@ from affidavit.accountants.checker import (
     Unproved,
     Witness,
     composed,
+    conceded,
     laws,
     matrix_sensitivity,
     prove,
@@ -85,6 +87,7 @@ RUNS: dict[str, Event] = {
     ),
     "fixed size": fixed_size(1000, 10, 2.0, 20),
     "cut": cut("replace_one", 20),
+    "hidden cut": cut("zero_out", 20, size=10**7, lot=100_300),
 }
 
 
@@ -293,6 +296,38 @@ def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...
         place[parts[-1]] = value
         with pytest.raises(Unproved):
             prove(witness_from(document), event)
+
+
+def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained() -> None:
+    """A witness may choose what hides a cut as it likes; what it cannot cover is refused."""
+    event, draw = cut("zero_out", 2, size=10**6, lot=10_050), random.Random(9)
+    attained = FourierAccountant().curve(event).delta(0.5).lower
+    witness, _ = search_witness(event, FourierAccountant().curve(event).epsilon(DELTA), DELTA, 1e-3)
+    assert witness_from(witness_document(witness)) == witness
+    (chosen,) = witness.covers
+    assert chosen is not None
+    proved = []
+    for _ in range(6):
+        cover = Cover(spent=draw.random(), share=draw.random(), crowded=draw.random() ** 3)
+        directions = laws(event, (cover,))
+        for direction, run in zip(directions, witness.runs, strict=True):
+            bound = composed(direction, run).delta(arb(0.5)) + conceded(direction)
+            proved.append(float(bound.lower()))
+    assert min(max(pair) for pair in zip(proved[::2], proved[1::2], strict=True)) >= attained
+    for covers in ((chosen, chosen), (None, None)):
+        with pytest.raises(Unproved, match="other releases"):
+            prove(replace(witness, covers=covers), event)
+    with pytest.raises(Unproved, match="above"):
+        prove(replace(witness, covers=(None,)), event)
+    document = witness_document(witness)
+    for part in ("0x0p+0", "0x1p+1", "nan", "-0x1p-1"):
+        broken = [{**document["covers"][0], "spent": part}]
+        with pytest.raises(Unproved):
+            witness_from({**document, "covers": broken})
+    # Almost nothing is left over, and all that the record does in a full lot would be conceded.
+    crowd = Cover(spent=1e-9, share=1e-9, crowded=1e-12)
+    with pytest.raises(Unproved, match="concedes"):
+        laws(event, (crowd,))
 
 
 def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:

@@ -305,8 +305,8 @@ def test_a_rounding_that_no_term_covers_is_caught(
 
 
 def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None:
-    true = displacement._chance_of_almost
-    monkeypatch.setattr(displacement, "_chance_of_almost", lambda *given: true(*given) * 1.5)
+    true = displacement._chance_of
+    monkeypatch.setattr(displacement, "_chance_of", lambda *given: true(*given) * 1.5)
     claimed = upper_end(CUT)
     assert not is_true(CUT, claimed)
     assert is_caught(CUT, claimed)

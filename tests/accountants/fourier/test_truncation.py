@@ -15,8 +15,12 @@ from affidavit.accountants.enclosure import Enclosed
 from affidavit.accountants.fourier import FourierAccountant, refinement
 from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.displacement import (
+    Cover,
+    _chance_of,
+    _Lots,
     attained_law,
     attained_rate,
+    hidden_law,
     truncated_law,
 )
 from affidavit.accountants.fourier.evaluation import Sum, transforms
@@ -372,3 +376,126 @@ def test_a_cut_rarer_than_delta_costs_nothing() -> None:
     truncated, plain = (run(leaf, 100_000, 1.1e-10) for leaf in run_of)
     assert truncated == pytest.approx(plain, rel=1e-4)
     assert truncated[1] - truncated[0] <= 1e-4 * truncated[1]
+
+
+def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> None:
+    """Of random others in the plane and of others that are all alike, by enumeration of subsets."""
+    leaf = cut(3, "zero_out", size=10, q=0.3, sigma=1.5)
+    cover = Cover.of(leaf)
+    assert cover is not None
+    lots, sigma, n = _Lots.of(leaf), leaf.noise_multiplier, leaf.dataset_size - 1
+    fewer = cover.spent * 0.7 * _chance_of(leaf, 1, n)
+    more, gained = cover.share * lots.cut, cover.lots.others - lots.others
+    apart = math.exp(-1 / sigma**2)
+    likely = 2 * cover.crowded * math.sqrt(fewer / (more * apart)) * (n - 2)
+    draw = np.random.default_rng(3)
+    alike = np.array([[1.0, 0.0]] * n)
+    vectors = draw.normal(size=(20, n, 2))
+    vectors /= np.maximum(1.0, np.linalg.norm(vectors, axis=2))[:, :, None]
+    along = np.stack([np.linspace(-12, 18, 3000), np.zeros(3000)], axis=1)
+
+    def density(z: np.ndarray, others: np.ndarray, number: int) -> np.ndarray:
+        centres = [others[list(s)].sum(axis=0) for s in itertools.combinations(range(n), number)]
+        squares = ((z[:, None, :] - np.array(centres)[None]) ** 2).sum(axis=2)
+        return np.asarray(np.exp(-squares / (2 * sigma**2)).mean(axis=1))
+
+    def hidden(z: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """That of two others, the second no more than ``likely`` times likelier than without it."""
+        total = np.zeros(len(z))
+        for first, second in itertools.permutations(range(n), 2):
+            squares = ((z - others[first] - others[second]) ** 2).sum(axis=1)
+            without = ((z - others[first]) ** 2).sum(axis=1)
+            seen = without - squares <= 2 * sigma**2 * math.log(likely)
+            total += np.exp(-squares / (2 * sigma**2)) * seen
+        return total / (n * (n - 1))
+
+    least = []
+    for others in (alike, *vectors):
+        z = along if others is alike else draw.normal(size=(400, 2)) * 5
+        above = fewer * density(z, others, 1) + more * density(z, others, 3)
+        below = gained * hidden(z, others)
+        assert (below <= above * (1 + 1e-9)).all()
+        least.append(float((above / np.maximum(below, 1e-300)).min()))
+    # All alike are about the worst; what is lost of it is ``crowded`` of the most.
+    assert least[0] < 1.01 / (1 - cover.crowded)
+
+
+@pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
+@pytest.mark.parametrize(("largest", "q", "sigma"), [(3, 0.3, 2.0), (2, 0.1, 1.2), (5, 0.5, 1.5)])
+def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
+    neighbours: Neighbours, largest: int, q: float, sigma: float
+) -> None:
+    """On the line, others at both ends, in the middle and between, in every number."""
+    leaf = cut(largest, neighbours, size=8, q=q, sigma=sigma)
+    lots, n = _Lots.of(leaf), leaf.dataset_size - 1
+    out = np.linspace(-8 - 10 * sigma, 8 + 10 * sigma, 2001)
+    chances = [math.comb(n, m) * q**m * (1 - q) ** (n - m) for m in range(n + 1)]
+    w = sum(chances[largest:])
+    p = lots.record - q * chances[largest - 1]
+
+    def mean(sums: list[float], moved: float) -> np.ndarray:
+        places = out[:, None] - np.array(sums)[None] - moved
+        return np.asarray(norm.pdf(places / sigma).mean(axis=1)) / sigma
+
+    def density(others: tuple[float, ...], record: float) -> np.ndarray:
+        result = np.zeros(out.size)
+        for number in range(largest + 1):
+            sums = [sum(subset) for subset in itertools.combinations(others, number)]
+            if number < largest:
+                result += chances[number] * (1 - q) * mean(sums, 0)
+                result += (chances[number] * q + (p if number == largest - 1 else 0)) * mean(
+                    sums, record
+                )
+            else:
+                result += (w - p) * mean(sums, 0)
+        return result
+
+    bounds = []
+    for side in ("remove", "add"):
+        law, conceded = hidden_law(leaf, side)
+        assert conceded > 0
+        at = law.survival(np.array(EPSILONS))
+        bounds.append(at.p - np.exp(EPSILONS) * at.q + conceded)
+    reached = 0.0
+    for others in itertools.combinations_with_replacement((-1.0, -0.4, 0.0, 1.0), n):
+        pair = density(others, 1.0), density(others, -1.0 if neighbours == "replace_one" else 0.0)
+        for bound, (over, under) in zip(bounds, (pair, pair[::-1]), strict=True):
+            for limit, epsilon in zip(bound, EPSILONS, strict=True):
+                exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum())
+                exact *= float(out[1] - out[0])
+                assert exact <= limit * (1 + QUADRATURE) + 1e-12
+                reached = max(reached, exact / limit)
+    assert reached > 0.5
+
+
+@pytest.mark.parametrize("angle", [0.0, 60.0, 90.0, 101.0, 130.0, 180.0])
+def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: float) -> None:
+    """The worst others of the theorem, at an angle to the record, by quadrature over the plane."""
+    leaf = cut(520, "zero_out", size=50_000, q=0.01, sigma=1.0)
+    q, n, most = leaf.sampling_probability, leaf.dataset_size - 1, leaf.max_lot_size
+    lots, turn = _Lots.of(leaf), math.radians(angle)
+    # Places are in deviations of the noise, which is one clip norm.
+    along, across = np.arange(-24.0, 12.0, 0.05), np.arange(-8.0, 9.0, 0.05)
+
+    def normal(place: float, record: float) -> np.ndarray:
+        """Of a lot of L + ``place`` others, with the part of it that the record is."""
+        x = place + record * math.cos(turn)
+        return np.outer(norm.pdf(along - x), norm.pdf(across - record * math.sin(turn)))
+
+    def density(record: float) -> np.ndarray:
+        total = np.zeros((along.size, across.size))
+        for missing in range(1, 24):
+            chance = _chance_of(leaf, most - missing, n)
+            total += chance * (1 - q) * normal(-missing, 0)
+            drawn = chance * q if missing > 1 else lots.record
+            total += drawn * normal(-missing, record)
+        return total + lots.cut * normal(0, 0)
+
+    pair = density(1.0), density(0.0)
+    for side, (over, under) in zip(("remove", "add"), (pair, pair[::-1]), strict=True):
+        law, conceded = hidden_law(leaf, side)
+        at = law.survival(np.array(EPSILONS))
+        bounds = at.p - np.exp(EPSILONS) * at.q + conceded
+        for limit, epsilon in zip(bounds, EPSILONS, strict=True):
+            exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum()) * 0.05**2
+            assert exact <= limit * (1 + QUADRATURE) + 1e-12
