@@ -373,13 +373,13 @@ _BEYOND = 0.002
 _GUESSES = 40
 
 
-def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon, start: float = 1.0) -> float:
+def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon) -> float:
     """A scale of the noise with ``upper(scale) <= target`` (nats), within about ``WITHIN`` of it.
 
     ``upper`` is called at most ``MOST_LOOKS`` times. Raises ``NoSolution`` where the guess
     meets the target nowhere or everywhere, ``OutOfReach`` where nothing was confirmed.
     """
-    at, slope = _crossing(lambda x: _log_excess(guess(math.exp(x)), target), math.log(start))
+    at, slope = _crossing(lambda x: _log_excess(guess(math.exp(x)), target), 0.0)
     best: float | None = None
     at += _BEYOND
     for look in range(MOST_LOOKS):

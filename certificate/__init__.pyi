@@ -37,11 +37,11 @@ from .evidence.claim import LOSSES_FILE as LOSSES_FILE
 from .evidence.claim import RECORD_FILE as RECORD_FILE
 from .evidence.claim import STATEMENT_FILE as STATEMENT_FILE
 from .evidence.claim import Evidence as Evidence
+from .evidence.manifest import SIGNATURE_FILE as SIGNATURE_FILE
 from .evidence.manifest import BadModel as BadModel
 from .evidence.manifest import manifest_of as manifest_of
 from .evidence.manifest import printable as printable
-from .evidence.openssf import SIGNATURE_FILE as SIGNATURE_FILE
-from .evidence.openssf import read_ec_key as read_ec_key
+from .evidence.manifest import read_ec_key as read_ec_key
 from .evidence.signing import EXPORTS as EXPORTS
 from .evidence.signing import sign_model as sign_model
 from .evidence.training import ModelFinding as ModelFinding

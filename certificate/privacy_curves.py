@@ -325,7 +325,7 @@ CURVE_CHARTS: dict[str, Callable[[Curves], Chart]] = {
 """Every picture by its name."""
 
 
-def draw_curves(curves: Curves, kinds: tuple[str, ...] = (), *, standalone: bool = True) -> str:
+def draw_curves(curves: Curves, kinds: tuple[str, ...] = ()) -> str:
     """The pictures ``kinds``, or all that there are, as one SVG.
 
     A picture without data, as the Rényi divergence of a run that the Rényi accountant does
@@ -337,7 +337,7 @@ def draw_curves(curves: Curves, kinds: tuple[str, ...] = (), *, standalone: bool
     title = title if name is None else f"{name}: {title}"
     charts = [CURVE_CHARTS[kind](curves) for kind in shown]
     columns = 1 if len(charts) == 1 else 2
-    return draw_panels(title, charts, columns=columns, standalone=standalone)
+    return draw_panels(title, charts, columns=columns, standalone=True)
 
 
 def _certified(curves: Curves) -> str:

@@ -51,8 +51,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "verify-model": ("model", "Verify offline what a model's folder claims."),
     },
     "Calls to a service": {
-        "login": ("login", "Check a token, and store it for this service."),
-        "open": ("login", "Open the service's pages, or a certificate, in a browser."),
+        "login": ("client", "Check a token, and store it for this service."),
+        "open": ("client", "Open the service's pages, or a certificate, in a browser."),
         "ledger": ("service_commands", "Privacy budgets of data sets."),
         "approve": ("service_commands", "Approve or reject a pending certificate."),
         "revoke": ("service_commands", "Revoke a certificate permanently."),

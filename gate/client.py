@@ -1,4 +1,4 @@
-"""The connection to a running service, for the commands that talk to it, and stored tokens.
+"""The connection to a running service, for the commands that talk to it, and ``affidavit login``.
 
 The address is ``--server`` or ``AFFIDAVIT_SERVER``. The token is read from ``AFFIDAVIT_TOKEN`` or
 from what ``affidavit login`` stored in a file that only its owner can read, because every user of
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +21,8 @@ from typing import Annotated
 import typer
 
 from affidavit.certificate import home, write_atomically
-from affidavit.client import Client, Problem, Unreachable
-from affidavit.gate.console import fail, stop
+from affidavit.client import Client, Problem, Unreachable, segment
+from affidavit.gate.console import fail, say, stop, stop_unwritable
 from affidavit.gate.exit_codes import Exit
 
 SERVER = "http://127.0.0.1:8321"
@@ -106,3 +108,42 @@ def _tokens() -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return tokens if isinstance(tokens, dict) else {}
+
+
+def login(server: ServerOption = SERVER) -> None:
+    """Check a token with a service, and store it for the commands that call that service.
+
+    The token is asked for, or read from standard input. AFFIDAVIT_TOKEN goes before a stored one.
+    """
+    require_url(server)
+    if sys.stdin.isatty():
+        token = typer.prompt("Token", hide_input=True, err=True)
+    else:
+        token = sys.stdin.readline().strip()
+    require_token(token, "the token")
+    try:
+        Client(server, token=token).get("/v1/certificates", {"limit": "1"})
+    except Unreachable as error:
+        fail(str(error), Exit.UNDECIDED)
+    except Problem as problem:
+        if problem.status != 403:  # a valid token without this scope
+            fail(str(problem), Exit.UNDECIDED if problem.status >= 500 else Exit.BLOCKED)
+    try:
+        path = store_token(server, token)
+    except OSError as error:
+        stop_unwritable(str(error.filename), error)
+    say(f"stored in {path}")
+
+
+def open(  # the command's name
+    certificate: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Certificate id; default: the overview.")
+    ] = None,
+    server: ServerOption = SERVER,
+) -> None:
+    """Open the service's pages, or a certificate, in a browser, and print the address."""
+    require_url(server)
+    path = "/" if certificate is None else f"/certificates/{segment(certificate)}"
+    url = server.rstrip("/") + path
+    say(url)
+    webbrowser.open(url)

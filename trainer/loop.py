@@ -36,8 +36,7 @@ from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
-from affidavit.trainer.data.canaries import AuditedData, AuditedModel, audit_files
-from affidavit.trainer.data.numbers import WrongData
+from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData, audit_files
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.chacha import Entropy, Ratchet

@@ -23,8 +23,14 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.claims import claimed, examine, known, pointer_of, stated
-from affidavit.certificate.diagnosis.search import Explanation
+from affidavit.certificate.diagnosis.claims import (
+    Explanation,
+    claimed,
+    examine,
+    known,
+    pointer_of,
+    stated,
+)
 from affidavit.certificate.notebook_table import html_table
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
 

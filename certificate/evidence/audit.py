@@ -173,9 +173,7 @@ def losses_as_bytes(losses: Sequence[float]) -> bytes:
     return canonical_json({"version": VERSION, "losses": list(losses)})
 
 
-def audit_canaries(
-    canaries: Canaries, losses: Sequence[float], *, delta: float, confidence: float = CONFIDENCE
-) -> Audit:
+def audit_canaries(canaries: Canaries, losses: Sequence[float], *, delta: float) -> Audit:
     """What the ``losses`` of ``canaries`` prove; raises ``BadCanaries`` for another number."""
     if len(losses) != canaries.count:
         raise BadCanaries(f"losses: {len(losses)} are given for {canaries.count} canaries.")
@@ -188,16 +186,16 @@ def audit_canaries(
         guesses=canaries.guesses,
         right=right,
         delta=delta,
-        confidence=confidence,
+        confidence=CONFIDENCE,
         epsilon=lower_epsilon(
             right=right,
             guesses=canaries.guesses,
             canaries=canaries.count,
             delta=delta,
-            confidence=confidence,
+            confidence=CONFIDENCE,
         ),
         mu=lower_mu(
-            right=right, guesses=canaries.guesses, canaries=canaries.count, confidence=confidence
+            right=right, guesses=canaries.guesses, canaries=canaries.count, confidence=CONFIDENCE
         ),
     )
 

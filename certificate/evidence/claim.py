@@ -21,8 +21,7 @@ from typing import Any
 from affidavit.accountants import decimal_down
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.evidence.audit import Audit
-from affidavit.certificate.evidence.manifest import Manifest, ModelFile
-from affidavit.certificate.evidence.openssf import SIGNATURE_FILE
+from affidavit.certificate.evidence.manifest import SIGNATURE_FILE, Manifest, ModelFile
 from affidavit.certificate.execution import certified_plan
 from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.plan import Plan, digest_of

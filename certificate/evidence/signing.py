@@ -34,6 +34,7 @@ from affidavit.certificate.evidence.exports import (
     with_claim,
 )
 from affidavit.certificate.evidence.manifest import (
+    SIGNATURE_FILE,
     BadModel,
     Manifest,
     ModelFile,
@@ -41,8 +42,8 @@ from affidavit.certificate.evidence.manifest import (
     printable,
     read_model_file,
     require_portable,
+    sign_openssf,
 )
-from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, sign_openssf
 from affidavit.certificate.evidence.training import training_of
 from affidavit.certificate.evidence.verification import IGNORED_FILES
 from affidavit.certificate.keys import PublicKey, SigningPort, format_instant

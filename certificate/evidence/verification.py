@@ -43,13 +43,14 @@ from affidavit.certificate.evidence.claim import (
 )
 from affidavit.certificate.evidence.manifest import (
     IGNORED,
+    SIGNATURE_FILE,
     BadModel,
     Manifest,
     manifest_of,
+    openssf_digests,
     printable,
     read_model_file,
 )
-from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, openssf_digests
 from affidavit.certificate.evidence.training import (
     FETCH,
     ModelFinding,

@@ -1,9 +1,12 @@
 from .document import BUILT_IN as BUILT_IN
 from .document import MOST_RECORDS as MOST_RECORDS
+from .document import BadSignedDocument as BadSignedDocument
 from .document import MalformedPolicy as MalformedPolicy
 from .document import Policy as Policy
+from .document import open_document as open_document
 from .document import parse_policy as parse_policy
 from .document import policy_from as policy_from
+from .document import sign_document as sign_document
 from .evaluation import AS_PROVED as AS_PROVED
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import judge as judge
@@ -15,9 +18,6 @@ from .rules import PolicyFacts as PolicyFacts
 from .rules import accounted as accounted
 from .rules import refused_by_policy as refused_by_policy
 from .rules import violations as violations
-from .signing import BadSignedDocument as BadSignedDocument
-from .signing import open_document as open_document
-from .signing import sign_document as sign_document
 from .waiver import Digest as Digest
 from .waiver import Explanation as Explanation
 from .waiver import Instant as Instant

@@ -20,8 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from affidavit.gate.checking import pyproject
-from affidavit.gate.checking.pyproject import given_for
+from affidavit.gate.checking.discovery import given_for, plan_in
 from affidavit.gate.plan_io import read_bytes
 from affidavit.importers import LIBRARIES, Broken, Partial, Span, imported, key_of
 from affidavit.mechanisms import attach
@@ -342,7 +341,7 @@ def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) ->
 
 
 def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
-    document = pyproject.plan_in(raw)
+    document = plan_in(raw)
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
     elif explicit:

@@ -13,10 +13,15 @@ from affidavit.certificate import format_instant
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import certificate_id, issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.policy.document import Policy, policy_from
+from affidavit.certificate.policy.document import (
+    BadSignedDocument,
+    Policy,
+    open_document,
+    policy_from,
+    sign_document,
+)
 from affidavit.certificate.policy.evaluation import judge
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
-from affidavit.certificate.policy.signing import BadSignedDocument, open_document, sign_document
 from affidavit.certificate.policy.waiver import Waiver, in_force
 from affidavit.plan import Plan, digest
 

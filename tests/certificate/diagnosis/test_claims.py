@@ -11,10 +11,9 @@ from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import Agreement
 from affidavit.certificate.diagnosis.case import Way
-from affidavit.certificate.diagnosis.claims import stated
+from affidavit.certificate.diagnosis.claims import Explanation, stated
 from affidavit.certificate.diagnosis.diagnosis import diagnose
 from affidavit.certificate.diagnosis.readings import Reading
-from affidavit.certificate.diagnosis.search import Explanation
 from affidavit.plan import Claim, Plan
 
 PlanOf = Callable[..., Plan]

@@ -9,8 +9,8 @@ import pytest
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.claims import search
 from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.search import search
 from affidavit.plan import Claim, Plan, plan_from
 
 GAUSSIAN = {"kind": "gaussian", "name": "metric", "noise_multiplier": 5}

@@ -15,7 +15,7 @@ import torch
 
 from affidavit.certificate import check_conformance, read_losses
 from affidavit.trainer import mlp
-from affidavit.trainer.data.canaries import CANARIES, LOSSES
+from affidavit.trainer.data.numbers import CANARIES, LOSSES
 from affidavit.trainer.loop import train
 from tests.forked import fork
 from tests.ports import free_port
