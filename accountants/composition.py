@@ -35,7 +35,8 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
     for part, count in parts(event):
         if isinstance(part, RepeatAndSelect):
             raise Unsupported(
-                "this accountant has no bound for repeat-and-select.", "Use the rdp accountant."
+                "this accountant has no bound for repeat-and-select.",
+                "Use the selection or the rdp accountant.",
             )
         result.append((part, count))
     return tuple(result)

@@ -3,7 +3,8 @@
 Leaving releases out, adding noise to them, looking at one bin of many and at one repetition of
 several are post-processing: what is left costs at most as much as the run. ε falls with δ, so that
 the ε of a larger δ is a lower bound too. Whatever remains is answered by the exact Gaussian
-accountant or by the Fourier one, with the least noise added that these reach.
+accountant or by the Fourier one, with the least noise added that these reach. A selection costs
+at least what an attack on it gains (``affidavit.accountants.selection``).
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
@@ -63,7 +64,8 @@ class PostProcessed:
         chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
         near = max(delta / chance * (1 + 1e-12), LEAST_DELTA)
         lower = self._highest(lambda curve: curve.epsilon(near)) if near < 1 else 0.0
-        return Bracket(lower=lower, upper=math.inf)
+        attacked = self._attacked(lambda curve: curve.epsilon(delta))
+        return Bracket(lower=max(lower, attacked), upper=math.inf)
 
     def delta(self, epsilon: float) -> Bracket:
         """``[lower end, 1]`` of δ at ``epsilon`` (nats).
@@ -73,27 +75,55 @@ class PostProcessed:
         require_epsilon(epsilon)
         chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
         lower = chance * self._highest(lambda curve: curve.delta(epsilon)) * (1 - 1e-12)
-        return Bracket(lower=lower, upper=1.0)
+        attacked = self._attacked(lambda curve: curve.delta(epsilon))
+        return Bracket(lower=max(lower, attacked), upper=1.0)
+
+    def _attacked(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
+        """The most that an attack on one of the selections gains, or 0."""
+        selections = [part for part, _ in parts(self.event) if isinstance(part, RepeatAndSelect)]
+        if not selections:
+            return 0.0
+        # Nothing else here needs it.
+        from affidavit.accountants.selection import Attacked
+
+        best = 0.0
+        for selection in selections:
+            known = list(_known(selection, 1))
+            for releases in _louder(known) if known else ():
+                try:
+                    curve = Attacked.of(replace(selection, event=_composed(releases)))
+                    best = max(best, ask(curve).lower)
+                except AccountantError:
+                    continue
+                break
+        return best
 
     def _highest(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
         known = [item for part, times in parts(self.event) for item in _known(part, times)]
         gaussian = [(leaf, times) for leaf, times in known if isinstance(leaf, Gaussian)]
         exact = _lower(accountant("gaussian"), _composed(gaussian), ask) or 0.0
-        within = [(leaf, min(times, MOST_STEPS)) for leaf, times in known]
         if len(gaussian) == len(known):
             return exact
         drawn = [Counted(leaf, times) for leaf, times in known if not isinstance(leaf, Gaussian)]
         exact = max(exact, *(ask(curve).lower for curve in drawn))
-        for doubling in range(DOUBLINGS):
-            least = LEAST_NOISE * 2**doubling
-            louder = [
-                (replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least)), times)
-                for leaf, times in within
-            ]
-            result = _lower(accountant("fourier"), _composed(louder), ask)
+        for releases in _louder(known):
+            result = _lower(accountant("fourier"), _composed(releases), ask)
             if result is not None:
                 return max(exact, result)
         return exact
+
+
+def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:
+    """What is ``known`` with the least noise that the Fourier accountant reaches, or with more."""
+    for doubling in range(DOUBLINGS):
+        least = LEAST_NOISE * 2**doubling
+        yield [
+            (
+                replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least)),
+                min(times, MOST_STEPS),
+            )
+            for leaf, times in known
+        ]
 
 
 def _lower(

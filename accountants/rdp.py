@@ -3,7 +3,7 @@
 Rényi divergences add under composition and convert to (ε, δ) at every order, so the
 least over any set of orders is a proved bound, and usually a loose one: the lower end of
 its brackets is 0. It is the second opinion where the others do not reach (δ below 1e-9)
-and the only engine for repeat-and-select.
+and about repeat-and-select.
 
 Only events built here are ever given to the library: its ``from_named_tuple`` imports whatever
 module the data names, so that nothing from a request may reach it.

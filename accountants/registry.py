@@ -51,6 +51,7 @@ _PLACES = {
         "affidavit.accountants.participations",
         "ParticipationAccountant",
     ),
+    "selection": (OURS, "affidavit.accountants.selection", "SelectionAccountant"),
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
@@ -64,9 +65,11 @@ SOLVERS = (
     "allocation_rdp",
     "monte_carlo",
     "participations",
+    "selection",
     "rdp",
 )
-"""The engines that a search asks: all answer in milliseconds, ``monte_carlo`` in seconds."""
+"""The engines that a search asks: all answer in milliseconds, but ``selection`` and ``monte_carlo``
+in up to seconds."""
 CERTAIN = "largest_bin"
 """The engine whose bounds replace sampled ones where they are no higher."""
 SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp", CERTAIN)

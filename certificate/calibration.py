@@ -47,7 +47,7 @@ from affidavit.plan import (
     schedule,
 )
 
-ONE_SIDED = ("participations", "rdp", "allocation_rdp")
+ONE_SIDED = ("participations", "selection", "rdp", "allocation_rdp")
 """Engines whose own lower ends are 0."""
 
 Value = TypeVar("Value", int, float)

@@ -36,7 +36,7 @@ from affidavit.accountants.fourier.discretization import (
     saddle_at_epsilon,
 )
 from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
-from affidavit.accountants.fourier.dominating_pairs import Direction, directions
+from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
 from affidavit.accountants.fourier.laplace import LaplaceLaw
@@ -141,6 +141,14 @@ class FourierAccountant:
             answers=self.answers,
             shared=self.shared,
         )
+
+    def attained(self, event: Event) -> tuple[FourierCurve, FourierCurve]:
+        """The curves of one pair of data sets, one for each order of the two.
+
+        Raises ``Unsupported`` or ``OutOfReach``.
+        """
+        curve, (first, second) = self._curve(event), attained_pair(event)
+        return replace(curve, directions=(first,)), replace(curve, directions=(second,))
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
         """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""

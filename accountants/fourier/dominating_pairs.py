@@ -37,7 +37,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalMixtureLaw,
     WorseOfBothLaw,
 )
-from affidavit.accountants.fourier.schedules import Part, gathered
+from affidavit.accountants.fourier.schedules import MOST_KINDS, Part, gathered
 from affidavit.accountants.fourier.visible_lots import visible_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
@@ -120,6 +120,27 @@ def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...
             )
         )
     return tuple(result)
+
+
+def attained_pair(event: Event) -> tuple[Direction, Direction]:
+    """Both orders of laws that one pair of data sets produces, step for step.
+
+    Raises ``OutOfReach`` as ``directions`` does, and for more kinds of release than are accounted
+    for one by one.
+    """
+    releases = leaves(event)
+    check_range(releases)
+    if len(releases) > MOST_KINDS:
+        raise OutOfReach(f"{len(releases)} kinds of release, at most {MOST_KINDS}.", "")
+    sides: tuple[Side, Side] = ("remove", "add")
+    first, second = (
+        tuple((_attained(leaf, side), count) for leaf, count in releases) for side in sides
+    )
+    return _own(first), _own(second)
+
+
+def _own(laws: tuple[tuple[LossLaw, int], ...]) -> Direction:
+    return Direction(laws=laws, attained=tuple(law for law, _ in laws))
 
 
 def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:

@@ -203,11 +203,11 @@ def test_a_distribution_with_a_name_has_its_shape(
     assert event.shape == shape
 
 
-def test_a_selection_is_certified_by_the_engine_that_knows_it_and_costs_more(plan_of: Make) -> None:
+def test_a_selection_is_certified_by_the_engines_that_know_it_and_costs_more(plan_of: Make) -> None:
     once = certify(plan_of(), second_opinion=False)
     result = certify(plan_of(extra=[SEARCH]))
     assert result.verdict == "certified"
-    assert [opinion.name for opinion in result.accountants] == ["rdp"]
+    assert [opinion.name for opinion in result.accountants] == ["selection", "rdp"]
     assert result.epsilon is not None
     assert once.epsilon is not None
     assert result.epsilon.upper > once.epsilon.upper
