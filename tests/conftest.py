@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 import affidavit
 from affidavit.plan import Plan, plan_from
 from tests.databases import (  # noqa: F401
+    compiled_once,
     database_url,
     migrated_postgresql,
     migrated_sqlite,

@@ -6,14 +6,39 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, text
 
+from affidavit.service import teams
 from affidavit.service.migrate import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Compile a statement once for all engines of a kind; each would compile all of its own.
+
+    What is compiled belongs to a dialect, so they share the first one that has met its server.
+    """
+    confine, dialects = teams.confine, dict[str, Dialect]()
+    compiled: dict[Any, Any] = {}
+
+    def share(engine: Engine) -> None:
+        confine(engine)
+        known = dialects.get(engine.dialect.name)
+        if known is None or known.server_version_info is None:
+            dialects[engine.dialect.name] = engine.dialect
+        else:
+            engine.dialect = known
+        engine.update_execution_options(compiled_cache=compiled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teams, "confine", share)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +68,11 @@ def postgresql() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgresql(postgresql: str) -> Migrated:
+def migrated_postgresql(postgresql: str) -> Iterator[Migrated]:
     """What lends databases of that server."""
-    return Migrated(postgresql)
+    result = Migrated(postgresql)
+    yield result
+    result.close()
 
 
 @pytest.fixture
@@ -101,6 +128,7 @@ class Migrated:
         self._free: list[str] = []
         self._made = 0
         self._schemas: dict[str, object] = {}
+        self._engines: dict[str, Engine] = {}
         statements(f"{server}/postgres", "CREATE DATABASE template_affidavit")
         upgrade(f"{server}/template_affidavit")
 
@@ -126,9 +154,18 @@ class Migrated:
                 self._schemas[name] = connection.scalar(SCHEMA)
                 self._free.append(name)
 
+    def close(self) -> None:
+        """Close the connections that were kept from one test to the next."""
+        for engine in self._engines.values():
+            engine.dispose()
+
     def _connected(self, name: str) -> Connection:
-        url = f"{self.server}/{name}"
-        return create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect()
+        if name not in self._engines:
+            url = f"{self.server}/{name}"
+            self._engines[name] = create_engine(
+                url, isolation_level="AUTOCOMMIT", pool_size=1, pool_pre_ping=True
+            )
+        return self._engines[name].connect()
 
 
 def _empty(connection: Connection) -> None:
