@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -299,6 +300,18 @@ def test_normal_tails_of_the_oracle_are_sane() -> None:
     assert math.isclose(float(log_ndtr(-1.0)), math.log(0.15865525393145705), rel_tol=1e-12)
 
 
+@cache
+def dp_accounting_s_epsilon(
+    q: float, sigma: float, steps: int, delta: float, *, pessimistic: bool
+) -> float:
+    from dp_accounting.pld import privacy_loss_distribution as privacy_loss
+
+    law = privacy_loss.from_gaussian_mechanism(
+        sigma, sampling_prob=q, pessimistic_estimate=pessimistic
+    )
+    return float(law.self_compose(steps).get_epsilon_for_delta(delta))
+
+
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "delta"),
     [(0.01, 0.8, 200, 1e-6), (0.1, 3.0, 500, 1e-5), (0.05, 1.0, 20, 1e-8)],
@@ -307,17 +320,10 @@ def test_dp_accounting_s_grids_meet_the_bracket(
     q: float, sigma: float, steps: int, delta: float
 ) -> None:
     """Its pessimistic ε is not below our lower bound, its optimistic one not above our upper."""
-    from dp_accounting.pld import privacy_loss_distribution as privacy_loss
-
-    def theirs(pessimistic: bool) -> float:
-        law = privacy_loss.from_gaussian_mechanism(
-            sigma, sampling_prob=q, pessimistic_estimate=pessimistic
-        )
-        return float(law.self_compose(steps).get_epsilon_for_delta(delta))
-
     bracket = epsilon(poisson(q, sigma, steps), delta)
-    assert theirs(True) >= bracket.lower
-    assert theirs(False) <= bracket.upper
+    plan = q, sigma, steps, delta
+    assert dp_accounting_s_epsilon(*plan, pessimistic=True) >= bracket.lower
+    assert dp_accounting_s_epsilon(*plan, pessimistic=False) <= bracket.upper
 
 
 @pytest.mark.parametrize("most", [3000, 5000, 7000, 9000, 12000])

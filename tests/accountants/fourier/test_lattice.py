@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 
 import mpmath
@@ -58,16 +59,25 @@ def exact(law: NormalMixtureLaw, epsilon: float) -> mpmath.mpf:
                 return p - alpha * ((1 - q) * tail + q * mpmath.ncdf(-mu - z))
 
 
-def curve(measure: LatticeMeasure, epsilon: float, sign: int = 1) -> mpmath.mpf:
-    """The hockey-stick curve of a measure at e^ε, its nodes moved by ``sign`` times their error."""
-    with mpmath.workdps(40):
-        losses = measure.grid.losses()
-        total = mpmath.mpf(measure.infinite)
-        for mass, loss in zip(measure.masses, losses, strict=True):
-            raised = mpmath.mpf(float(loss)) + sign * mpmath.mpf(measure.loss_error)
-            if mass > 0 and raised > epsilon:
-                total += mpmath.mpf(float(mass)) * (1 - mpmath.e ** (mpmath.mpf(epsilon) - raised))
-        return total
+class Curve:
+    """The hockey-stick curve of a measure, its nodes moved by ``sign`` times their error."""
+
+    def __init__(self, measure: LatticeMeasure, sign: int = 1) -> None:
+        with mpmath.workdps(60):
+            error = sign * mpmath.mpf(measure.loss_error)
+            self._nodes = [mpmath.mpf(float(loss)) + error for loss in measure.grid.losses()]
+            # What the last node, the last two, ... have under P and under Q.
+            self._tails = [(mpmath.mpf(measure.infinite), mpmath.mpf(0))]
+            for mass, node in zip(measure.masses[::-1], self._nodes[::-1], strict=True):
+                p, q = self._tails[-1]
+                exact = mpmath.mpf(float(mass))
+                self._tails.append((p + exact, q + exact * mpmath.exp(-node)))
+
+    def __call__(self, epsilon: float) -> mpmath.mpf:
+        with mpmath.workdps(60):
+            at = mpmath.mpf(epsilon)
+            p, q = self._tails[len(self._nodes) - bisect.bisect_right(self._nodes, at)]
+            return p - mpmath.exp(at) * q
 
 
 LAWS = [
@@ -108,13 +118,13 @@ def places(law: NormalMixtureLaw, grid: Grid) -> list[float]:
 @pytest.mark.parametrize("cells", [40, 400])
 def test_upper_is_nowhere_below_and_lower_nowhere_above(law: NormalMixtureLaw, cells: int) -> None:
     grid = grid_over(law, cells)
-    above, below = upper(law, grid), lower(law, grid)
-    opened = lower(law, grid, first=cells // 4, open_left=True)
+    above, below = Curve(upper(law, grid)), Curve(lower(law, grid), -1)
+    opened = Curve(lower(law, grid, first=cells // 4, open_left=True), -1)
     for epsilon in places(law, grid):
         value = exact(law, epsilon)
-        assert curve(above, epsilon) >= value
-        assert curve(below, epsilon, -1) <= value
-        assert curve(opened, epsilon, -1) <= value
+        assert above(epsilon) >= value
+        assert below(epsilon) <= value
+        assert opened(epsilon) <= value
 
 
 @settings(max_examples=60)
@@ -135,8 +145,8 @@ def test_bounds_hold_for_any_law_and_grid(
     grid = grid_over(law, cells, shift)
     epsilon = float(law.loss(np.array([at]))[0])
     value = exact(law, epsilon)
-    assert curve(upper(law, grid), epsilon) >= value
-    assert curve(lower(law, grid), epsilon, -1) <= value
+    assert Curve(upper(law, grid))(epsilon) >= value
+    assert Curve(lower(law, grid), -1)(epsilon) <= value
 
 
 def masses(law: NormalMixtureLaw, low: float, high: float) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -223,9 +233,10 @@ def test_debts_are_paid_without_raising_the_curve() -> None:
         grid = Grid(origin=-2 * step - 3e-5, step=step, size=int(4 / step))
         opened = lower(law, grid, first=2, open_left=True)
         assert opened.masses.min() >= 0
+        curve = Curve(opened, -1)
         for epsilon in (0.0, 3 * step, 0.2, 1.0, 3.0):
             value = exact(law, epsilon)
-            assert 0 < curve(opened, epsilon, -1) <= value
+            assert 0 < curve(epsilon) <= value
 
 
 @pytest.mark.parametrize("joined", [0, 1, 5, 40])
@@ -236,8 +247,9 @@ def test_cells_that_join_the_first_never_raise_the_curve(
     grid = grid_over(law, 60)
     opened = lower(law, grid, first=3, open_left=True, joined=joined)
     assert np.count_nonzero(opened.masses[4 : 4 + joined]) == 0
+    curve = Curve(opened, -1)
     for epsilon in places(law, grid):
-        assert curve(opened, epsilon, -1) <= exact(law, epsilon)
+        assert curve(epsilon) <= exact(law, epsilon)
 
 
 def test_both_measures_are_second_order_in_the_step() -> None:
@@ -249,8 +261,8 @@ def test_both_measures_are_second_order_in_the_step() -> None:
         grid = grid_over(law, cells)
         gaps.append(
             (
-                float(curve(upper(law, grid), epsilon)) - value,
-                value - float(curve(lower(law, grid), epsilon, -1)),
+                float(Curve(upper(law, grid))(epsilon)) - value,
+                value - float(Curve(lower(law, grid), -1)(epsilon)),
             )
         )
     # At one place the gap swings with the distance to the nodes; over two halvings of the
@@ -267,4 +279,5 @@ def test_a_chord_measure_with_a_mass_removed_fails_the_check() -> None:
     thinned = LatticeMeasure(
         grid=grid, masses=above.masses * (1 - 1e-3), infinite=0.0, loss_error=0.0
     )
-    assert any(curve(thinned, epsilon) < exact(law, epsilon) for epsilon in places(law, grid))
+    curve = Curve(thinned)
+    assert any(curve(epsilon) < exact(law, epsilon) for epsilon in places(law, grid))

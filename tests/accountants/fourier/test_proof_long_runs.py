@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -124,6 +125,7 @@ class Tilted:
         return low
 
 
+@cache
 def extrapolated(
     side: Side, q: float, sigma: float, steps: int, delta: float, h: float
 ) -> tuple[float, float]:

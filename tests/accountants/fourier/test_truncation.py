@@ -132,7 +132,7 @@ def test_a_record_alone_moves_a_cut_lot_by_two() -> None:
     def sums(value: float) -> np.ndarray:
         drawn = generator.random((draws, 6)) < 0.5
         order = np.where(drawn, generator.random((draws, 6)), 2.0)
-        stored = np.argsort(np.argsort(order, axis=1), axis=1) < 3
+        stored = order <= np.partition(order, 2, axis=1)[:, 2:3]
         records = np.array([value, -1, -1, -1, -1, -1])
         clean = ((drawn & stored) * records).sum(axis=1)
         return np.asarray(clean + 0.7 * generator.standard_normal(draws))
@@ -217,9 +217,12 @@ def sums(
 
 
 def enumerated(
-    leaf: TruncatedPoissonGaussian, epsilon: float, others: tuple[float, ...], other: float = -1.0
-) -> float:
-    """δ of one release by its definition: the record at 1, and 0, ``other`` or nobody for it."""
+    leaf: TruncatedPoissonGaussian, others: tuple[float, ...], other: float = -1.0
+) -> list[float]:
+    """δ of one release at ``EPSILONS`` by its definition.
+
+    The record is at 1, and 0, ``other`` or nobody stands for it.
+    """
     sigma = leaf.noise_multiplier
     reach = len(others) + 1 + 12 * sigma
     out = np.linspace(-reach, reach, 8001)
@@ -241,8 +244,13 @@ def enumerated(
         case "replace_one":
             absent = density(sums(leaf, others, other))
     step = float(out[1] - out[0])
-    curves = (present - math.exp(epsilon) * absent, absent - math.exp(epsilon) * present)
-    return max(float(np.sum(np.maximum(curve, 0.0))) * step for curve in curves)
+    return [
+        max(
+            float(np.sum(np.maximum(curve, 0.0))) * step
+            for curve in (present - alpha * absent, absent - alpha * present)
+        )
+        for alpha in map(math.exp, EPSILONS)
+    ]
 
 
 def in_the_plane(leaf: TruncatedPoissonGaussian, order: str) -> list[float]:
@@ -299,19 +307,18 @@ def test_no_data_set_by_enumeration_passes_the_bound(
     most = 4
     leaf = cut(largest, neighbours, size=most + (neighbours != "add_remove"), q=q, sigma=sigma)
     curve = FourierAccountant().curve(leaf)
-    bounds = {epsilon: curve.delta(epsilon) for epsilon in EPSILONS}
+    bounds = [curve.delta(epsilon) for epsilon in EPSILONS]
     numbers = range(1, most + 1) if neighbours == "add_remove" else (most,)
     for number in numbers:
         for others in itertools.combinations_with_replacement((-1.0, -0.4, 0.0, 1.0), number):
-            for epsilon, bound in bounds.items():
-                assert enumerated(leaf, epsilon, others) <= bound.upper * (1 + QUADRATURE)
+            for exact, bound in zip(enumerated(leaf, others), bounds, strict=True):
+                assert exact <= bound.upper * (1 + QUADRATURE)
     alone = (0.0,) * (leaf.dataset_size - 1)
-    planes = [in_the_plane(leaf, order) for order in ("remove", "add")]
-    for index, (epsilon, bound) in enumerate(bounds.items()):
-        worst = enumerated(leaf, epsilon, alone)
-        if neighbours != "add_remove":
-            worst = max(worst, *(plane[index] for plane in planes))
-        assert bound.lower <= worst * (1 + QUADRATURE)
+    attained = [enumerated(leaf, alone)]
+    if neighbours != "add_remove":
+        attained += [in_the_plane(leaf, order) for order in ("remove", "add")]
+    for bound, *worst in zip(bounds, *attained, strict=True):
+        assert bound.lower <= max(worst) * (1 + QUADRATURE)
 
 
 @pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
@@ -325,9 +332,9 @@ def test_two_records_and_a_lot_of_one_attain_the_bound(
     """No order of drawing is left to hide behind: a smaller bound would be wrong."""
     leaf = cut(1, neighbours, size=2, q=q, sigma=sigma)
     curve = FourierAccountant().curve(leaf)
-    for epsilon in EPSILONS:
-        worst = max(enumerated(leaf, epsilon, (other,)) for other in (-1.0, 1.0))
-        upper = curve.delta(epsilon).upper
+    pairs = zip(*(enumerated(leaf, (other,)) for other in (-1.0, 1.0)), strict=True)
+    for epsilon, pair in zip(EPSILONS, pairs, strict=True):
+        worst, upper = max(pair), curve.delta(epsilon).upper
         assert worst * (1 - QUADRATURE) <= upper <= worst * (1 + 1e-3) + 1e-12
 
 
