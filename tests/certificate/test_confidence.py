@@ -29,9 +29,24 @@ BINNED: dict[str, Any] = {
 CONFIDENCE = 0.999999999
 
 
+Certified = Callable[..., Assessment]
+
+
 @pytest.fixture(scope="module")
-def found(plan_of: Callable[..., Plan]) -> Assessment:
-    return certify(plan_of(**BINNED))
+def certified(plan_of: Callable[..., Plan]) -> Certified:
+    """Certify ``BINNED`` with some fields changed, by few draws: what is said of them is tested."""
+
+    def certified(**changes: Any) -> Assessment:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 1 << 16)
+            return certify(plan_of(**BINNED | changes))
+
+    return certified
+
+
+@pytest.fixture(scope="module")
+def found(certified: Certified) -> Assessment:
+    return certified()
 
 
 def test_the_result_and_its_engine_carry_confidence_and_seed(found: Assessment) -> None:
@@ -72,8 +87,8 @@ def test_the_signed_statement_carries_them(found: Assessment) -> None:
     assert stated["predicate"]["accountants"][0]["seed"] == found.confidence.seed
 
 
-def test_no_print_leaves_it_out(found: Assessment, plan_of: Callable[..., Plan]) -> None:
-    missed = certify(plan_of(**BINNED | {"target": {"epsilon": 0.5, "delta": 1e-4}}))
+def test_no_print_leaves_it_out(found: Assessment, certified: Certified) -> None:
+    missed = certified(target={"epsilon": 0.5, "delta": 1e-4})
     assert missed.verdict == "under_noised"
     for item in (found, missed):
         assert "with confidence 0.999999999" in headline(item)
@@ -93,10 +108,8 @@ def test_what_is_certain_has_none(plan_of: Callable[..., Plan]) -> None:
     assert "confidence" not in certain.accountants[0].as_dict()
 
 
-def test_the_same_plan_gives_the_same_numbers(
-    found: Assessment, plan_of: Callable[..., Plan]
-) -> None:
-    again = certify(plan_of(**BINNED))
+def test_the_same_plan_gives_the_same_numbers(found: Assessment, certified: Certified) -> None:
+    again = certified()
     assert (again.epsilon, again.confidence) == (found.epsilon, found.confidence)
 
 
@@ -107,19 +120,14 @@ def test_bins_help_and_stay_below_the_unamplified_gaussian(found: Assessment) ->
     assert found.epsilon.upper < GaussianAccountant().curve(alone).epsilon(1e-4).lower
 
 
-def test_noise_that_is_left_open_is_solved_for_and_confirmed(
-    plan_of: Callable[..., Plan],
-) -> None:
-    requested = {
-        "releases": [{"name": "all", "clip_norm": 1}],
-        "target": {"epsilon": 2, "delta": 1e-4},
-    }
-    solved = certify(plan_of(**BINNED | requested))
+def test_noise_that_is_left_open_is_solved_for_and_confirmed(certified: Certified) -> None:
+    target = {"epsilon": 2, "delta": 1e-4}
+    solved = certified(target=target, releases=[{"name": "all", "clip_norm": 1}])
     assert solved.verdict == "certified"
     assert solved.epsilon is not None
     assert 2 * 0.98 < solved.epsilon.upper <= 2
     provided = [{"name": "all", "clip_norm": 1, "noise_multiplier": solved.releases[0].required}]
-    again = certify(plan_of(**BINNED | requested | {"releases": provided}))
+    again = certified(target=target, releases=provided)
     assert (again.verdict, again.epsilon) == ("certified", solved.epsilon)
 
 
