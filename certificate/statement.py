@@ -88,7 +88,9 @@ def statement(
                 }
                 for entry in assessment.strategies
             ],
-            "sampling": [_sampling(entry) for entry in assessment.sampling],
+            "sampling": [
+                {**entry, "probability": _up(entry["probability"])} for entry in assessment.sampling
+            ],
             "accountants": [
                 {
                     "name": opinion.name,
@@ -171,10 +173,6 @@ def _noise(assessment: Assessment) -> dict[str, Any]:
             for release in assessment.releases
         ],
     }
-
-
-def _sampling(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, "probability": _up(entry["probability"])}
 
 
 def _interval(bracket: Bracket) -> dict[str, str]:

@@ -129,7 +129,8 @@ def monitor(
     parts = urlsplit(url)
     source = HttpSource(url, token_for(f"{parts.scheme}://{parts.netloc}"))
     store = CheckpointStore(state or home() / "monitor.json")
-    elsewhere = [*(_text(path) for path in checkpoint or ()), *map(_of_bundle, bundle or ())]
+    elsewhere = [read_file(path).decode(errors="replace") for path in checkpoint or ()]
+    elsewhere += map(_of_bundle, bundle or ())
     while True:
         try:
             trusted, default = TrustRoot(keys, keyset, root).load()
@@ -185,10 +186,6 @@ def _print(report: MonitorReport, *, as_json: bool) -> None:
         out.print(
             f"[green]✓[/] {escape(report.origin)}: {report.size} entries, {report.entries} new"
         )
-
-
-def _text(path: Path) -> str:
-    return read_file(path).decode(errors="replace")
 
 
 def _of_bundle(path: Path) -> str:

@@ -98,8 +98,9 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     if named and not entries:
         message = f"{text_of(named[0])} is called, and no library that is read is imported."
         raise not_imported("script", message, "Write a plan.", named[0].lineno)
-    if OPACUS_BEFORE_1 in entries and not _is_attached(script):
-        entries.remove(OPACUS_BEFORE_1)  # the class alone, whose method make_private is private
+    if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
+        # The class alone, whose method make_private is private.
+        entries.remove(OPACUS_BEFORE_1)
     if not entries:
         if explicit:
             _require_nothing_private(script)
@@ -200,11 +201,6 @@ def _exclude_each_other(script: Script, calls: list[ast.Call]) -> bool:
         ):
             return False
     return bool(calls)
-
-
-def _is_attached(script: Script) -> bool:
-    """Whether an engine is attached to an optimiser, as before Opacus 1.0."""
-    return bool(script.method_calls("attach"))
 
 
 def _is_called(script: Script, library: Library) -> bool:

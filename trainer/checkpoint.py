@@ -227,7 +227,11 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
 
     leaves, spec = tree_flatten(state)
     sharded = {str(at): item for at, item in enumerate(leaves) if is_sharded(item)}
-    rest = tree_unflatten([_emptied(item) if is_sharded(item) else item for item in leaves], spec)
+    emptied = [
+        torch.empty(item.shape, dtype=item.dtype, device="meta") if is_sharded(item) else item
+        for item in leaves
+    ]
+    rest = tree_unflatten(emptied, spec)
     try:
         with while_all_live():
             dcp.save(sharded, storage_writer=dcp.FileSystemWriter(folder))
@@ -261,10 +265,6 @@ def load_sharded(folder: Path, state: State, shards: Shards | None) -> State:
     filled = [local(missing[str(at)]) if str(at) in missing else of for at, of in enumerate(leaves)]
     result: State = tree_unflatten(filled, spec)
     return result
-
-
-def _emptied(item: Any) -> Tensor:
-    return torch.empty(item.shape, dtype=item.dtype, device="meta")
 
 
 def _is_empty(item: Any) -> bool:

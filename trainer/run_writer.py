@@ -158,7 +158,9 @@ class RunWriter:
 
     def _now(self) -> str:
         """This second; of a trial when its search began, for the time would tell its number."""
-        return now() if self._trial is None else self._trial.at
+        if self._trial is not None:
+            return self._trial.at
+        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def of_data(self, data: DataAdapter) -> str:
         """The commitment to the data set."""
@@ -288,8 +290,3 @@ class RunWriter:
             }
         )
         checkpoint.remove(self.run_log.folder)
-
-
-def now() -> str:
-    """This second in UTC."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -172,7 +172,8 @@ class KalmanGradient(PerExampleGradient):
         with point.stand():
             return {
                 f"module.{name}": parameter.detach().clone().requires_grad_()
-                for name, parameter in _trained(self.model.module).items()
+                for name, parameter in self.model.module.named_parameters()
+                if parameter.requires_grad
             }
 
 
@@ -206,10 +207,6 @@ class ErrorFeedbackGradient(PerExampleGradient):
             return self._accumulated(lot, lambda _: None, self._losses)
         finally:
             self.private.set_clip_norms(specs)
-
-
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: item for name, item in module.named_parameters() if item.requires_grad}
 
 
 class _Losses(nn.Module):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky
 
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Leaf
+from affidavit.plan import BallsInBinsGaussian, Gaussian, Leaf
 
 Array = NDArray[np.float64]
 
@@ -173,7 +173,8 @@ def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
 
 
 def _bins(leaf: BallsInBinsGaussian, copies: int, beside: float) -> Bins:
-    requested = _array(leaf.gram) / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + beside
+    gram = np.array(leaf.gram.rows, dtype=np.float64)
+    requested = gram / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + beside
     factor, products, slack = _dominating(requested)
     return Bins(
         factor=factor,
@@ -181,10 +182,6 @@ def _bins(leaf: BallsInBinsGaussian, copies: int, beside: float) -> Bins:
         copies=copies,
         excess=float(np.max(products + slack - requested * (1 - 32 * _UNIT))),
     )
-
-
-def _array(gram: Gram) -> Array:
-    return np.array(gram.rows, dtype=np.float64)
 
 
 def _dominating(wanted: Array) -> tuple[Array, Array, float]:

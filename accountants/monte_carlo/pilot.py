@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.monte_carlo.dominating_pair import Array, Pair
+from affidavit.accountants.monte_carlo.dominating_pair import Array
 from affidavit.accountants.monte_carlo.importance_sampling import (
     DIRECTIONS,
     Direction,
@@ -267,7 +267,8 @@ class _Pilot:
             reach = math.exp(_log_range(self.tilts, epsilon))
             requested = max(variance, self.log_failure * reach / (5 * width))
         pair = self.tilts[0].pair
-        most = min(MOST_DRAWS, int(SECONDS * 1e6 / (0.04 * pair.width + 7e-5 * _products(pair))))
+        products = math.fsum(bins.count**2 * bins.copies for bins in pair.bins)
+        most = min(MOST_DRAWS, int(SECONDS * 1e6 / (0.04 * pair.width + 7e-5 * products)))
         rows = rows_of(pair)
         return rows * -(-int(max(LEAST_DRAWS, min(requested, most))) // rows)
 
@@ -288,7 +289,3 @@ class _Pilot:
 
 def _log_range(chosen: Sequence[Tilt], epsilon: float) -> float:
     return min(tilt.log_range(epsilon) for tilt in chosen) + math.log(len(chosen))
-
-
-def _products(pair: Pair) -> float:
-    return math.fsum(bins.count**2 * bins.copies for bins in pair.bins)

@@ -156,7 +156,8 @@ def post(
     try:
         with httpx.Client(headers=place.headers, timeout=TIMEOUT, transport=transport) as client:
             listed = _comments(client, place.comments)
-            number = next((int(one["id"]) for one in listed if _is_ours(one)), None)
+            ours = (one for one in listed if str(one.get("body", "")).startswith(MARKER))
+            number = next((int(one["id"]) for one in ours), None)
             if number is None:
                 answer = client.post(place.comments, json={"body": text})
             else:
@@ -188,10 +189,6 @@ def _suggest(client: httpx.Client, place: Place, suggested: Sequence[Suggestion]
             answer = client.post(place.reviews, json=document)
             if answer.status_code not in (400, 422):  # not a line of the request's changes
                 answer.raise_for_status()
-
-
-def _is_ours(comment: dict[str, Any]) -> bool:
-    return str(comment.get("body", "")).startswith(MARKER)
 
 
 def _comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:

@@ -83,16 +83,14 @@ def json_document(results: Sequence[CheckResult]) -> str:
                 "exit": int(result.exit),
                 "verdict": "refused" if result.result is None else result.result["verdict"],
                 "result": result.result,
-                "findings": [_finding(finding) for finding in result.findings],
+                "findings": [
+                    {**asdict(finding), "blocks": finding.blocks} for finding in result.findings
+                ],
             }
             for result in results
         ],
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _finding(finding: GateFinding) -> dict[str, Any]:
-    return {**asdict(finding), "blocks": finding.blocks}
 
 
 _HIDDEN = ("Cc", "Cf", "Cs")
@@ -146,6 +144,7 @@ SCHEMA = (
 def sarif(results: Sequence[CheckResult]) -> str:
     """One SARIF run, with the fixes that can be applied; positions count Unicode code points."""
     rules = sorted({finding.rule for result in results for finding in result.findings})
+    files = sorted({uri_of(result.file) for result in results})
     document = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -159,7 +158,7 @@ def sarif(results: Sequence[CheckResult]) -> str:
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "artifacts": [{"location": {"uri": uri}} for uri in sorted(_files(results))],
+                "artifacts": [{"location": {"uri": uri}} for uri in files],
                 "results": [
                     _result(result, finding, rules.index(finding.rule))
                     for result in results
@@ -169,10 +168,6 @@ def sarif(results: Sequence[CheckResult]) -> str:
         ],
     }
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
-
-
-def _files(results: Sequence[CheckResult]) -> set[str]:
-    return {uri_of(result.file) for result in results}
 
 
 def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, Any]:
@@ -237,7 +232,10 @@ MARKER = "<!-- affidavit check -->"
 
 def markdown(results: Sequence[CheckResult]) -> str:
     """A comment for a pull or merge request: a table of plans, and what blocks each."""
-    rows = [f"| {_cell(result.name)} | {_cell(_verdict(result))} |\n" for result in results]
+    rows = [
+        f"| {_cell(result.name)} | {_cell(result.headline or 'cannot be read')} |\n"
+        for result in results
+    ]
     blocking = [
         f"- {_cell(_line(finding))}\n"
         for result in results
@@ -264,10 +262,6 @@ def with_changes(comment: str, changes: Sequence[str]) -> str:
     if not changes:
         return comment
     return f"{comment}\nWhat moved ε:\n\n" + "".join(f"- {_cell(line)}\n" for line in changes)
-
-
-def _verdict(result: CheckResult) -> str:
-    return result.headline or "cannot be read"
 
 
 def _cell(text: str) -> str:

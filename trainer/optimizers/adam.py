@@ -61,13 +61,6 @@ def moments(
     )
 
 
-def update(
-    parameter: Tensor, first: Tensor, denominator: Tensor, *, learning_rate: float
-) -> Tensor:
-    """θ - η m̂ / D; all of one shape."""
-    return torch.addcdiv(parameter, first, denominator, value=-learning_rate)
-
-
 def root_plus_epsilon(second: Tensor, _at: At) -> Tensor:
     """D_t of Adam: √v̂ + ``EPSILON``, in the shape of v̂."""
     return second.sqrt().add_(EPSILON)
@@ -101,7 +94,7 @@ class Adaptive:
         state["first"], state["second"] = first, second
         direction = self.smooth(corrected(first, self.beta1, at.step), state, at)
         denominator = self.denominator(corrected(second, self.beta2, at.step), at)
-        return update(parameter, direction, denominator, learning_rate=at.learning_rate)
+        return torch.addcdiv(parameter, direction, denominator, value=-at.learning_rate)
 
 
 def decays(settings: Settings) -> tuple[float, float]:
