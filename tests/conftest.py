@@ -1,25 +1,18 @@
-"""What all tests share: settled example generation, a home of their own, one small plan.
-
-The rooms stand at the root of the repository, so that a bare ``import plan`` works wherever
-the root is on the path, and makes a second copy of every class. A session in which a room
-was imported by its bare name fails.
-"""
+"""What all tests share: settled example generation, a home of their own, one small plan."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-import affidavit
 from affidavit.plan import Plan, plan_from
+from tests.bare_names import rooms_by_their_full_name_only  # noqa: F401
 from tests.databases import (  # noqa: F401
     compiled_once,
     database_url,
@@ -36,8 +29,6 @@ settings.register_profile(
 )
 settings.register_profile("searching", parent=settings.get_profile("settled"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "settled"))
-
-ROOMS = frozenset(path.name for path in Path(affidavit.__file__).parent.iterdir() if path.is_dir())
 
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -78,13 +69,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _rooms_by_their_full_name_only() -> Iterator[None]:
-    yield
-    bare = sorted(ROOMS & sys.modules.keys())
-    assert not bare, f"imported without `affidavit.` in front: {', '.join(bare)}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONFTEST = ROOT / "tests" / "conftest.py"
+LOOKS = "from tests.bare_names import rooms_by_their_full_name_only\n"
+
+
+def test_every_session_looks(request: pytest.FixtureRequest) -> None:
+    assert "rooms_by_their_full_name_only" in request.fixturenames
 
 
 @pytest.mark.parametrize(
@@ -19,7 +23,7 @@ CONFTEST = ROOT / "tests" / "conftest.py"
 def test_a_room_by_its_bare_name_fails_the_session(
     tmp_path: Path, name: str, workers: str, code: int
 ) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "conftest.py").write_text(LOOKS)
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
     (tmp_path / "test_it.py").write_text(
@@ -39,7 +43,7 @@ def test_a_room_by_its_bare_name_fails_the_session(
             "no:cacheprovider",
         ],
         cwd=tmp_path,
-        # The copied conftest imports from `tests`; what stands in the working directory is
+        # The conftest imports from `tests`; what stands in the working directory is
         # found before the root's rooms. Of the plugins that are installed one is needed.
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

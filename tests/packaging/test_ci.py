@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def _valid(schema: str, *files: str) -> None:
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both plans are accounted once, whoever checks them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AFFIDAVIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A repository with a plan that is right and one that is not, and the name of neither."""
@@ -44,7 +53,7 @@ def _shell(script: str, folder: Path, **environment: str) -> subprocess.Complete
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
         cwd=folder,
-        env={**os.environ, "AFFIDAVIT_CACHE": str(folder / "cache"), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
