@@ -49,16 +49,22 @@ def test_a_page_with_a_test_of_its_own_is_read_there(page: str, test: str) -> No
     assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many pages check the same plans."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_every_block_of_a_page_runs_or_is_read(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, one_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order, in a folder of its own that has the examples; the first plan is ``plan.yaml``."""
     for folder in ("examples", "claims"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(one_cache))
     printed = ""
     for block in blocks(page):
         place = f"{page.name}:{block.line}"

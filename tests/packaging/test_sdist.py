@@ -6,31 +6,13 @@ And whoever builds at the same commit gets the same bytes, given ``SOURCE_DATE_E
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.release.building import copy_of_the_tree
-
-
-def built(tree: Path, into: Path, *kinds: str) -> list[Path]:
-    """What ``build`` makes of ``tree``, without network."""
-    done = subprocess.run(
-        [sys.executable, "-m", "build", *kinds, "--no-isolation", "--outdir", str(into), "."],
-        cwd=tree,
-        env={**os.environ, "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1700000000"},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return sorted(into.iterdir())
+from tests.release.building import built, copy_of_the_tree
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +30,11 @@ def contents(wheel: Path) -> dict[str, str]:
 
 
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
-    distributions: tuple[Path, Path], tmp_path: Path
+    distributions: tuple[Path, Path], wheel_of_the_tree: Path
 ) -> None:
     _, of_sdist = distributions
-    (of_tree,) = built(copy_of_the_tree(tmp_path / "tree"), tmp_path / "out", "--wheel")
-    assert contents(of_tree) == contents(of_sdist)
-    assert of_tree.read_bytes() == of_sdist.read_bytes()
+    assert contents(wheel_of_the_tree) == contents(of_sdist)
+    assert wheel_of_the_tree.read_bytes() == of_sdist.read_bytes()
 
 
 def test_the_sdist_holds_files_and_no_links_and_no_secrets(

@@ -15,27 +15,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from affidavit import __version__
-from tests.release.building import copy_of_the_tree
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """The wheel, built without network from a copy of the tracked files."""
-    where = copy_of_the_tree(tmp_path_factory.mktemp("wheel"))
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"],
-        cwd=where,
-        env={**os.environ, "PIP_NO_INDEX": "1"},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = (where / "dist").glob("*.whl")
-    return zipfile.Path(built)
+def wheel(wheel_of_the_tree: Path) -> zipfile.Path:
+    """The wheel, to look into."""
+    return zipfile.Path(wheel_of_the_tree)
 
 
 def names(wheel: zipfile.Path) -> set[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,3 +24,18 @@ def copy_of_the_tree(where: Path) -> Path:
         else:
             shutil.copy(source, where / name)
     return where
+
+
+def built(tree: Path, into: Path, *kinds: str) -> list[Path]:
+    """What ``build`` makes of ``tree``, without network."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build", *kinds, "--no-isolation", "--outdir", str(into), "."],
+        cwd=tree,
+        env={**os.environ, "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1700000000"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(into.iterdir())
