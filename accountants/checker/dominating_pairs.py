@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
@@ -19,7 +19,14 @@ from typing import Any, Literal
 from flint import arb
 
 from affidavit.accountants.checker.lattice import Unproved, bad_witness, no_statement
-from affidavit.plan import Composed, Event, Leaf, RepeatAndSelect, Repeated
+from affidavit.plan import (
+    Composed,
+    Event,
+    Leaf,
+    RepeatAndSelect,
+    Repeated,
+    TruncatedPoissonGaussian,
+)
 
 MOST_KINDS = 100
 """Different releases of one run; each costs a second at most."""
@@ -153,7 +160,31 @@ def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
             joint = Law(statement="gaussian", mu=squares.sqrt(), pieces=gaussian.pieces)
             direction.insert(0, (joint, 1))
         directions.append(tuple(direction))
-    return tuple(directions)
+    return (*directions, *_smaller(parts, of_leaf))
+
+
+def _smaller(
+    parts: list[tuple[Leaf, int]], covers: dict[Leaf, Cover | None]
+) -> tuple[Direction, ...]:
+    """The directions of data sets that a cover under add_remove is not about, cuts revealed."""
+    halves: dict[Leaf, TruncatedPoissonGaussian] = {
+        leaf: replace(leaf, dataset_size=leaf.dataset_size // 2)
+        for leaf, cover in covers.items()
+        if cover is not None
+        and isinstance(leaf, TruncatedPoissonGaussian)
+        and leaf.neighbours == "add_remove"
+    }
+    if not halves:
+        return ()
+    if len({half.dataset_size for half in halves.values()}) > 1:
+        raise bad_witness("its covers are for data sets of more than one size")
+    return laws(
+        Composed(
+            events=tuple(
+                Repeated(event=halves.get(leaf, leaf), count=times) for leaf, times in parts
+            )
+        )
+    )
 
 
 def _parts(event: Event) -> list[tuple[Leaf, int]]:
@@ -243,7 +274,9 @@ def _weights(leaf: Any) -> dict[str, arb]:
             return {}
 
 
-def _covered(leaf: Any, weights: dict[str, arb], cover: Cover) -> tuple[dict[str, arb], arb]:
+def _covered(
+    leaf: TruncatedPoissonGaussian, weights: dict[str, arb], cover: Cover
+) -> tuple[dict[str, arb], arb]:
     """The letters of a hidden row, r anew among them, and the probability that it concedes.
 
     v = P(M = L-2), t and f are the parts used of lots of L - 2 and of L others, and c is the mass
@@ -251,20 +284,30 @@ def _covered(leaf: Any, weights: dict[str, arb], cover: Cover) -> tuple[dict[str
     """
     q, u, w, p = (weights[name] for name in ("q", "u", "w", "p"))
     lot, sigma = leaf.max_lot_size, arb(leaf.noise_multiplier)
-    v = at_least(lot - 2, leaf.dataset_size - 1, q) - u - w
-    left = leaf.dataset_size - lot
+    private = leaf.neighbours == "add_remove"
+    others = leaf.dataset_size - (0 if private else 1)
+    v = at_least(lot - 2, others, q) - u - w
+    left = (leaf.dataset_size // 2 if private else others) + 1 - lot
     if lot < 2 or left < 1 or not v > 0:
         raise bad_witness("no lots hide a cut")
     t, f, crowded = arb(cover.spent), arb(cover.share), arb(cover.crowded)
-    fewer, more = t * (1 - q) * v, f * w * (1 - p)
+    fewer, more = t * v, f * w
+    if not private:
+        fewer, more = fewer * (1 - q), more * (1 - p)
     apart = more * (-1 / sigma**2).exp()
     c = 2 * (fewer * apart).sqrt() * (1 - crowded)
     likely = 2 * crowded * (fewer / apart).sqrt() * left
     beyond = sigma * likely.log() - 3 / (2 * sigma)
     conceded = (q * u + w * p) * (beyond / arb(2).sqrt()).erfc() / 2
-    if not conceded <= fewer + more - c:
-        raise bad_witness("its cover concedes more than it leaves")
-    return {"r": weights["r"] - v, "v": v, "t": t, "f": f, "c": c}, conceded
+    letters = {"r": weights["r"] - v, "v": v, "t": t, "f": f, "c": c}
+    if private:
+        conceded /= 1 - q
+        without = v * (1 - t) + u + c + w * (1 - f)
+        letters["a"] = 1 - (1 - q) * without - q * (v + u + w)
+        letters["b"] = 1 - without
+    if not (conceded <= fewer + more - c and (c <= more or not private)):
+        raise bad_witness("its cover hides or concedes more than it leaves")
+    return letters, conceded
 
 
 def at_least(least: int, size: int, q: arb) -> arb:

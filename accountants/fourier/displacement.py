@@ -41,6 +41,8 @@ from affidavit.plan import TruncatedPoissonGaussian
 
 TAIL_ERROR = 1e-10
 """Relative error allowed for scipy's binomial probabilities."""
+_LEFT_OVER = 1e-3
+"""Probability of what no cover is about below which rounding would decide its losses."""
 _CROWDED, _RARE = 0.05, 6.3
 """Part of a cover that is given up at the least to what two of the others may have in common; more
 of it where that leaves less than so many standard deviations to what is conceded."""
@@ -55,8 +57,8 @@ Weights = tuple[float, float, float]
 class DisplacementLaw(NormalPair):
     """The loss law of two mixtures of normals at -μ, 0 and μ that share a part.
 
-    P is ``common`` and ``present``, Q is ``common`` and ``absent``, either of total weight one,
-    with μ one clip norm over the noise's standard deviation. The loss increases in z.
+    P is ``common`` and ``present``, of total weight one, and Q is ``common`` and ``absent``, with μ
+    one clip norm over the noise's standard deviation. The loss increases in z.
     """
 
     noise_multiplier: float
@@ -183,6 +185,52 @@ class DisplacementLaw(NormalPair):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShiftedLaw:
+    """``law`` with every loss ``shift`` (nats) higher, as Q has e^-shift of its mass."""
+
+    law: LossLaw
+    shift: float
+
+    @property
+    def ceiling(self) -> float:
+        """No loss exceeds this (nats)."""
+        return self.law.ceiling + self.shift + 1e-15
+
+    def atoms(self) -> Atoms:
+        """The law under P, for parameters."""
+        atoms = self.law.atoms()
+        return Atoms(losses=atoms.losses + self.shift, weights=atoms.weights)
+
+    def survival(self, losses: Array) -> Survival:
+        """Both survival functions at increasing ``losses`` (nats)."""
+        own = self.law.survival(losses - self.shift)
+        return Survival(
+            p=own.p,
+            q=own.q * math.exp(-self.shift),
+            relative=own.relative + 2.0**-51,
+            loss_error=own.loss_error + float(self._rounding(losses).max()),
+        )
+
+    def cells(self, edges: Array) -> Cells:
+        """The masses of both laws between ``edges``."""
+        own = self.law.cells(edges - self.shift)
+        beside = self._rounding(edges)
+        return Cells(
+            p=own.p,
+            q=own.q * math.exp(-self.shift),
+            relative=own.relative + 2.0**-51,
+            misplaced=own.misplaced + np.maximum(np.append(beside, 0), np.insert(beside, 0, 0)),
+        )
+
+    def top(self, probability: float) -> float:
+        """A loss (nats) that is exceeded under P with about this small probability."""
+        return self.law.top(probability) + self.shift
+
+    def _rounding(self, losses: Array) -> Array:
+        return np.asarray(2.0**-52 * (np.abs(losses) + abs(self.shift)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RevealedMixtureLaw:
     """``second`` with probability ``weight``, else ``first``, and it is known which."""
 
@@ -238,35 +286,36 @@ class RevealedMixtureLaw:
 
 def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """A law that dominates one release of ``leaf`` in the direction ``side``."""
-    first = poisson_law(leaf, leaf.sampling_probability, side)
-    if leaf.neighbours != "add_remove":
-        lots = _Lots.of(leaf)
-        return first if lots.cut == 0 else _mixed(first, _exchange(leaf, lots, side), lots.full)
-    full = chance_of_a_cut(leaf, leaf.dataset_size)
-    if full == 0:
+    first, lots = poisson_law(leaf, leaf.sampling_probability, side), _Lots.of(leaf)
+    if lots.cut == 0:
         return first
-    almost = _chance_of(leaf, leaf.max_lot_size - 1, leaf.dataset_size)
-    full = min(full * (1 + TAIL_ERROR), 1 - almost)
-    return _mixed(first, _removal(leaf, almost / (almost + full), side), almost + full)
+    return _mixed(first, _full_lot(leaf, lots, side), _masses(leaf, lots)[0])
 
 
 def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, float]:
     """A law that dominates one release of ``leaf`` but for a probability, and that probability.
 
     Nobody sees whether a lot was cut: lots of one other less and of one more hide a lot of L - 1
-    others that the record is in, up to where they are too unlikely. That is conceded.
+    others that the record is in, up to where they are too unlikely. That is conceded. Under
+    add_remove data sets of fewer than half of the records are left to ``truncated_law``.
     """
     cover = Cover.of(leaf)
     if cover is None:
         return truncated_law(leaf, side), 0.0
-    q, full = leaf.sampling_probability, cover.lots.full
-    law: LossLaw = poisson_law(leaf, q, side)
-    left = 1 - cover.spent * (1 - q)
-    fewer = left * _chance_of(leaf, leaf.max_lot_size - 2, leaf.dataset_size - 1)
-    if fewer < 1 - full:
-        rate = min(1.0, q / left * (1 + 4 * TAIL_ERROR))
-        law = _mixed(law, poisson_law(leaf, rate, side), fewer / (1 - full))
-    return _mixed(law, _exchange(leaf, cover.lots, side), full), cover.conceded
+    parts = cover.fewer, cover.lots
+    rest, other = 1.0, 1.0
+    for part in parts:
+        own, under = _masses(leaf, part)[:: 1 if side == "remove" else -1]
+        rest, other = rest - own, other - under
+    law: LossLaw = poisson_law(leaf, leaf.sampling_probability, side)
+    if rest != other:
+        law = ShiftedLaw(law=law, shift=math.log(rest / other))
+    total = max(rest, 0.0)
+    for part in parts:
+        weight = _masses(leaf, part)[0 if side == "remove" else 1]
+        total += weight
+        law = _mixed(law, _full_lot(leaf, part, side), weight / total)
+    return law, cover.conceded
 
 
 def _mixed(first: LossLaw, second: LossLaw, weight: float) -> LossLaw:
@@ -277,25 +326,34 @@ def _mixed(first: LossLaw, second: LossLaw, weight: float) -> LossLaw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lots:
-    """Chances of lots with the record and L - 1 others, of as many others, and of L of them."""
+    """Chances of lots with the record and L - 1 others, of as many others, and of L of them.
+
+    Under add_remove the last two are those without the record, who is added at the rate q to some.
+    """
 
     record: float
     others: float
     cut: float
 
-    @property
-    def full(self) -> float:
-        """Of any of them."""
-        return self.record + self.others + self.cut
-
     @classmethod
     def of(cls, leaf: TruncatedPoissonGaussian) -> _Lots:
-        """All there are, where the size of the data set is public."""
-        q, number = leaf.sampling_probability, leaf.dataset_size - 1
-        almost = _chance_of(leaf, leaf.max_lot_size - 1, number)
-        full = chance_of_a_cut(leaf, number) * (1 - TAIL_ERROR)
-        displaced = min(full, chance_of_a_cut_with_the_record(leaf)) if full else 0.0
-        return cls(record=almost * q + displaced, others=almost * (1 - q), cut=full - displaced)
+        """All there are, in the largest data set."""
+        q = leaf.sampling_probability
+        almost, cut = _chance_of(leaf, leaf.max_lot_size - 1), chance_of_a_cut(leaf, _others(leaf))
+        if leaf.neighbours == "add_remove":
+            cut = min(cut * (1 + TAIL_ERROR), 1 - almost)
+            return cls(record=q * (almost + cut), others=almost, cut=cut)
+        cut *= 1 - TAIL_ERROR
+        displaced = min(cut, chance_of_a_cut_with_the_record(leaf)) if cut else 0.0
+        return cls(record=almost * q + displaced, others=almost * (1 - q), cut=cut - displaced)
+
+
+def _masses(leaf: TruncatedPoissonGaussian, lots: _Lots) -> tuple[float, float]:
+    """Of ``lots`` with the record and without it."""
+    without = lots.others + lots.cut
+    if leaf.neighbours == "add_remove":
+        return (1 - leaf.sampling_probability) * without + lots.record, without
+    return lots.record + without, lots.record + without
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,71 +369,96 @@ class Cover:
     spent: float
     share: float
     crowded: float
+    fewer: _Lots
     lots: _Lots
     conceded: float
 
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, leaf: TruncatedPoissonGaussian) -> Cover | None:
-        """A good choice of what the theorem leaves open; none where it is for other relations, or
-        where lots are never cut."""
-        if leaf.neighbours == "add_remove":
-            return None
+        """A good choice of what the theorem leaves open, or none where it gives nothing."""
         lots, sigma, q = _Lots.of(leaf), leaf.noise_multiplier, leaf.sampling_probability
-        fewer = (1 - q) * _chance_of(leaf, leaf.max_lot_size - 2, leaf.dataset_size - 1)
-        # Others from which the last two places of a cut lot are filled.
-        others = leaf.dataset_size + 1 - leaf.max_lot_size
-        if others < 2 or lots.cut <= 0 or fewer <= 0:
+        private = leaf.neighbours == "add_remove"
+        absent = 1.0 if private else 1 - q
+        two_less = _chance_of(leaf, leaf.max_lot_size - 2)
+        # Others that may fill the last two places of a cut lot, in the smallest data set.
+        left = (
+            (leaf.dataset_size // 2 + 1 if private else leaf.dataset_size) + 1 - leaf.max_lot_size
+        )
+        if left < 2 or lots.cut <= 0 or two_less <= 0:
             return None
         apart = math.exp(-1 / sigma**2)
-        balance = math.sqrt(fewer / (lots.cut * apart))
+        balance = math.sqrt(absent * two_less / (lots.cut * apart))
         # Lots of L others also hide the record as they are, about so well.
         share = min(1.0, (balance * math.exp(1.5 / sigma**2)) ** 2)
-        likely = math.exp((_RARE + 1.5 / sigma) / sigma) / (others - 1)
+        likely = math.exp((_RARE + 1.5 / sigma) / sigma) / (left - 1)
         crowded = max(_CROWDED, likely * math.sqrt(share) / (2 * balance))
         if crowded > 0.5:
             share, crowded = share * (0.5 / crowded) ** 2, 0.5
-        gain = 2 * math.sqrt(fewer * share * lots.cut * apart) * (1 - crowded)
+        gain = 2 * balance * math.sqrt(share) * lots.cut * apart * (1 - crowded)
         # A record in a lot of L - 2 others and one in a full lot are then hidden equally well.
-        odds = (1 - q) / q
+        odds = absent / q
         slope, height = gain / lots.record, odds - lots.others / lots.record
         root = 2 * height / (slope + math.sqrt(slope * slope + 4 * odds * height))
-        spent, used = root * root, share * lots.cut
+        used = share * lots.cut
+        if private:
+            # As many as there are of L others at the most, so that a larger data set is worse.
+            root = min(root, used / gain * (1 - TAIL_ERROR))
+        spent = root * root
         if not 0 < spent < 1:
             return None
-        likely = 2 * crowded * balance * math.sqrt(spent / share) * (others - 1)
+        likely = 2 * crowded * balance * math.sqrt(spent / share) * (left - 1)
         beyond = sigma * math.log(likely) - 1.5 / sigma
         conceded = lots.record * math.erfc(beyond * math.sqrt(0.5)) / 2 * (1 + 1e-6)
+        if private:
+            conceded /= 1 - q
         if conceded > used * (1 - apart):
             return None
-        more = _Lots(
-            record=lots.record, others=lots.others + gain * root, cut=lots.cut * (1 - share)
+        cover = cls(
+            spent=spent,
+            share=share,
+            crowded=crowded,
+            fewer=_Lots(record=q * two_less, others=(1 - spent) * absent * two_less, cut=0.0),
+            lots=_Lots(
+                record=lots.record, others=lots.others + gain * root, cut=lots.cut * (1 - share)
+            ),
+            conceded=conceded,
         )
-        return cls(spent=spent, share=share, crowded=crowded, lots=more, conceded=conceded)
+        left_over = 1 - sum(_masses(leaf, part)[0] for part in (cover.fewer, cover.lots))
+        return cover if left_over > _LEFT_OVER or not private else None
 
 
-def _removal(leaf: TruncatedPoissonGaussian, free: float, side: Kind) -> LossLaw:
-    """The pair of L - 1 or more others, where the record is there or not.
+def _full_lot(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
+    """The pair of L - 1 or more others, or of a smaller number of them where none is cut."""
+    if leaf.neighbours == "add_remove":
+        return _removal(leaf, lots, side)
+    if lots.cut == 0:
+        return poisson_law(leaf, lots.record / _masses(leaf, lots)[0] * (1 + TAIL_ERROR), side)
+    return _exchange(leaf, lots, side)
 
-    ``free`` is the probability that it takes nobody's place.
-    """
+
+def _removal(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
+    """The pair where the record is there or not."""
     q = leaf.sampling_probability
+    total = _masses(leaf, lots)[0 if side == "remove" else 1]
+    cut, others = lots.cut / total, lots.others / total
     law = DisplacementLaw(
         noise_multiplier=leaf.noise_multiplier,
-        common=((1 - q) * (1 - free), (1 - q) * free, 0.0),
-        present=(0.0, 0.0, q),
-        absent=(q * (1 - free), q * free, 0.0),
+        common=((1 - q) * cut, (1 - q) * others, 0.0),
+        present=(0.0, 0.0, lots.record / total),
+        absent=(q * cut, q * others, 0.0),
     )
     return law if side == "remove" else law.reverse
 
 
 def _exchange(leaf: TruncatedPoissonGaussian, lots: _Lots, side: Kind) -> LossLaw:
-    """The pair of L - 1 or more others, where the record is drawn as one or as another.
+    """The pair where the record is drawn as one or as another.
 
     For positive losses the worst place to take is opposite to the record, for negative ones the
     record's own.
     """
-    own, free, rest = (part / lots.full for part in (lots.record, lots.others, lots.cut))
+    total = _masses(leaf, lots)[0]
+    own, free, rest = (part / total for part in (lots.record, lots.others, lots.cut))
     replaced = leaf.neighbours == "replace_one"
 
     def law(opposite: bool) -> DisplacementLaw:
@@ -423,7 +506,7 @@ def poisson_law(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> Norm
     """The law of ``leaf`` with lots that are never cut, sampled at ``rate``."""
     kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
     return NormalMixtureLaw(
-        kind=kind, noise_multiplier=leaf.noise_multiplier, sampling_probability=rate
+        kind=kind, noise_multiplier=leaf.noise_multiplier, sampling_probability=min(1.0, rate)
     )
 
 
@@ -432,9 +515,15 @@ def chance_of_a_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
     return float(binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
-def _chance_of(leaf: TruncatedPoissonGaussian, number: int, others: int) -> float:
-    """The chance that ``number`` of ``others`` are drawn, rounded down."""
-    return float(binomial().pmf(number, others, leaf.sampling_probability)) * (1 - TAIL_ERROR)
+def _chance_of(leaf: TruncatedPoissonGaussian, number: int) -> float:
+    """The chance that ``number`` of the others are drawn, rounded down."""
+    chance = binomial().pmf(number, _others(leaf), leaf.sampling_probability)
+    return float(chance) * (1 - TAIL_ERROR)
+
+
+def _others(leaf: TruncatedPoissonGaussian) -> int:
+    """Of the largest data set, which is one of ``dataset_size`` records or one of these more."""
+    return leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
 
 
 def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:

@@ -24,11 +24,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.displacement import attained_law, hidden_law, truncated_law
+from affidavit.accountants.fourier.displacement import (
+    Cover,
+    attained_law,
+    hidden_law,
+    truncated_law,
+)
 from affidavit.accountants.fourier.group_sampling import group_law
 from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.privacy_loss import (
@@ -42,6 +47,7 @@ from affidavit.accountants.fourier.visible_lots import visible_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
+    Composed,
     Event,
     Gaussian,
     Laplace,
@@ -50,6 +56,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
+    Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
@@ -119,7 +126,21 @@ def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...
                 conceded=conceded * (1 + 1e-9),
             )
         )
-    return tuple(result)
+    # Under add_remove a cover is one for data sets of at least half of the records.
+    halves = {leaf: _halved(leaf) for leaf, _ in parts if lots == "hidden" and _halved(leaf)}
+    if not halves:
+        return tuple(result)
+    if len({half.dataset_size for half in halves.values() if half}) > 1:
+        return directions(event)
+    smaller = [Repeated(event=halves.get(leaf) or leaf, count=count) for leaf, count in parts]
+    return (*result, *directions(Composed(events=tuple(smaller))))
+
+
+def _halved(leaf: Leaf) -> TruncatedPoissonGaussian | None:
+    """``leaf`` of half of the records, if it has a cover under add_remove."""
+    if not isinstance(leaf, TruncatedPoissonGaussian) or leaf.neighbours != "add_remove":
+        return None
+    return replace(leaf, dataset_size=leaf.dataset_size // 2) if Cover.of(leaf) else None
 
 
 def attained_pair(event: Event) -> tuple[Direction, Direction]:

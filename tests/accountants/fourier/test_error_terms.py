@@ -70,7 +70,7 @@ def honest(event: Event) -> tuple[Bracket, Witness]:
 def choices(event: Event) -> list[tuple[GridParameters, float]]:
     """Coarse grids for each direction, as the engine chooses them, and about their ε."""
     result = []
-    for direction in directions(event):
+    for direction in directions(event, lots="hidden"):
         laws, slope = Laws.of(direction), None
         saddle, guess = located(laws, DELTA)
         if event == RARE:
@@ -90,10 +90,12 @@ def unchanged(chosen: GridParameters, _: float) -> GridParameters:
 def upper_end(event: Event, worse: Choice = unchanged) -> float:
     """The upper end of ε by one pass over each direction, on ``worse`` grids."""
     result = 0.0
-    for direction, (parameters, guess) in zip(directions(event), choices(event), strict=True):
+    both = directions(event, lots="hidden")
+    for direction, (parameters, guess) in zip(both, choices(event), strict=True):
         changed = worse(parameters, guess)
         above, _ = evaluation.transforms(Laws.of(direction), changed, lower=False)
-        _, crossed = evaluation.crossing(above.upper, DELTA, guess, 0.05, 1e-6)
+        rest = DELTA - direction.conceded
+        _, crossed = evaluation.crossing(above.upper, rest, guess, 0.05, 1e-6)
         result = max(result, crossed)
     return result
 
@@ -306,8 +308,11 @@ def test_a_rounding_that_no_term_covers_is_caught(
 
 def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None:
     true = displacement._chance_of
-    monkeypatch.setattr(displacement, "_chance_of", lambda *given: true(*given) * 1.5)
-    claimed = upper_end(CUT)
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(displacement, "_chance_of", lambda *given: true(*given) * 1.5)
+        displacement.Cover.of.cache_clear()
+        claimed = upper_end(CUT)
+    displacement.Cover.of.cache_clear()
     assert not is_true(CUT, claimed)
     assert is_caught(CUT, claimed)
 

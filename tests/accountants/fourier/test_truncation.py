@@ -391,7 +391,7 @@ def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> No
     cover = Cover.of(leaf)
     assert cover is not None
     lots, sigma, n = _Lots.of(leaf), leaf.noise_multiplier, leaf.dataset_size - 1
-    fewer = cover.spent * 0.7 * _chance_of(leaf, 1, n)
+    fewer = cover.spent * 0.7 * _chance_of(leaf, 1)
     more, gained = cover.share * lots.cut, cover.lots.others - lots.others
     apart = math.exp(-1 / sigma**2)
     likely = 2 * cover.crowded * math.sqrt(fewer / (more * apart)) * (n - 2)
@@ -427,35 +427,55 @@ def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> No
     assert least[0] < 1.01 / (1 - cover.crowded)
 
 
-@pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
-@pytest.mark.parametrize(("largest", "q", "sigma"), [(3, 0.3, 2.0), (2, 0.1, 1.2), (5, 0.5, 1.5)])
+@pytest.mark.parametrize(
+    ("neighbours", "largest", "q", "sigma"),
+    [
+        ("zero_out", 3, 0.3, 2.0),
+        ("zero_out", 2, 0.3, 1.2),
+        ("replace_one", 4, 0.5, 1.5),
+        ("replace_one", 3, 0.2, 3.0),
+        ("add_remove", 3, 0.1, 3.0),
+        ("add_remove", 2, 0.2, 3.0),
+    ],
+)
 def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
     neighbours: Neighbours, largest: int, q: float, sigma: float
 ) -> None:
     """On the line, others at both ends, in the middle and between, in every number."""
+    private = neighbours == "add_remove"
     leaf = cut(largest, neighbours, size=8, q=q, sigma=sigma)
-    lots, n = _Lots.of(leaf), leaf.dataset_size - 1
-    out = np.linspace(-8 - 10 * sigma, 8 + 10 * sigma, 2001)
-    chances = [math.comb(n, m) * q**m * (1 - q) ** (n - m) for m in range(n + 1)]
-    w = sum(chances[largest:])
-    p = lots.record - q * chances[largest - 1]
+    out = np.linspace(-9 - 9 * sigma, 9 + 9 * sigma, 1001)
 
-    def mean(sums: list[float], moved: float) -> np.ndarray:
-        places = out[:, None] - np.array(sums)[None] - moved
-        return np.asarray(norm.pdf(places / sigma).mean(axis=1)) / sigma
+    def densities(others: tuple[float, ...]) -> list[np.ndarray]:
+        """With the record at 1, and with what is there instead of it."""
+        n = len(others)
+        chances = [math.comb(n, m) * q**m * (1 - q) ** (n - m) for m in range(n + 1)]
+        chances += [0.0] * (largest + 1 - len(chances))
+        full = sum(chances[largest:])
+        # The record and M others drawn: it stays with probability L / (M + 1).
+        stays = sum(q * chances[m] * largest / (m + 1) for m in range(largest, n + 1))
+        drawn = [q * chance for chance in chances[:largest]]
+        drawn[-1] += stays
+        result = [np.zeros(out.size), np.zeros(out.size)]
+        for number in range(min(largest, n) + 1):
+            sums = np.array([sum(some) for some in itertools.combinations(others, number)])
+            is_full = number == largest
 
-    def density(others: tuple[float, ...], record: float) -> np.ndarray:
-        result = np.zeros(out.size)
-        for number in range(largest + 1):
-            sums = [sum(subset) for subset in itertools.combinations(others, number)]
-            if number < largest:
-                result += chances[number] * (1 - q) * mean(sums, 0)
-                result += (chances[number] * q + (p if number == largest - 1 else 0)) * mean(
-                    sums, record
-                )
+            def shape(moved: float, sums: np.ndarray = sums) -> np.ndarray:
+                return np.asarray(norm.pdf((out[:, None] - sums - moved) / sigma).mean(axis=1))
+
+            absent = full - stays if is_full else (1 - q) * chances[number]
+            result[0] += absent * shape(0.0)
+            if not is_full:
+                result[0] += drawn[number] * shape(1.0)
+            if private:
+                result[1] += (full if is_full else chances[number]) * shape(0.0)
             else:
-                result += (w - p) * mean(sums, 0)
-        return result
+                result[1] += absent * shape(0.0)
+                if not is_full:
+                    moved = -1.0 if neighbours == "replace_one" else 0.0
+                    result[1] += drawn[number] * shape(moved)
+        return [one / sigma for one in result]
 
     bounds = []
     for side in ("remove", "add"):
@@ -463,15 +483,15 @@ def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
         assert conceded > 0
         at = law.survival(np.array(EPSILONS))
         bounds.append(at.p - np.exp(EPSILONS) * at.q + conceded)
-    reached = 0.0
-    for others in itertools.combinations_with_replacement((-1.0, -0.4, 0.0, 1.0), n):
-        pair = density(others, 1.0), density(others, -1.0 if neighbours == "replace_one" else 0.0)
-        for bound, (over, under) in zip(bounds, (pair, pair[::-1]), strict=True):
-            for limit, epsilon in zip(bound, EPSILONS, strict=True):
-                exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum())
-                exact *= float(out[1] - out[0])
-                assert exact <= limit * (1 + QUADRATURE) + 1e-12
-                reached = max(reached, exact / limit)
+    reached, step = 0.0, float(out[1] - out[0])
+    for number in range(leaf.dataset_size // 2, leaf.dataset_size + 1) if private else (7,):
+        for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), number):
+            pair = densities(others)
+            for bound, (over, under) in zip(bounds, (pair, pair[::-1]), strict=True):
+                for limit, epsilon in zip(bound, EPSILONS, strict=True):
+                    exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum()) * step
+                    assert exact <= limit * (1 + QUADRATURE) + 1e-12
+                    reached = max(reached, exact / limit)
     assert reached > 0.5
 
 
@@ -479,7 +499,7 @@ def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
 def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: float) -> None:
     """The worst others of the theorem, at an angle to the record, by quadrature over the plane."""
     leaf = cut(520, "zero_out", size=50_000, q=0.01, sigma=1.0)
-    q, n, most = leaf.sampling_probability, leaf.dataset_size - 1, leaf.max_lot_size
+    q, most = leaf.sampling_probability, leaf.max_lot_size
     lots, turn = _Lots.of(leaf), math.radians(angle)
     # Places are in deviations of the noise, which is one clip norm.
     along, across = np.arange(-24.0, 12.0, 0.05), np.arange(-8.0, 9.0, 0.05)
@@ -492,7 +512,7 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
     def density(record: float) -> np.ndarray:
         total = np.zeros((along.size, across.size))
         for missing in range(1, 24):
-            chance = _chance_of(leaf, most - missing, n)
+            chance = _chance_of(leaf, most - missing)
             total += chance * (1 - q) * normal(-missing, 0)
             drawn = chance * q if missing > 1 else lots.record
             total += drawn * normal(-missing, record)
