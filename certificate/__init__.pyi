@@ -3,6 +3,7 @@ from .advice import Advice as Advice
 from .advice import advise as advise
 from .assessment import Assessment as Assessment
 from .assessment import GroupBound as GroupBound
+from .assessment import html_table as html_table
 from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
@@ -92,7 +93,6 @@ from .keyset import SignedKeyset as SignedKeyset
 from .keyset import draft_keyset as draft_keyset
 from .keyset import read_keyset as read_keyset
 from .keyset import read_model as read_model
-from .notebook_table import html_table as html_table
 from .plan_comparison import ChangeRow as ChangeRow
 from .plan_comparison import ChangeTrial as ChangeTrial
 from .plan_comparison import Contribution as Contribution

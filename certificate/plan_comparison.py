@@ -36,9 +36,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_up
-from affidavit.certificate.assessment import Assessment, interval
+from affidavit.certificate.assessment import Assessment, html_table, interval
 from affidavit.certificate.certification import certify
-from affidavit.certificate.notebook_table import html_table
 from affidavit.plan import (
     ABSENT,
     Change,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from affidavit.certificate.assessment import html_table
 from affidavit.certificate.log.entry import Consistency
-from affidavit.certificate.notebook_table import html_table
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.trust_policy import TrustPolicy
 

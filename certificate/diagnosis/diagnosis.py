@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.assessment import Assessment, html_table
 from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
@@ -31,7 +31,6 @@ from affidavit.certificate.diagnosis.claims import (
     pointer_of,
     stated,
 )
-from affidavit.certificate.notebook_table import html_table
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
 
 
