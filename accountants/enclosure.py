@@ -98,7 +98,7 @@ def attained(event: Event) -> Event:
     releases = parts(event)
     if not any(isinstance(part, TruncatedPoissonGaussian) for part, _ in releases):
         return event
-    from affidavit.accountants.fourier.displacement import attained_rate
+    from affidavit.accountants.fourier.truncated_poisson import attained_rate
 
     result: list[Event] = []
     for part, count in releases:

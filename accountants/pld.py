@@ -26,7 +26,7 @@ from dp_accounting.pld import privacy_loss_distribution as library
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.displacement import attained_rate
+from affidavit.accountants.fourier.truncated_poisson import attained_rate
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.accountants.registry import PLD

@@ -76,10 +76,14 @@ def _covers(event: Event) -> Covers:
     leaves = coverable(event)
     if not leaves:
         return ()
-    from affidavit.accountants.fourier import displacement  # imports scipy, and is seldom needed
+    from affidavit.accountants.fourier import (
+        truncated_poisson,  # imports scipy, and is seldom needed
+    )
 
     def chosen(leaf: Leaf) -> Cover | None:
-        cover = displacement.Cover.of(leaf) if isinstance(leaf, TruncatedPoissonGaussian) else None
+        cover = (
+            truncated_poisson.Cover.of(leaf) if isinstance(leaf, TruncatedPoissonGaussian) else None
+        )
         if cover is None:
             return None
         return Cover(spent=cover.spent, share=cover.share, crowded=cover.crowded)

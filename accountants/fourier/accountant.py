@@ -35,11 +35,11 @@ from affidavit.accountants.fourier.discretization import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
 from affidavit.accountants.fourier.laplace import LaplaceLaw
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
     SMALLEST_WIDTH,
     DeltaSearch,

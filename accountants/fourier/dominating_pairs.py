@@ -28,22 +28,22 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.displacement import (
-    Cover,
-    attained_law,
-    hidden_law,
-    truncated_law,
-)
 from affidavit.accountants.fourier.group_sampling import group_law
 from affidavit.accountants.fourier.laplace import LaplaceLaw
+from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
     NormalMixtureLaw,
-    WorseOfBothLaw,
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS, Part, gathered
-from affidavit.accountants.fourier.visible_lots import visible_law
+from affidavit.accountants.fourier.truncated_poisson import (
+    Cover,
+    attained_law,
+    hidden_law,
+    truncated_law,
+    visible_law,
+)
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,

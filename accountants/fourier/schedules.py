@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import erf, erfinv
 
-from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import (
     Atoms,

@@ -23,7 +23,7 @@ from scipy import fft
 
 from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_witness
 from affidavit.accountants.checker import Witness, prove
-from affidavit.accountants.fourier import displacement, evaluation, inversion, spectrum
+from affidavit.accountants.fourier import evaluation, inversion, spectrum, truncated_poisson
 from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
@@ -307,12 +307,12 @@ def test_a_rounding_that_no_term_covers_is_caught(
 
 
 def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None:
-    true = displacement._chance_of
+    true = truncated_poisson._chance_of
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(displacement, "_chance_of", lambda *given: true(*given) * 1.5)
-        displacement.Cover.of.cache_clear()
+        spoilt.setattr(truncated_poisson, "_chance_of", lambda *given: true(*given) * 1.5)
+        truncated_poisson.Cover.of.cache_clear()
         claimed = upper_end(CUT)
-    displacement.Cover.of.cache_clear()
+    truncated_poisson.Cover.of.cache_clear()
     assert not is_true(CUT, claimed)
     assert is_caught(CUT, claimed)
 

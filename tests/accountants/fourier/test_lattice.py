@@ -20,12 +20,12 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
     NormalMixtureLaw,
-    WorseOfBothLaw,
 )
 from affidavit.plan import WithoutReplacementGaussian
 

@@ -14,7 +14,8 @@ from scipy.stats import norm
 from affidavit.accountants.enclosure import Enclosed
 from affidavit.accountants.fourier import FourierAccountant, refinement
 from affidavit.accountants.fourier.discretization import GridParameters, Laws
-from affidavit.accountants.fourier.displacement import (
+from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.truncated_poisson import (
     Cover,
     _chance_of,
     _Lots,
@@ -22,9 +23,8 @@ from affidavit.accountants.fourier.displacement import (
     attained_rate,
     hidden_law,
     truncated_law,
+    visible_law,
 )
-from affidavit.accountants.fourier.evaluation import Sum, transforms
-from affidavit.accountants.fourier.visible_lots import visible_law
 from affidavit.accountants.pld import PldAccountant
 from affidavit.plan import (
     Composed,

@@ -9,11 +9,18 @@ records are drawn, a step is one of two, and which is revealed:
   record, and of these and one more whose place the record may take: ``DisplacementLaw``.
 
 Under add_remove the number of others is private too; the largest data set bounds every smaller
-one. The lower bound is a data set whose other records contribute zero: Poisson sampling at the
-record's own rate.
+one. Where cuts are frequent a smaller bound is that of lots which hide them (``hidden_law``).
 
-u and w are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of themselves, and each is
-rounded to the side on which the curve is larger. Proofs: docs/theorems/truncated-poisson.md.
+From below there are two data sets. Where all other records contribute zero the run is a Poisson
+sample at the record's own rate. And let every other record contribute a unit vector h, and the
+record one at a right angle to it (``visible_law``). Along h the release shows how many others are
+in the lot, as far as the noise lets it be seen: with the record in a cut lot one fewer. Along the
+record's own vector it is a Poisson sample whose rate is the chance of the record to be in the lot,
+after what was seen along h. Places along h of about the same rate are one ``shelf``, and the
+release reveals which one it is on.
+
+Chances are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of themselves, and each is
+rounded to the safe side. Proofs: docs/theorems/truncated-poisson.md.
 """
 
 from __future__ import annotations
@@ -25,17 +32,14 @@ from typing import Any
 
 import numpy as np
 
-from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw, ShiftedLaw, WorseOfBothLaw
+from affidavit.accountants.fourier.normal_masses import Array, normal_masses
 from affidavit.accountants.fourier.privacy_loss import (
-    Atoms,
-    Cells,
     Kind,
     LossLaw,
     Mixture,
     NormalMixtureLaw,
     NormalPair,
-    Survival,
-    WorseOfBothLaw,
 )
 from affidavit.plan import TruncatedPoissonGaussian
 
@@ -49,6 +53,19 @@ of it where that leaves less than so many standard deviations to what is concede
 _LARGEST_LOSS = 650.0
 """Of a loss beyond this (nats) either probability is below what a double holds."""
 
+_LOUDEST = 20.0
+"""Clip norms of noise that hide how full a lot is."""
+_REACH, _PLACES = 8.0, 400
+"""Deviations of the noise around a full lot, and places that are told apart there."""
+_STEP = 1.6
+"""Between the rates of one shelf and of the next."""
+_LEAST = 1e-6
+"""Of the record's participations those that are seen; fewer change nothing."""
+_DOWN = 8 * TAIL_ERROR
+"""What chances and rates may be wrong by: each is a few of scipy's, of which two are rounded."""
+
+Shelves = tuple[tuple[float, float], ...]
+"""Chances and rates; of all other places only the rate is used."""
 Weights = tuple[float, float, float]
 """Of normals one clip norm below the centre, at it and one above it."""
 
@@ -182,106 +199,6 @@ class DisplacementLaw(NormalPair):
     @property
     def _spread(self) -> float:
         return 3.0 + 0.125 * self.mu * (38.0 + self.mu)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShiftedLaw:
-    """``law`` with every loss ``shift`` (nats) higher, as Q has e^-shift of its mass."""
-
-    law: LossLaw
-    shift: float
-
-    @property
-    def ceiling(self) -> float:
-        """No loss exceeds this (nats)."""
-        return self.law.ceiling + self.shift + 1e-15
-
-    def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
-        atoms = self.law.atoms()
-        return Atoms(losses=atoms.losses + self.shift, weights=atoms.weights)
-
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses`` (nats)."""
-        own = self.law.survival(losses - self.shift)
-        return Survival(
-            p=own.p,
-            q=own.q * math.exp(-self.shift),
-            relative=own.relative + 2.0**-51,
-            loss_error=own.loss_error + float(self._rounding(losses).max()),
-        )
-
-    def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between ``edges``."""
-        own = self.law.cells(edges - self.shift)
-        beside = self._rounding(edges)
-        return Cells(
-            p=own.p,
-            q=own.q * math.exp(-self.shift),
-            relative=own.relative + 2.0**-51,
-            misplaced=own.misplaced + np.maximum(np.append(beside, 0), np.insert(beside, 0, 0)),
-        )
-
-    def top(self, probability: float) -> float:
-        """A loss (nats) that is exceeded under P with about this small probability."""
-        return self.law.top(probability) + self.shift
-
-    def _rounding(self, losses: Array) -> Array:
-        return np.asarray(2.0**-52 * (np.abs(losses) + abs(self.shift)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RevealedMixtureLaw:
-    """``second`` with probability ``weight``, else ``first``, and it is known which."""
-
-    first: LossLaw
-    second: LossLaw
-    weight: float
-
-    @property
-    def ceiling(self) -> float:
-        """No loss of either exceeds this (nats)."""
-        return max(self.first.ceiling, self.second.ceiling)
-
-    def atoms(self) -> Atoms:
-        """The law under P, for parameters."""
-        parts = (self.first.atoms(), 1 - self.weight), (self.second.atoms(), self.weight)
-        losses = np.concatenate([atoms.losses for atoms, _ in parts])
-        weights = np.concatenate([share * atoms.weights for atoms, share in parts])
-        order = np.argsort(losses, kind="stable")
-        return Atoms(losses=losses[order], weights=weights[order])
-
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses`` (nats), weighed."""
-        first, second = self.first.survival(losses), self.second.survival(losses)
-        rest = 1 - self.weight
-        return Survival(
-            p=rest * first.p + self.weight * second.p,
-            q=rest * first.q + self.weight * second.q,
-            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
-            loss_error=max(first.loss_error, second.loss_error),
-        )
-
-    def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between ``edges``, weighed."""
-        first, second = self.first.cells(edges), self.second.cells(edges)
-        rest = 1 - self.weight
-        return Cells(
-            p=rest * first.p + self.weight * second.p,
-            q=rest * first.q + self.weight * second.q,
-            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
-            misplaced=np.maximum(first.misplaced, second.misplaced),
-        )
-
-    def top(self, probability: float) -> float:
-        """A loss (nats) that is exceeded under P with at most about this small probability.
-
-        Half of it for either law, since the bound of ε that needs no transform rests on it.
-        """
-        half = probability / 2
-        if self.weight <= half:
-            return self.first.top(half)
-        return max(self.first.top(half), self.second.top(half / self.weight))
 
 
 def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
@@ -536,3 +453,54 @@ def binomial() -> Any:
     from scipy.stats import binom
 
     return binom
+
+
+def visible_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+    """The law of a data set whose other records contribute alike, or zero."""
+    (_, rest), *shelves = _shelves(leaf)
+    law: LossLaw = poisson_law(leaf, rest, side)
+    total = 1 - sum(chance for chance, _ in shelves)
+    for chance, rate in shelves:
+        total += chance
+        law = RevealedMixtureLaw(
+            first=law, second=poisson_law(leaf, rate, side), weight=chance / total
+        )
+    return law
+
+
+@lru_cache(maxsize=64)
+def _shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
+    rate = attained_rate(leaf)
+    alone = ((1.0, rate),)
+    # Under add_remove others would show that one of them is missing, too.
+    if leaf.neighbours == "add_remove" or leaf.noise_multiplier > _LOUDEST or rate <= 0:
+        return alone
+    drawn, absent = _along_the_others(leaf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        height = np.log(drawn / (drawn + absent) / rate) / math.log(_STEP)
+    shelf = np.where(height >= 1, np.floor(height), 0.0)
+    result = []
+    for number in np.unique(shelf[shelf > 0]):
+        here = shelf == number
+        record, chance = float(drawn[here].sum()), float((drawn + absent)[here].sum())
+        result.append((chance * (1 - _DOWN), record / chance * (1 - _DOWN)))
+    seen = sum(chance * at for chance, at in result) * (1 + 4 * _DOWN)
+    if seen < _LEAST * rate or seen >= rate:
+        return alone
+    return ((1.0, (rate - seen) / (1 - sum(chance for chance, _ in result))), *result)
+
+
+def _along_the_others(leaf: TruncatedPoissonGaussian) -> tuple[Array, Array]:
+    """The chances of places along h, near those of a full lot, with the record and without."""
+    sigma, q, others = leaf.noise_multiplier, leaf.sampling_probability, leaf.dataset_size - 1
+    # In standard deviations from a full lot; others in it are counted back from there.
+    edges = np.linspace(-_REACH - 2 / sigma, _REACH, _PLACES)
+    # More of them are missing from the first place with less than the chance that is added below.
+    most_missing = math.ceil((13 - edges[0]) * sigma)
+    missing = np.arange(min(most_missing, leaf.max_lot_size), -1, -1)
+    places = np.array([normal_masses(edges, -number / sigma)[0][1:-1] for number in missing])
+    fewer = binomial().pmf(leaf.max_lot_size - missing[:-1], others, q) @ places[:-1]
+    cut = chance_of_a_cut(leaf, others)
+    displaced = min(cut, chance_of_a_cut_with_the_record(leaf))
+    drawn = q * fewer + displaced * places[-2]
+    return drawn, (1 - q) * fewer + (cut - displaced) * places[-1] + 1e-37
