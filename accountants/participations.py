@@ -52,7 +52,9 @@ SMALLEST_DELTA = 1e-100
 """No smaller δ is answered for: tails of the binomial law would underflow."""
 COUNTS = 512
 """Numbers of counted releases that are tried from below."""
-BELOW = np.linspace(-6.0, 4.0, 41)
+_UNDERFLOW = 1e-290
+"""A probability below it is bounded by its logarithm alone."""
+BELOW = np.linspace(-22.0, 4.0, 209)
 """Thresholds from which a release is counted, in deviations below its mean."""
 
 
@@ -119,7 +121,7 @@ class Counted:
 
     def epsilon(self, delta: float) -> Bracket:
         """``[lower end, ∞]`` of ε (nats) at ``delta``."""
-        chance, log_false = self._attacks(delta)
+        chance, log_false = self._attacks(max(delta, SMALLEST_DELTA))
         with np.errstate(divide="ignore", invalid="ignore"):
             result = np.log(chance - delta) - log_false
         lower = float(np.nanmax(np.where(chance > delta, result, 0.0), initial=0.0))
@@ -133,16 +135,21 @@ class Counted:
 
     def _attacks(self, delta: float) -> tuple[Array, Array]:
         """Of each threshold and count: its chance with the record, and log of that without it."""
-        sigma = self.leaf.noise_multiplier
+        sigma, rate = self.leaf.noise_multiplier, _rate(self.leaf)
         thresholds = 1 - BELOW[BELOW * sigma < 1] * sigma
-        drawn = (_rate(self.leaf) * (1 - ROUNDING) * ndtr((1 - thresholds) / sigma))[:, None]
+        drawn = rate * ndtr((1 - thresholds) / sigma)[:, None]
+        other = ndtr(-thresholds / sigma)[:, None]
+        true = (drawn + (1 - rate) * other) * (1 - ROUNDING)
         last = max(1, tail_quantile(delta, self.times, float(drawn.max())))
         counts = np.unique(np.round(np.linspace(1, last, COUNTS)))[None, :]
-        chance = more_than(counts - 1, self.times, drawn) * (1 - ROUNDING)
+        chance = more_than(counts - 1, self.times, true) * (1 - ROUNDING)
         whole = gammaln(self.times + 1)
         ways = whole - gammaln(counts + 1) - gammaln(self.times - counts + 1)
-        log_false = ways + counts * log_ndtr(-thresholds / sigma)[:, None] * (1 - ROUNDING)
-        return chance, np.minimum(0.0, log_false + 1e-14 * (1 + whole))
+        union = ways + counts * log_ndtr(-thresholds / sigma)[:, None] * (1 - ROUNDING)
+        exact = more_than(counts - 1, self.times, other * (1 + ROUNDING)) * (1 + ROUNDING)
+        with np.errstate(divide="ignore"):
+            tail = np.where(exact > _UNDERFLOW, np.log(exact), np.inf)
+        return chance, np.minimum(tail, union + 1e-14 * (1 + whole)).clip(max=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

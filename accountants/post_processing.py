@@ -25,6 +25,7 @@ from affidavit.accountants.participations import Counted
 from affidavit.accountants.protocol import (
     Accountant,
     AccountantError,
+    OutOfReach,
     PrivacyCurve,
     require_delta,
     require_epsilon,
@@ -47,7 +48,7 @@ LEAST_NOISE, DOUBLINGS = 0.2, 12
 LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
 """Its least sampling probability, and the most steps that it answers for at once."""
 LEAST_DELTA = 1e-20
-"""Its least δ."""
+"""Its least δ for any run."""
 
 Known = Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian
 
@@ -62,8 +63,8 @@ class PostProcessed:
         """``[lower end, ∞]`` of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
         require_delta(delta)
         chance = math.prod(_chance_of_a_run(part) for part, _ in parts(self.event))
-        near = max(delta / chance * (1 + 1e-12), LEAST_DELTA)
-        lower = self._highest(lambda curve: curve.epsilon(near)) if near < 1 else 0.0
+        near = delta / chance * (1 + 1e-12)
+        lower = self._highest(lambda curve: _epsilon(curve, near)) if near < 1 else 0.0
         attacked = self._attacked(lambda curve: curve.epsilon(delta))
         return Bracket(lower=max(lower, attacked), upper=math.inf)
 
@@ -111,6 +112,14 @@ class PostProcessed:
             if result is not None:
                 return max(exact, result)
         return exact
+
+
+def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
+    """ε at ``delta``, or at the least δ that the curve surely answers for."""
+    try:
+        return curve.epsilon(delta)
+    except OutOfReach:
+        return curve.epsilon(max(delta, LEAST_DELTA))
 
 
 def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:

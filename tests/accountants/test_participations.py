@@ -9,7 +9,7 @@ import pytest
 
 import affidavit
 from affidavit.accountants import accountant
-from affidavit.accountants.participations import Counted, ParticipationAccountant
+from affidavit.accountants.participations import BELOW, Counted, ParticipationAccountant
 from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated, WithoutReplacementGaussian
 
 POISSON = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
@@ -17,7 +17,7 @@ POISSON = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=
 
 def once(epsilon: float, q: float, sigma: float) -> mpmath.mpf:
     """δ(ε) of one Poisson-sampled Gaussian release, removing a record, to 40 digits."""
-    with mpmath.workdps(40):
+    with mpmath.workdps(max(40, mpmath.mp.dps)):
         ratio, mu = mpmath.e ** mpmath.mpf(epsilon), 1 / mpmath.mpf(sigma)
         inner = mpmath.log((ratio - 1 + q) / q)
         return q * (
@@ -31,6 +31,39 @@ def test_one_release_is_between_its_bounds(delta: float) -> None:
     lower = Counted(POISSON, 1).epsilon(delta).lower
     assert once(upper, 0.01, 0.1) <= delta <= once(lower, 0.01, 0.1)
     assert 0 < lower < upper < 2 * lower
+
+
+@pytest.mark.parametrize("delta", [1e-20, 1e-30, 1e-60])
+@pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.2, 3.0), (1e-4, 0.1)])
+def test_one_release_is_attacked_where_its_loss_is_rare(
+    q: float, sigma: float, delta: float
+) -> None:
+    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    lower = Counted(leaf, 1).epsilon(delta).lower
+    with mpmath.workdps(120):
+        assert once(lower, q, sigma) >= delta
+        assert once(lower * 1.1, q, sigma) < delta
+
+
+def test_an_attack_gains_what_is_claimed_of_it() -> None:
+    """The best threshold and count, evaluated in 60 digits."""
+    q, sigma, steps, delta = 0.3, 0.9, 40, 1e-10
+    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    best = mpmath.mpf(0)
+    with mpmath.workdps(60):
+        for below in BELOW:
+            threshold = 1 - mpmath.mpf(float(below)) * sigma
+            false = mpmath.ncdf(-threshold / sigma)
+            true = (1 - q) * false + q * mpmath.ncdf((1 - threshold) / sigma)
+            right = wrong = mpmath.mpf(0)
+            for count in range(steps, 0, -1):
+                ways, rest = mpmath.binomial(steps, count), steps - count
+                right += ways * true**count * (1 - true) ** rest
+                wrong += ways * false**count * (1 - false) ** rest
+                if right > delta:
+                    best = max(best, mpmath.log((right - delta) / wrong))
+    claimed = Counted(leaf, steps).epsilon(delta).lower
+    assert best * (1 - 1e-7) <= claimed <= best
 
 
 def test_the_mean_over_participations_is_that_of_the_sum() -> None:

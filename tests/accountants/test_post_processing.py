@@ -37,6 +37,13 @@ def test_one_release_is_bounded_from_below(q: float, sigma: float, delta: float)
     assert lower > 0
 
 
+def test_many_releases_are_attacked_at_the_delta_that_is_asked_for() -> None:
+    run = poisson(0.01, 1.0, 1000)
+    lower = PostProcessed(event=run).epsilon(1e-30).lower
+    assert 1.2 * PostProcessed(event=run).epsilon(1e-20).lower < lower
+    assert lower <= accountant("participations").curve(run).epsilon(1e-30).upper
+
+
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_a_selection_costs_more_than_a_run_and_at_most_its_bound(shape: float) -> None:
     run = poisson(0.01, 1.0, 1000)
