@@ -67,12 +67,14 @@ def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 def accounting() -> Iterator[None]:
     """Accounting in this process, which is quicker; a module about the others overrides this.
 
-    Nor does a commit wait for the disk: what is killed here is a process and not the machine.
+    Nor does a commit or a key wait for the disk: what is killed here is a process and not the
+    machine.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, method in IN_PROCESS.items():
             patch.setattr(AccountingPool, name, method)
         patch.setattr(database, "PRAGMAS", (*PRAGMAS, "synchronous=OFF"))
+        patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
