@@ -21,8 +21,7 @@ from starlette.routing import BaseRoute
 from affidavit.service import openapi, pages, problems
 from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware, SecurityHeaders
-from affidavit.service.operation.metrics import watch_services
-from affidavit.service.operation.telemetry import Tracing
+from affidavit.service.operation.telemetry import Tracing, watch_services
 from affidavit.service.pages import errors
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services

@@ -31,8 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from affidavit.plan import Reason
 from affidavit.service.fair_queue import leave_turn
-from affidavit.service.operation.metrics import METHODS, Metrics
-from affidavit.service.operation.telemetry import Tracing
+from affidavit.service.operation.telemetry import METHODS, Metrics, Tracing
 from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
-from affidavit.service import keysets
+from affidavit.service import keys
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
 from affidavit.service.identity import second_person, tokens
 from affidavit.service.ledger import state
@@ -31,7 +31,7 @@ MODULES = (
     tokens,
     second_person,
     state,
-    keysets,
+    keys,
     entries,
     status,
     saved_views,

@@ -12,19 +12,16 @@ from affidavit.certificate import KeyRole, KeyStore
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.dispatch.dispatcher import Dispatcher
-from affidavit.service.dispatch.engine import engine_of
+from affidavit.service.dispatch.engines import RayJobs, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, judge_by
-from affidavit.service.dispatch.ray_jobs import RayJobs
 from affidavit.service.fair_queue import Turns
-from affidavit.service.identity.authentication import Authenticator
+from affidavit.service.identity.authentication import Authenticator, RateLimiter
 from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
-from affidavit.service.identity.rate_limit import RateLimiter
 from affidavit.service.identity.second_person import SecondPerson
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.keyring import Keyring
-from affidavit.service.keysets import KeysetStore, RevokedKeys
+from affidavit.service.keys import Keyring, KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.lifecycle.status_lists import StatusLists
@@ -37,8 +34,8 @@ from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
-from affidavit.service.operation.metrics import Metrics
 from affidavit.service.operation.readiness import LogWatch, SafetyWatch
+from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
@@ -50,8 +47,7 @@ from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.certifications import Certifications
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
-from affidavit.service.use_cases.preview_plan import PreviewPlan
-from affidavit.service.use_cases.read_document import DocumentReader
+from affidavit.service.use_cases.preview_plan import DocumentReader, PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 

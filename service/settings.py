@@ -16,7 +16,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
 ``AFFIDAVIT_LOG_ENTRIES``      ``public``: everybody may read what was logged, at ``/v1/tlog``
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
-``AFFIDAVIT_DISPATCH``           the engine that executes runs: ``service.dispatch.engine``
+``AFFIDAVIT_DISPATCH``           the engine that executes runs: ``service.dispatch.engines``
 ``AFFIDAVIT_JOB``                what it starts for a run, there too
 =============================  =====================================================
 
@@ -46,7 +46,8 @@ from affidavit.certificate import PrivateKeySource, home
 from affidavit.certificate.log import BadNote, require_name
 from affidavit.certificate.signers import KEY_VARIABLE as PRIVATE_KEY
 from affidavit.certificate.signers import private_key_source
-from affidavit.service.dispatch.engine import UnknownEngine, engine_of
+from affidavit.service.dispatch.engine import UnknownEngine
+from affidavit.service.dispatch.engines import engine_of
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
 
 MIB = 1024 * 1024

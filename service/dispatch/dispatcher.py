@@ -35,7 +35,6 @@ from sqlalchemy import Engine as Database
 from sqlalchemy import Row, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
 from affidavit.service.dispatch.engine import (
     JOB,
@@ -48,6 +47,7 @@ from affidavit.service.dispatch.engine import (
     others_go_on,
 )
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import expire_reservations
 from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.queue import RunQueue

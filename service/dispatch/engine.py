@@ -1,21 +1,4 @@
-"""The port to an engine, and the one that ``AFFIDAVIT_DISPATCH`` names.
-
-=======================  ============================================================
-``local``                none: ``affidavit worker`` claims runs one after the other
-``ray://HOST:8265``      a Ray cluster's Jobs API (``ray+https://`` behind TLS)
-``slurm``                ``sbatch``, ``squeue`` and ``scancel``
-``kubernetes:NAMESPACE``  Jobs of the cluster that the service runs in
-=======================  ============================================================
-
-``AFFIDAVIT_JOB`` is what the engine starts for a run: a command for Ray (``affidavit worker``), a
-batch script for Slurm, a Job's manifest for Kubernetes. ``--run``, ``--queue`` and ``--name`` are
-added. Addresses and keys of workers are on the nodes, so that no secret passes through the engine.
-
->>> engine_of("local", "") is None
-True
->>> engine_of("ray://head:8265", "").page("affidavit-1")
-'http://head:8265/#/jobs/affidavit-1'
-"""
+"""The port to an engine that executes runs, and the jobs that it is handed."""
 
 from __future__ import annotations
 
@@ -112,31 +95,3 @@ class Engine(Protocol):
     def page(self, job_id: str) -> str | None:
         """A URL of the engine's dashboard about a job."""
         ...
-
-
-def engine_of(dispatch: str, job: str) -> Engine | None:
-    """The engine of a setting, None for ``local``; raises ``UnknownEngine``."""
-    if dispatch == "local":
-        return None
-    kind, _, rest = dispatch.partition(":")
-    if kind in ("ray", "ray+https") and re.fullmatch(r"//[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", rest):
-        from affidavit.service.dispatch.ray_jobs import RayJobs
-
-        scheme = "https" if kind == "ray+https" else "http"
-        return RayJobs(f"{scheme}:{rest.rstrip('/')}", job or "affidavit worker")
-    if dispatch == "slurm" and job:
-        from affidavit.service.dispatch.slurm import Slurm
-
-        return Slurm(job)
-    if kind == "kubernetes" and re.fullmatch(r"[a-z0-9-]{1,63}", rest) and job:
-        from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
-
-        return KubernetesJobs.in_cluster(rest, job)
-    if not job and (dispatch == "slurm" or kind == "kubernetes"):
-        raise UnknownEngine(
-            "AFFIDAVIT_JOB is not set; give the batch script or the Job's manifest."
-        )
-    raise UnknownEngine(
-        f"AFFIDAVIT_DISPATCH is {dispatch[:80]!r}; give local, ray://HOST:8265, slurm or "
-        "kubernetes:NAMESPACE."
-    )

@@ -29,9 +29,8 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.fair_queue import CALLER, TURN, Turn, leave_turn
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
-from affidavit.service.identity.authentication import Caller, bearer
+from affidavit.service.identity.authentication import Caller, bearer, counted, retry_after
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
-from affidavit.service.identity.rate_limit import counted, retry_after
 from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
-from affidavit.service.command import CommandContext
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import (
     ENTRY_KINDS,
     entry_body,

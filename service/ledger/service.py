@@ -37,10 +37,10 @@ from affidavit.plan import (
     event_from,
     plan_from,
 )
-from affidavit.service.command import CommandContext
 from affidavit.service.concurrency import Batcher, ComputationCache, in_thread_pool
 from affidavit.service.errors import AccountingUnavailable, DomainError
-from affidavit.service.keyring import Keyring
+from affidavit.service.identity.actor import CommandContext
+from affidavit.service.keys import Keyring
 from affidavit.service.ledger.models import forecast_of, ledger_of, position_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.store import LedgerStore

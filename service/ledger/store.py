@@ -32,10 +32,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, and_, exists, select
 
-from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.database import reader, write
 from affidavit.service.errors import WrongState
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.state import (

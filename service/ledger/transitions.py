@@ -18,9 +18,9 @@ from typing import Any, Literal
 from sqlalchemy import Connection, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import (
     LedgerScope,

@@ -33,7 +33,7 @@ from affidavit.plan import as_document, canonical_json
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import Actor
-from affidavit.service.keyring import Keyring
+from affidavit.service.keys import Keyring
 from affidavit.service.lifecycle.issuance import sign_approved
 from affidavit.service.lifecycle.models import (
     Decision,

@@ -51,7 +51,7 @@ from sqlalchemy import (
     select,
 )
 
-from affidavit.service.keysets import revoked_keys
+from affidavit.service.keys import revoked_keys
 from affidavit.service.tables import Sequence, UtcDateTime, certificates, metadata
 
 _ISSUE = ["certificates.id", "certificates.untrusted", "certificates.issue"]

@@ -28,8 +28,7 @@ from affidavit.certificate import (
 )
 from affidavit.plan import digest_of, load_json
 from affidavit.service.database import reader, writer
-from affidavit.service.keyring import Keyring
-from affidavit.service.keysets import keysets
+from affidavit.service.keys import Keyring, keysets
 from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED, revocations, status_lists
 from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 from affidavit.service.teams import acting_for

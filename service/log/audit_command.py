@@ -27,7 +27,7 @@ from affidavit.certificate.log import (
     verify_timestamp,
 )
 from affidavit.service.database import open_engine
-from affidavit.service.keyring import Keyring
+from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import AuditFinding
 from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
 from affidavit.service.log.cosignatures import Cosignatures

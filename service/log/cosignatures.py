@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate.log import WitnessKey, parse_note, timestamp_line
 from affidavit.service.clock import now_of
 from affidavit.service.database import reader, writer
-from affidavit.service.keysets import revoked_keys
+from affidavit.service.keys import revoked_keys
 from affidavit.service.log.entries import log_checkpoints, log_cosignatures
 from affidavit.service.log.stored_tree import StoredCheckpoint, open_stored
 from affidavit.service.tables import signing_keys

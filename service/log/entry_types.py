@@ -23,7 +23,7 @@ from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.second_person import admin_proposals, body_of
 from affidavit.service.identity.tokens import token_revocations, tokens
-from affidavit.service.keysets import keysets
+from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
 from affidavit.service.lifecycle.status import approvals, revocations

@@ -30,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.plan import Reason
 from affidavit.service.clock import MOST_SKEW, DatabaseClock
-from affidavit.service.keyring import Keyring
+from affidavit.service.keys import Keyring
 from affidavit.service.ledger.integrity import LedgerAltered, require_all_unaltered
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import log_checkpoints, log_pending

@@ -34,14 +34,15 @@ from affidavit.service.lifecycle.models import Issue
 from affidavit.service.lifecycle.status import SUPERSEDED, Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.pages.checklist import Item, checklist
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
-from affidavit.service.pages.signed_numbers import (
+from affidavit.service.pages.statement import (
     Engine,
     Guarantee,
+    Item,
     Noise,
     agreement,
+    checklist,
     claim_of,
     engines_of,
     guarantee_of,

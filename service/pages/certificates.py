@@ -39,7 +39,7 @@ from sqlalchemy import (
 from affidavit.plan import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import any_of
-from affidavit.service.keysets import revoked_keys
+from affidavit.service.keys import revoked_keys
 from affidavit.service.lifecycle.status import (
     REJECTED,
     REVOKED,

@@ -22,9 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
 from affidavit.client import Composition, Proposal
-from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import (
     DatasetName,

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection
 
 from affidavit.plan import Name
-from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger

@@ -55,8 +55,13 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import down, draft_sentence, up
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
-from affidavit.service.use_cases.preview_plan import NoisePoint, Pictures, Preview
-from affidavit.service.use_cases.read_document import LONGEST, ReadDocument
+from affidavit.service.use_cases.preview_plan import (
+    LONGEST,
+    NoisePoint,
+    Pictures,
+    Preview,
+    ReadDocument,
+)
 
 router = APIRouter()
 

@@ -20,9 +20,8 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
-from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError, MalformedRequest
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.models import charge_of
 from affidavit.service.openapi import ID_PATTERN

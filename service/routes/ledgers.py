@@ -10,9 +10,8 @@ from pydantic import Field
 from sqlalchemy import RowMapping
 
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
-from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs, require_serves
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.ledger.models import (
     BudgetRequest,
     CommitRequest,

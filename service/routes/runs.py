@@ -15,10 +15,9 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
-from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs, require_serves
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, JSON, answers, problems

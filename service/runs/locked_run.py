@@ -23,9 +23,9 @@ from sqlalchemy import Connection
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Conformance, SearchOpening
-from affidavit.service.command import CommandContext
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, WrongState
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import (

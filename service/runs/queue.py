@@ -19,10 +19,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, select
 
-from affidavit.service.command import CommandContext
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.runs import repository
 from affidavit.service.runs.locked_run import HELD, LockedRun
 from affidavit.service.runs.models import RunClaimRequest, StartRequest

@@ -26,8 +26,8 @@ from sqlalchemy import (
 )
 
 from affidavit.certificate import SearchOpening
-from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
 from affidavit.service.log.entries import log_entries

@@ -36,7 +36,7 @@ from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import another_turn
-from affidavit.service.keyring import Keyring
+from affidavit.service.keys import Keyring
 from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.lifecycle.status import DECIDED, Status
 from affidavit.service.policies.evaluation import (

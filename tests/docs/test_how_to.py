@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from affidavit.certificate import signers
 from affidavit.gate import app
 from affidavit.service import settings
-from affidavit.service.operation.metrics import Metrics, watch_services
-from affidavit.service.operation.telemetry import VARIABLES
+from affidavit.service.operation.telemetry import VARIABLES, Metrics, watch_services
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "how-to"

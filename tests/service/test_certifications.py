@@ -18,7 +18,7 @@ from affidavit.service import fair_queue, pool
 from affidavit.service.errors import AccountingTimeout
 from affidavit.service.fair_queue import CALLER, NOBODY, Use
 from affidavit.service.middleware import RequestMiddleware
-from affidavit.service.operation.metrics import Metrics
+from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 from affidavit.service.use_cases import certifications

@@ -29,7 +29,7 @@ from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.keysets import FRESH_SECONDS, KeysetStore, RevokedKeys
+from affidavit.service.keys import FRESH_SECONDS, KeysetStore, RevokedKeys
 from affidavit.service.log.entries import log_entries
 from affidavit.service.settings import Settings
 

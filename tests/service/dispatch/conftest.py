@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from affidavit.service.dispatch.dispatcher import Dispatcher
-from affidavit.service.dispatch.ray_jobs import RayJobs
+from affidavit.service.dispatch.engines import RayJobs
 from tests.service.runs.conftest import Yard
 from tests.service.runs.conftest import yard as yard
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engine import Job, UnknownEngine, engine_of
+from affidavit.service.dispatch.engine import Job, UnknownEngine
+from affidavit.service.dispatch.engines import RayJobs, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
-from affidavit.service.dispatch.ray_jobs import RayJobs
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.dispatch.conftest import RayCluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from affidavit.service.dispatch.engine import EngineUnavailable, Job
-from affidavit.service.dispatch.slurm import Slurm
+from affidavit.service.dispatch.engines import Slurm
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.waiting import wait_until
 

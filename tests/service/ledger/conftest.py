@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
-from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine, writer
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from affidavit.certificate import KeyStore, PublicKey, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.service.database import open_engine
-from affidavit.service.keysets import KeysetStore
+from affidavit.service.keys import KeysetStore
 from affidavit.service.settings import Settings
 from tests.service.conftest import client_of, tokens_for
 

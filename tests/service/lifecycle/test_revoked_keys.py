@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.service import keysets
+from affidavit.service import keys
 from tests.service.lifecycle.conftest import Company
 
 Plan = Callable[..., dict[str, Any]]
@@ -17,7 +17,7 @@ Plan = Callable[..., dict[str, Any]]
 @pytest.fixture(autouse=True)
 def noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who signs is told of revoked keys once a second; these tests do not wait for it."""
-    monkeypatch.setattr(keysets, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(keys, "FRESH_SECONDS", 0.0)
 
 
 def test_it_shows_at_once_and_the_plan_sent_again_is_issued_again(

@@ -32,7 +32,7 @@ from affidavit.certificate.log import WitnessKey, cosign
 from affidavit.certificate.trust_policy import Timestamps, Witnesses
 from affidavit.service.__main__ import main
 from affidavit.service.database import writer
-from affidavit.service.keysets import KeysetStore
+from affidavit.service.keys import KeysetStore
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from affidavit.service.middleware import RequestMiddleware
-from affidavit.service.operation.metrics import Metrics
+from affidavit.service.operation.telemetry import Metrics
 from tests.processes import gone, processes_of
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.gate import app
 from affidavit.service.database import open_engine
-from affidavit.service.keysets import KeysetStore
+from affidavit.service.keys import KeysetStore
 from affidavit.service.pages import certificates as certificates_module
 from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
 from affidavit.service.pages.certificate_view import certificate_view

@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.plan import as_document, digest, parse_plan, plan_from
 from affidavit.service.pages.plan_form import PlanForm, parse
-from affidavit.service.use_cases.read_document import LONGEST, DocumentReader, read_document
+from affidavit.service.use_cases.preview_plan import LONGEST, DocumentReader, read_document
 
 SCRIPT = """
 from opacus import PrivacyEngine

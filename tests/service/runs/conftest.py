@@ -19,8 +19,8 @@ from affidavit.certificate import (
     read_envelope,
     sign_provenance,
 )
-from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.settings import Settings

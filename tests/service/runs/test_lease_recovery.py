@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS

@@ -14,9 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey
-from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
