@@ -22,7 +22,6 @@ from affidavit.accountants.fourier import FourierCurve
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import (
     AccountantError,
-    Adjustable,
     OutOfReach,
     PrivacyCurve,
     Unsupported,
@@ -30,7 +29,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import OURS, accountant
-from affidavit.accountants.selection.attacks import FAR, WIDTH, near
+from affidavit.accountants.selection.attacks import FAR, near, widened
 from affidavit.accountants.selection.hinges import Hinges
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
 from affidavit.accountants.selection.repetitions import Repetitions
@@ -173,8 +172,7 @@ def _orders(event: Event) -> tuple[Order, ...]:
     curve = _curve(event)
     if isinstance(curve, Enclosed):
         curve = curve.above
-    if isinstance(curve, Adjustable):
-        curve = curve.with_width(WIDTH)
+    curve = widened(curve)
     if isinstance(curve, FourierCurve) and len(curve.directions) > 1:
         remove, add = (replace(curve, directions=(one,)) for one in curve.directions)
         return (remove, add), (add, remove)

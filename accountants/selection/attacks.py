@@ -19,14 +19,15 @@ import numpy as np
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.protocol import AccountantError, PrivacyCurve, Unsupported
+from affidavit.accountants.protocol import AccountantError, Adjustable, PrivacyCurve, Unsupported
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses, Masses
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
 from affidavit.plan import RepeatAndSelect
 
-WIDTH = 1e-3
-"""Relative width of the brackets that are asked of a run: more shows in no digit that counts."""
+WIDTH, _NARROW = 1e-2, 1e-3
+"""Relative width of the brackets that are asked of a run's δ, by which ε moves far less, and of
+those by which an attack is judged."""
 Gain = Callable[[Array, Array], Array]
 """What an attack is worth that is right with one probability and wrong with the other."""
 FAR = 30.0
@@ -58,8 +59,8 @@ class Attacked:
             assert isinstance(engine, FourierAccountant)
             first, second = engine.attained(selection.event)
             return cls(
-                first=first.with_width(WIDTH),
-                second=second.with_width(WIDTH),
+                first=first.with_width(_NARROW),
+                second=second.with_width(_NARROW),
                 repetitions=repetitions,
             )
 
@@ -85,10 +86,15 @@ class Attacked:
     def _best(self, delta: float, gain: Gain) -> float:
         best = -math.inf
         for order in ((self.first, self.second), (self.second, self.first)):
-            run = Hypotheses(*order)
+            run = Hypotheses(*map(widened, order))
             run.begin(delta)
-            best = max(best, _best(run, self.repetitions, gain))
+            best = max(best, _best(run, Hypotheses(*order), self.repetitions, gain))
         return best
+
+
+def widened(curve: PrivacyCurve) -> PrivacyCurve:
+    """``curve`` with brackets of ``WIDTH``, where it can be asked for them."""
+    return curve.with_width(WIDTH) if isinstance(curve, Adjustable) else curve
 
 
 def near(curve: PrivacyCurve, epsilon: float) -> float:
@@ -102,8 +108,11 @@ def near(curve: PrivacyCurve, epsilon: float) -> float:
         return _MOST
 
 
-def _best(run: Hypotheses, repetitions: Repetitions, gain: Gain) -> float:
-    """What is proved of the attacks that seem best, with nothing put first and with something."""
+def _best(run: Hypotheses, exact: Hypotheses, repetitions: Repetitions, gain: Gain) -> float:
+    """What is proved of the attacks that seem best, with nothing put first and with something.
+
+    They are found by ``run`` and judged by ``exact``, the same pair in narrower brackets.
+    """
     places, above, below = run.about()
     before = np.array([[0.0, *below.p], [0.0, *below.q]])[:, :, None]
     seems = gain(
@@ -115,11 +124,11 @@ def _best(run: Hypotheses, repetitions: Repetitions, gain: Gain) -> float:
     result = -math.inf
     for rows in (slice(0, 1), slice(1, None)):
         row, column = np.unravel_index(int(np.nanargmax(seems[rows])), seems[rows].shape)
-        after = run.above(float(places[column]))
+        after = exact.above(float(places[column]))
         first = (
             Masses(p=np.zeros(1), q=np.zeros(1))
             if rows.start == 0
-            else run.below(float(places[row]))
+            else exact.below(float(places[row]))
         )
         if after.p.size and first.p.size:
             true = repetitions.within(first.p[:, None], after.p) * (1 - ROUNDING)
