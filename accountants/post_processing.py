@@ -36,6 +36,7 @@ from affidavit.plan import (
     Event,
     Gaussian,
     Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
@@ -50,7 +51,9 @@ LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
 LEAST_DELTA = 1e-20
 """Its least δ for any run."""
 
-Known = Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian
+Known = (
+    Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | WithoutReplacementGaussian
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +108,12 @@ class PostProcessed:
         exact = _lower(accountant("gaussian"), _composed(gaussian), ask) or 0.0
         if len(gaussian) == len(known):
             return exact
-        drawn = [Counted(leaf, times) for leaf, times in known if not isinstance(leaf, Gaussian)]
-        exact = max(exact, *(ask(curve).lower for curve in drawn))
+        drawn = [
+            Counted(leaf, times)
+            for leaf, times in known
+            if not isinstance(leaf, Gaussian | PoissonSampledGroupGaussian)
+        ]
+        exact = max([exact, *(ask(curve).lower for curve in drawn)])
         for releases in _louder(known):
             result = _lower(accountant("fourier"), _composed(releases), ask)
             if result is not None:
@@ -126,13 +133,14 @@ def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known
     """What is ``known`` with the least noise that the Fourier accountant reaches, or with more."""
     for doubling in range(DOUBLINGS):
         least = LEAST_NOISE * 2**doubling
-        yield [
-            (
-                replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least)),
-                min(times, MOST_STEPS),
-            )
-            for leaf, times in known
-        ]
+        yield [(_with_noise(leaf, least), min(times, MOST_STEPS)) for leaf, times in known]
+
+
+def _with_noise(leaf: Known, least: float) -> Known:
+    """``leaf`` with at least so much noise over what all records of a unit add."""
+    if isinstance(leaf, PoissonSampledGroupGaussian):
+        least *= leaf.records * (1 + 1e-9)
+    return replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least))
 
 
 def _lower(
@@ -172,7 +180,7 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
         case PoissonSubsampledGaussian(sampling_probability=rate):
             if rate >= LEAST_RATE:
                 yield part, times
-        case Gaussian() | WithoutReplacementGaussian():
+        case Gaussian() | PoissonSampledGroupGaussian() | WithoutReplacementGaussian():
             yield part, times
         case _:
             return

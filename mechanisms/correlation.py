@@ -54,10 +54,15 @@ from affidavit.mechanisms.strategies.strategy import (
     column_norms,
     gram,
 )
-from affidavit.mechanisms.strategies.white_noise import least_stretch, most_stretch
+from affidavit.mechanisms.strategies.white_noise import (
+    least_stretch,
+    matched_window,
+    most_stretch,
+)
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import (
     MOST_BINS,
+    MOST_RECORDS,
     BallsInBinsGaussian,
     Composed,
     Event,
@@ -67,6 +72,7 @@ from affidavit.plan import (
     Noise,
     Phase,
     Plan,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     Reason,
     RefusedPlan,
@@ -167,7 +173,7 @@ class Correlation:
         ``event`` bounds it from above. In a fixed order the record repeats its gradient, with
         signs, in the worst of its patterns. In random lots it takes part in one step; in those of
         its group, where their columns are orthogonal; in those of its turns whose columns are
-        nearly so.
+        nearly so; or in all of which one direction of the outputs shows something.
         """
         at = self.at(steps)
         if at.route == "balls_in_bins":
@@ -180,6 +186,9 @@ class Correlation:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise":
             norms = (_least_stretch(at.strategy, at.turn),)
+            seen = self._along_one_direction(joint, at.strategy, *norms[0])
+            if seen is not None:
+                return seen
         replace = self.plan.adjacency == "replace_one"
 
         def leaf(multiplier: float) -> Leaf:
@@ -196,6 +205,37 @@ class Correlation:
             events=tuple(
                 Repeated(event=leaf(joint / norm * _UP), count=count) for norm, count in norms
             )
+        )
+
+    def _along_one_direction(
+        self, joint: float, strategy: Strategy, norm: float, count: int
+    ) -> Event | None:
+        """The run as one release along a direction that shows all steps of a record alike.
+
+        In blocks, of which each counts once however often the record is drawn in it. None where
+        steps taken one by one, of which ``count`` have ``norm``, seem to show more.
+        """
+        fresh = self._fresh
+        if fresh is None or not self._is_amplified:
+            return None
+        step = fresh.event(joint)
+        if not isinstance(step, PoissonSubsampledGaussian):
+            return None
+        least, steps = _matched_window(strategy)
+        if least <= 0:
+            return None
+        most = int(joint / least / _LEAST_NOISE * (1 - 1e-6))
+        blocks = min(steps, MOST_RECORDS, most)
+        if blocks < 2:
+            return None
+        length = steps // blocks
+        q, multiplier = step.sampling_probability, joint / least * _UP
+        rate = -math.expm1(length * math.log1p(-q)) * (1 - 1e-12)
+        shown = blocks * rate**2 * math.expm1(multiplier**-2) + (blocks * rate / multiplier) ** 2
+        if shown <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
+            return None
+        return PoissonSampledGroupGaussian(
+            records=blocks, sampling_probability=rate, noise_multiplier=multiplier
         )
 
     @property
@@ -446,6 +486,8 @@ RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP = 1 + 4 * 2.0**-53
 """Rounds a noise multiplier up, for a bound from below."""
+_LEAST_NOISE = 0.2
+"""Noise over all blocks' shift together, below which no accountant reaches."""
 MOST_NORMS = 16
 """Different column norms of one group that a lower bound tells apart."""
 
@@ -492,3 +534,11 @@ def _stretch(strategy: Strategy, turn: int) -> Sensitivity:
 @lru_cache(maxsize=8)
 def _least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     return least_stretch(strategy, turn)
+
+
+@lru_cache(maxsize=8)
+def _matched_window(strategy: Strategy) -> tuple[float, int]:
+    try:
+        return matched_window(strategy)
+    except TooLarge:
+        return 0.0, 0

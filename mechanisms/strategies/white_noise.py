@@ -15,7 +15,9 @@ shifts of its first column alone; other strategies are formed.
 >>> round(most_stretch(pair, turn=1), 9), round(most_stretch(pair, turn=2) ** 2, 9)
 (1.5, 1.25)
 
-Reference: docs/theorems/correlated-noise.md, Theorems 11 and 12.
+Along one direction of the outputs all steps can be seen at once.
+
+Reference: docs/theorems/correlated-noise.md, Theorems 11 to 13.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from affidavit.mechanisms.strategies.tree import Tree
 
 Array = NDArray[np.float64]
 
+WINDOW = 1024
+"""Steps of a run that are looked at along one direction."""
 KEPT = 0.98
 """Share of the largest squared column norm that a column counted from below has at least."""
 
@@ -92,6 +96,32 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
             return bound * (1 - 4 * UNIT) / (1 + strategy.residual), count
         spacing *= 2
     return single
+
+
+def matched_window(strategy: Strategy) -> tuple[float, int]:
+    """λ and n: along one unit vector each of the first n columns of C is at least λ; rounded down.
+
+    λ is 0 where no vector of about that kind is found. Raises ``TooLarge`` where C has no structure
+    and is not formed.
+    """
+    steps = min(strategy.steps, WINDOW)
+    column = strategy.strategy_coefficients if strategy.steps <= LARGEST_VECTOR else None
+    if column is None:
+        matrix = strategy.strategy_matrix()[:steps, :steps]
+    else:
+        shifts = np.subtract.outer(np.arange(steps), np.arange(steps))
+        matrix = np.where(shifts >= 0, column[np.maximum(shifts, 0)], 0.0)
+    try:
+        along = matrix @ np.linalg.solve(matrix.T @ matrix, np.ones(steps))
+    except np.linalg.LinAlgError:
+        return 0.0, steps
+    slack = gamma(4 * steps + 64) + 4 * EVALUATION
+    sizes = np.abs(matrix).T @ np.abs(along) * slack
+    # C = (I + R)⁻¹ Ĉ moves each column by at most ρ / (1 - ρ) of its length.
+    moved = 2.1 * strategy.residual * np.linalg.norm(matrix, axis=0) * np.linalg.norm(along)
+    least = float(np.min(matrix.T @ along - sizes - moved))
+    length = root_up(float(along @ along), steps)
+    return max(0.0, least / length * (1 - 4 * UNIT)), steps
 
 
 def _overlap(column: Array, spacing: int, count: int) -> float:

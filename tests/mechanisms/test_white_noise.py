@@ -24,8 +24,12 @@ from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_inverse_root, square_root
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.mechanisms.strategies.white_noise import least_stretch, most_stretch
-from affidavit.plan import Event, Plan
+from affidavit.mechanisms.strategies.white_noise import (
+    least_stretch,
+    matched_window,
+    most_stretch,
+)
+from affidavit.plan import Event, Plan, PoissonSampledGroupGaussian
 from affidavit.plan.parse import plan_from
 
 Array = NDArray[np.float64]
@@ -162,3 +166,48 @@ def test_stretches_enclose_the_singular_values_of_the_columns_of_a_group(
     ]
     norm = np.linalg.norm(matrix, axis=0).max()
     assert 0.6 * norm < bound <= max(least, default=norm)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_no_direction_shows_more_of_the_columns_than_their_least_mean_is_long(
+    strategy: Strategy,
+) -> None:
+    bound, steps = matched_window(strategy)
+    columns = strategy.strategy_matrix()[:steps, :steps]
+    weights = np.random.default_rng(2).dirichlet(np.full(steps, 0.3), size=300).T
+    assert 0 <= bound <= np.linalg.norm(columns @ weights, axis=0).min()
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4])
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_what_one_direction_shows_is_attained_and_more_than_single_steps(
+    rate: float, sigma: float
+) -> None:
+    strategy = square_root(3)
+    bound, steps = matched_window(strategy)
+    event = PoissonSampledGroupGaussian(
+        records=steps, sampling_probability=rate, noise_multiplier=sigma / bound
+    )
+    curve = FourierAccountant().curve(event)
+    columns = strategy.strategy_matrix() / sigma
+    truth = np.max([deltas(columns, rate, side) for side in SIDES], axis=0)
+    lower = np.array([curve.delta(epsilon).lower for epsilon in EPSILONS])
+    assert np.all(lower <= truth * (1 + 2e-3) + 1e-9)
+    assert lower[0] > 0.5 * truth[0]
+
+
+def test_the_lower_end_of_noise_on_fresh_lots_is_that_of_all_steps() -> None:
+    document = {
+        "version": 1,
+        "adjacency": "add_remove",
+        "dataset": {"size": 500_000},
+        "sampling": {"scheme": "poisson", "lot_size": 5_000},
+        "steps": 1000,
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 5.0}],
+        "target": {"delta": 1e-6},
+        "noise": {"kind": "sqrt"},
+    }
+    lowered = lower(plan_from(document))
+    bracket = FourierAccountant().curve(lowered.attained()).epsilon(1e-6)
+    # Ten participations in the mean, whose columns have products of more than half of a square.
+    assert bracket.lower > 3
