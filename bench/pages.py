@@ -28,7 +28,7 @@ from affidavit.service.cursors import cursor_at
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
 from bench.explained import Statement, explain, large_tables, noted

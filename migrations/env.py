@@ -1,9 +1,9 @@
 """Alembic's entry: run the migrations on the connection that the caller opened.
 
-``affidavit.service.migrate`` puts an open connection into the configuration. The whole
-upgrade is one transaction, on SQLite too, so that a migration that is killed half-way
-leaves the schema where it was; and only one process migrates at a time, the others wait
-and then find nothing left to do.
+``affidavit.service.operation.database_admin`` puts an open connection into the configuration.
+The whole upgrade is one transaction, on SQLite too, so that a migration that is killed half-way
+leaves the schema where it was; and only one process migrates at a time, the others wait and
+then find nothing left to do.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-from .migrate import metadata as metadata
+from .operation.database_admin import metadata as metadata

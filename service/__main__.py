@@ -23,8 +23,14 @@ from affidavit.service.log import audit_command, witness_server
 from affidavit.service.log.audit_command import AuditCommandError
 from affidavit.service.log.checkpoint_publisher import PublishError
 from affidavit.service.log.witness_server import WitnessError
-from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
-from affidavit.service.operation.database_admin import BackupError, back_up, grant_application
+from affidavit.service.operation.database_admin import (
+    BackupError,
+    SchemaNotAtHead,
+    back_up,
+    grant_application,
+    head,
+    upgrade,
+)
 from affidavit.service.settings import Settings, SettingsError
 
 OPERATOR, UNREACHABLE = 2, 3

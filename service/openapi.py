@@ -238,10 +238,10 @@ def body(schema: str, description: str) -> dict[str, Any]:
     }
 
 
-def json_body(schema: str, description: str, *, required: bool = True) -> dict[str, Any]:
+def json_body(schema: str, description: str) -> dict[str, Any]:
     """Documentation of a request body that comes as JSON and nothing else."""
     content = {JSON: {"schema": _ref(schema)}}
-    return {"requestBody": {"required": required, "description": description, "content": content}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
 def install(app: FastAPI) -> None:

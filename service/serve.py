@@ -30,7 +30,7 @@ from affidavit.service.database import open_engine
 from affidavit.service.identity.loopback_auth import NoIdentities, is_loopback
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import Keyring
-from affidavit.service.migrate import require_head
+from affidavit.service.operation.database_admin import require_head
 from affidavit.service.operation.telemetry import configure_logging, open_tracing
 from affidavit.service.settings import Settings
 

@@ -33,7 +33,7 @@ from affidavit.service.log.checkpoint_publisher import (
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.migrate import head
+from affidavit.service.operation.database_admin import head
 from affidavit.service.operation.readiness import LogWatch, SafetyWatch
 from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pages.sessions import Sessions

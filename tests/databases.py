@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Dialect, Engine, create_engine, text
 
 from affidavit.service import teams
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements

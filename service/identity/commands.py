@@ -23,7 +23,7 @@ from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,
 )
-from affidavit.service.migrate import require_head
+from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 
 DAYS = 90

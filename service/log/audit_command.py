@@ -32,7 +32,7 @@ from affidavit.service.log.audit import AuditFinding
 from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
-from affidavit.service.migrate import require_head
+from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.tables import signing_keys
 

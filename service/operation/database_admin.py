@@ -1,9 +1,8 @@
-"""What an operator does with the database: copy the embedded one, and grant PostgreSQL's roles.
+"""What an operator does with the database: bring its schema up to date, grant roles, copy it.
 
-``affidavit backup`` copies the embedded database while the service goes on working, by SQLite's
-own online backup: the copy is one moment's state, whatever is being written meanwhile. It is
-checked, and appears under its name only when it is whole; it holds plans, and is therefore
-readable by its owner alone. PostgreSQL has ``pg_dump`` for this.
+The service never creates a table. ``affidavit migrate`` does, once, before the service is
+started; start-up and ``/readyz`` call ``require_head``. The scripts are found inside the
+installed package, so a wheel migrates as a checkout does.
 
 ``affidavit migrate`` on PostgreSQL runs as the owner of the tables and, where the setting
 ``AFFIDAVIT_DATABASE_APP_ROLE`` names a role, gives it exactly what the service needs: to
@@ -13,6 +12,11 @@ those the role could not change a row even if the trigger were gone. It may make
 truncate nothing and touch no trigger. Whatever it was given before is taken away first,
 so that a migration never leaves more than this. The database administrator creates the role
 (``CREATE ROLE … LOGIN``): a role has a password, and that is not ours to store.
+
+``affidavit backup`` copies the embedded database while the service goes on working, by SQLite's
+own online backup: the copy is one moment's state, whatever is being written meanwhile. It is
+checked, and appears under its name only when it is whole; it holds plans, and is therefore
+readable by its owner alone. PostgreSQL has ``pg_dump`` for this.
 """
 
 from __future__ import annotations
@@ -21,14 +25,147 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 
 from affidavit.certificate import fsync_directory
-from affidavit.service.database import open_engine
+from affidavit.service import keys
+from affidavit.service.database import is_missing_file, make_room, open_engine, writer
+from affidavit.service.identity import second_person, tokens
+from affidavit.service.ledger import state
+from affidavit.service.lifecycle import status
+from affidavit.service.log import entries
+from affidavit.service.pages import saved_views, sessions
+from affidavit.service.policies import store
+from affidavit.service.runs import run_tables
 from affidavit.service.settings import SettingsError
+from affidavit.service.tables import metadata
+from affidavit.service.use_cases import certifications
+
+MODULES = (
+    tokens,
+    second_person,
+    state,
+    keys,
+    entries,
+    status,
+    saved_views,
+    sessions,
+    store,
+    run_tables,
+    certifications,
+)
+"""Every module with tables, so that ``metadata`` has all of them."""
+
+__all__ = ["metadata"]
+
+
+class SchemaNotAtHead(Exception):
+    """The database's schema is not the one that this release works with."""
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        self.found = found
+        self.expected = expected
+        where = f"at revision {found}" if found else "empty"
+        super().__init__(
+            f"the database's schema is {where}, and this release needs revision {expected}; "
+            f"{self._remedy(expected)}"
+        )
+
+    def _remedy(self, expected: str) -> str:  # noqa: ARG002
+        return "run: affidavit migrate"
+
+
+class UnknownSchema(SchemaNotAtHead):
+    """The database's schema has a revision that this release cannot upgrade."""
+
+    def _remedy(self, expected: str) -> str:
+        return (
+            "it cannot be upgraded from there. If a newer release made it, use that release. "
+            f"If it was made before the first release (a revision below {expected}), keep a copy, "
+            "set DATABASE_URL to an empty database, and run: affidavit migrate"
+        )
+
+
+@cache
+def head() -> str:
+    """The revision that this release works with.
+
+    Raises ``RuntimeError`` where an installation has no revision.
+    """
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    if revision is None:
+        raise RuntimeError("affidavit.migrations has no revision; the installation is incomplete")
+    return revision
+
+
+def current(url: str) -> str | None:
+    """The revision of the database at ``url``, or None when it has no schema."""
+    engine = open_engine(url)
+    try:
+        return revision_of(engine)
+    finally:
+        engine.dispose()
+
+
+def revision_of(engine: Engine) -> str | None:
+    """The revision of the database behind ``engine``."""
+    if is_missing_file(engine.url):
+        return None
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def require_head(engine: Engine) -> str:
+    """The head's revision; raises ``SchemaNotAtHead`` when the database has another one."""
+    revision, expected = revision_of(engine), head()
+    if revision != expected:
+        raise _not_at_head(revision)
+    return expected
+
+
+def upgrade(url: str) -> None:
+    """Bring the database at ``url`` to the head, in one transaction.
+
+    Raises ``UnknownSchema`` when no revision of this release leads there from its own.
+    """
+    make_room(url)
+    engine = open_engine(url, bounded=False)
+    try:
+        revision = revision_of(engine)
+        if revision is not None and revision not in _revisions():
+            raise _not_at_head(revision)
+        with writer(engine).connect() as connection:
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        engine.dispose()
+
+
+def _not_at_head(revision: str | None) -> SchemaNotAtHead:
+    known = revision is None or revision in _revisions()
+    return (SchemaNotAtHead if known else UnknownSchema)(revision, head())
+
+
+@cache
+def _revisions() -> frozenset[str]:
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    return frozenset(script.revision for script in scripts)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "affidavit:migrations")
+    return config
+
 
 PAGES = 4096
 """Pages copied at once; between the portions writers get their turn."""

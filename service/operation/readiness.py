@@ -41,7 +41,7 @@ from affidavit.service.log.stored_tree import (
     read_frontier,
     require_superset,
 )
-from affidavit.service.migrate import revision_of
+from affidavit.service.operation.database_admin import revision_of
 from affidavit.service.problems import Problem
 from affidavit.service.teams import acting_for
 

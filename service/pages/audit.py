@@ -76,7 +76,7 @@ class CheckpointComparison:
     """The saved checkpoint of ``then`` entries beside the newest one of ``now``.
 
     ``extended`` says that the log begins with the saved entries, ``signed`` that a key of this
-    service signed the saved checkpoint; ``said`` is the contradiction, empty if there is none.
+    service signed the saved checkpoint; ``contradiction`` is empty if there is none.
     """
 
     then: int
@@ -84,7 +84,7 @@ class CheckpointComparison:
     signed_at: datetime | None
     signed: bool
     extended: bool
-    said: str
+    contradiction: str
 
 
 def compare_checkpoint(
@@ -111,7 +111,7 @@ def compare_checkpoint(
         signed_at=saved.signed_at,
         signed=_is_signed(note, keys),
         extended=contradiction == "",
-        said=contradiction,
+        contradiction=contradiction,
     )
 
 
@@ -178,7 +178,7 @@ class AuditQuery(BaseModel):
     before: Annotated[int, Field(ge=0, le=MOST_LEAVES)] | None = None
     start: Number = ""
     end: Number = ""
-    kept: Annotated[str, Field(max_length=LONGEST)] = ""
+    saved_checkpoint: Annotated[str, Field(max_length=LONGEST)] = ""
     done: Text = ""
 
 
@@ -196,7 +196,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An entry of the log; ``said`` summarizes its body.
+    """An entry of the log, with a summary of its body.
 
     ``page`` is the page of its subject, None if it has none.
     """
@@ -206,7 +206,7 @@ class Entry:
     subject: str
     actor: str
     at: str
-    said: str
+    summary: str
     leaf_hash: str
     page: str | None
 
@@ -224,7 +224,7 @@ class Search:
 class Audit:
     """A part of the log; ``next`` is where it goes on, None at its end.
 
-    ``checked`` is a range that was hashed again, ``comparison`` the saved checkpoint ``kept``
+    ``checked`` is a range that was hashed again, ``comparison`` the ``saved_checkpoint``
     compared with the log; ``wrong`` and ``comparison_error`` say why there is none.
     """
 
@@ -236,7 +236,7 @@ class Audit:
     next: int | None
     checked: RangeCheck | None = None
     wrong: str = ""
-    kept: str = ""
+    saved_checkpoint: str = ""
     comparison: CheckpointComparison | None = None
     comparison_error: str = ""
 
@@ -260,7 +260,7 @@ def audit(
         kind=parameters.kind, subject=parameters.subject.strip(), before=parameters.before
     )
     checked, wrong = _checked_range(services, parameters)
-    comparison, comparison_error = _checkpoint_comparison(services, parameters.kept)
+    comparison, comparison_error = _checkpoint_comparison(services, parameters.saved_checkpoint)
     limit = EXPORT if is_data(request) else PAGE
     with snapshot(services.engine) as connection:
         checkpoint = checkpoint_of(connection)
@@ -277,7 +277,7 @@ def audit(
         next=getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
         checked=checked,
         wrong=wrong,
-        kept=parameters.kept,
+        saved_checkpoint=parameters.saved_checkpoint,
         comparison=comparison,
         comparison_error=comparison_error,
     )
@@ -372,7 +372,7 @@ def _entry(index: int, leaf: bytes, content: str) -> Entry:
         Entry,
         entry,
         index=index,
-        said=_summary(entry["body"]),
+        summary=_summary(entry["body"]),
         leaf_hash=bytes(leaf).hex(),
         page=_page(entry["kind"], entry["subject"], entry["body"]),
     )

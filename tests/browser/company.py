@@ -25,7 +25,7 @@ from affidavit.certificate import (
     sign_provenance,
 )
 from affidavit.plan import load_json
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from tests.browser.serving import Site, served, settings_in
 from tests.service.runs.records import Record, record_of
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import sync_playwright
 
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from tests.browser.program import program
 from tests.browser.serving import Site, served, settings_in
 from tests.service.conftest import accounting  # noqa: F401

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from playwright.sync_api import sync_playwright
 
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from tests.browser.company import PEOPLE, Company, settle
 from tests.browser.program import program
 from tests.browser.serving import served, settings_in

@@ -68,7 +68,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(record) for record in records])
 
     # Held to the log as it is now.
-    visitor.page.fill("#kept", note)
+    visitor.page.fill("#saved_checkpoint", note)
     if not visitor.kind.scripts:
         visitor.page.click("button:text-is('Compare')")
     visitor.page.get_by_text("consistent").wait_for()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from affidavit.service.migrate import upgrade
-from affidavit.service.operation.database_admin import grant_application
+from affidavit.service.operation.database_admin import grant_application, upgrade
 from tests.deploy.manifests import ROOT, documents, image, parsed, variables
 from tests.ports import free_port
 from tests.service import postgresql_server

@@ -24,8 +24,14 @@ from affidavit.plan import canonical_json
 from affidavit.service import database
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.migrate import SchemaNotAtHead, current, head, metadata, upgrade
-from affidavit.service.migrate import require_head as require
+from affidavit.service.operation.database_admin import (
+    SchemaNotAtHead,
+    current,
+    head,
+    metadata,
+    upgrade,
+)
+from affidavit.service.operation.database_admin import require_head as require
 from affidavit.service.store import CertificateStore, Filters, PlanRequest, StoredCertificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 from tests.service.conftest import PRAGMAS

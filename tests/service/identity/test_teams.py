@@ -20,8 +20,7 @@ from affidavit.service.identity.provider import ProviderMisconfigured, provider_
 from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.log.audit import audit, snapshot
-from affidavit.service.migrate import metadata
-from affidavit.service.operation.database_admin import grant_application
+from affidavit.service.operation.database_admin import grant_application, metadata
 from affidavit.service.settings import Settings
 from affidavit.service.teams import RULES, acting_for
 from tests.service.identity.test_access import ROWS

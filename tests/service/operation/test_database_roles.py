@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError, ProgrammingError
 
-from affidavit.service.migrate import upgrade
-from affidavit.service.operation.database_admin import grant_application
+from affidavit.service.operation.database_admin import grant_application, upgrade
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.operation.databases import statements, with_user
 from tests.service.operation.logged import until_logged

@@ -11,7 +11,14 @@ from sqlalchemy import inspect, text
 
 from affidavit.service.__main__ import main
 from affidavit.service.database import open_engine
-from affidavit.service.migrate import UnknownSchema, current, head, metadata, require_head, upgrade
+from affidavit.service.operation.database_admin import (
+    UnknownSchema,
+    current,
+    head,
+    metadata,
+    require_head,
+    upgrade,
+)
 from tests.service.operation.databases import statements
 
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
-from affidavit.service.migrate import upgrade
 from affidavit.service.operation import readiness
+from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE
 from tests.waiting import wait_until

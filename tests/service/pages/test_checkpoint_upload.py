@@ -26,7 +26,7 @@ def _newest(yard: Yard, more_than: int = 0) -> str:
 def _held(yard: Yard, kept: str, status: int = 200) -> Any:
     answer = yard.client.get(
         "/audit.json",
-        params={"kept": kept},
+        params={"saved_checkpoint": kept},
         headers={"authorization": f"Bearer {yard.tokens['audit']}"},
     )
     assert answer.status_code == status, answer.text
@@ -66,10 +66,10 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     # What the service signed once, and what it now says was there, are not the same.
     rewritten = of(key, root_hash=_other(stored))
     assert (rewritten["extended"], rewritten["signed"]) == (False, True)
-    assert "have changed since" in rewritten["said"]
+    assert "have changed since" in rewritten["contradiction"]
     lost = of(key, size=now.size + 100)
     assert (lost["extended"], lost["signed"]) == (False, True)
-    assert "entries are missing" in lost["said"]
+    assert "entries are missing" in lost["contradiction"]
     # What somebody else signed accuses nobody.
     assert not of(stranger, root_hash=_other(stored))["signed"]
     assert of(stranger)["extended"]
@@ -78,7 +78,7 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     )
     page = yard.client.get(
         "/audit",
-        params={"kept": forged},
+        params={"saved_checkpoint": forged},
         headers={"authorization": f"Bearer {yard.tokens['audit']}", "accept": "text/html"},
     )
     assert "Stop the service, keep a copy" in page.text

@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from affidavit.certificate import KeyStore
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
 from tests.browser.company import PEOPLE, Company, settle
 from tests.browser.serving import Site

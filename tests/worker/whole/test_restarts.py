@@ -15,7 +15,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from affidavit.service.migrate import upgrade
+from affidavit.service.operation.database_admin import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.postgresql_server import Cluster
