@@ -44,7 +44,6 @@ from affidavit.service.lifecycle.models import (
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
 from affidavit.service.log.entries import append
-from affidavit.service.policies.evaluation import certification_request
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
     PlanRequest,
@@ -314,7 +313,7 @@ async def reissue(
             code="still_valid",
         )
     plan, team = plan_of(certificate), certificate.team
-    reissued = await run_in_threadpool(certification_request, policies, plan, actor.name, team)
+    reissued = await run_in_threadpool(policies.certification_request, plan, actor.name, team)
     if reissued.id != certificate.id:
         raise DecisionRefused(
             f"Under the policies in force, this plan's certificate is {reissued.id}.",

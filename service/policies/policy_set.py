@@ -1,8 +1,13 @@
-"""The policy set: the policies and waivers in force at one moment, read and verified together.
+"""The policy set: the policies and waivers in force at one moment, and what they say of a plan.
 
 The policy of a plan follows from the name of its data set alone: the active policy that
 names it, or else the active one for ``default``, or else the built-in one. At most one
 active policy may cover a data set, so the result never depends on an order.
+
+A certification request is a plan, its policy and the waivers in force for its requester; the
+id of its certificate follows from it before any accounting. Accounting takes time, so the
+policy set is read again in the transaction that stores the certificate: if it has changed,
+the assessment is judged by the new one, and the certificate names that.
 """
 
 from __future__ import annotations
@@ -11,13 +16,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
-from affidavit.certificate.policy import BUILT_IN, Policy, Waiver, in_force
+from affidavit.certificate import Assessment, certificate_id
+from affidavit.certificate.policy import BUILT_IN, Budget, Policy, Waiver, in_force
 from affidavit.plan import Plan, digest
 from affidavit.service.errors import DomainError
+from affidavit.service.teams import DEFAULT, in_id
 
 Head = tuple[int, int, int]
 """The last row ids of policies, waivers and revocations; equal heads are equal policy sets."""
+
+
+class PoliciesChanged(Exception):
+    """The policy set is no longer the one by which a certificate was judged."""
 
 
 class PolicyConflict(DomainError):
@@ -87,3 +99,44 @@ class PolicySet:
 def _scope(policy: Policy) -> Iterable[str]:
     """The data sets of a policy; ``the default`` is not a valid name of a data set."""
     return ("the default",) if policy.datasets == "default" else policy.datasets
+
+
+@dataclass(frozen=True)
+class CertificationRequest:
+    """A plan with the policy and the waivers in force for its requester."""
+
+    plan: Plan
+    requester: str
+    policy: Policy
+    waivers: tuple[Waiver, ...]
+    team: str = DEFAULT
+
+    @classmethod
+    def under(
+        cls, policies: PolicySet, plan: Plan, requester: str, team: str = DEFAULT
+    ) -> CertificationRequest:
+        """The request for ``plan`` by ``requester`` of ``team`` under ``policies``."""
+        waivers = policies.waivers_of(plan, requester)
+        return cls(plan, requester, policies.policy_of(plan.dataset.name), waivers, team)
+
+    @cached_property
+    def id(self) -> str:
+        """The id of its certificate."""
+        return certificate_id(self.plan, self.policy, self.waivers, in_id(self.team))
+
+    def with_id(self, known: str) -> CertificationRequest:
+        """This request, with its id computed before."""
+        self.__dict__["id"] = known  # where cached_property stores it
+        return self
+
+
+def budget_status(assessment: Assessment, ledger: Mapping[str, Any] | None) -> Budget:
+    """Whether the run fits its data set's budget; ``ledger`` is the ledger's position, if any.
+
+    A plan that is not certified costs nothing, so its budget is not a further reason.
+    """
+    if assessment.verdict != "certified":
+        return "fits"
+    if ledger is None:
+        return "none"
+    return "fits" if ledger["fits"] else "exceeded"

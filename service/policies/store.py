@@ -62,8 +62,14 @@ from affidavit.certificate.policy import (
     policy_from,
     sign_document,
 )
+from affidavit.plan import Plan
 from affidavit.service.database import hold, reader, writer
-from affidavit.service.policies.policy_set import Head, PolicySet
+from affidavit.service.policies.policy_set import (
+    CertificationRequest,
+    Head,
+    PoliciesChanged,
+    PolicySet,
+)
 from affidavit.service.tables import (
     Sequence,
     UtcDateTime,
@@ -71,7 +77,7 @@ from affidavit.service.tables import (
     metadata,
     signing_keys,
 )
-from affidavit.service.teams import TEAM
+from affidavit.service.teams import TEAM, acting_for
 
 policies = Table(
     "policies",
@@ -197,6 +203,25 @@ class PolicyStore:
             last = self._read(connection, head)
             self._last[team] = last
         return last
+
+    def certification_request(self, plan: Plan, requester: str, team: str) -> CertificationRequest:
+        """The request under the policy set in force for ``team``; raises ``PolicyTampered``."""
+        with acting_for(team):
+            return CertificationRequest.under(self.policy_set(), plan, requester, team)
+
+    def require_unchanged(self, connection: Connection, *requests: CertificationRequest) -> None:
+        """Lock the policy set until the transaction ends.
+
+        Raises ``PoliciesChanged`` and ``PolicyTampered``.
+        """
+        lock_policies(connection, shared=True)
+        policies = self.policy_set_in(connection)
+        if any(
+            CertificationRequest.under(policies, request.plan, request.requester, request.team)
+            != request
+            for request in requests
+        ):
+            raise PoliciesChanged
 
     def versions(self) -> list[StoredPolicy]:
         """Every version of every policy, newest first."""

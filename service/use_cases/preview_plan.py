@@ -36,7 +36,7 @@ from affidavit.importers import LIBRARIES, Partial, imported, imported_document
 from affidavit.plan import MalformedPlan, Plan, Reason, digest, load_json, load_yaml, plan_from
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
-from affidavit.service.policies.evaluation import budget_status, certification_request
+from affidavit.service.policies.policy_set import budget_status
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import DEFAULT, acting_for
@@ -99,7 +99,7 @@ class PreviewPlan:
         Raises ``AccountingUnavailable`` and ``PolicyTampered``.
         """
         requested = await run_in_threadpool(
-            certification_request, self._policies, plan, requester, team
+            self._policies.certification_request, plan, requester, team
         )
         policy = requested.policy
         required = policy.second_opinion == "required"

@@ -39,15 +39,13 @@ from affidavit.service.fair_queue import another_turn
 from affidavit.service.keys import Keyring
 from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.lifecycle.status import DECIDED, Status
-from affidavit.service.policies.evaluation import (
+from affidavit.service.policies.policy_set import (
     CertificationRequest,
+    Head,
     PoliciesChanged,
+    PolicySet,
     budget_status,
-    certification_request,
-    is_pending_budget,
-    require_unchanged,
 )
-from affidavit.service.policies.policy_set import Head, PolicySet
 from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
 from affidavit.service.store import (
@@ -305,8 +303,7 @@ class SubmitPlan:
                     within=self._revalidate([signed]),
                 )
             except PoliciesChanged:
-                requested = certification_request(
-                    self._policies,
+                requested = self._policies.certification_request(
                     job.certification.plan,
                     job.certification.requester,
                     job.certification.team,
@@ -367,7 +364,7 @@ class SubmitPlan:
         """Hold the rules still in the transaction that stores what was judged by them."""
 
         def revalidate(connection: Connection) -> None:
-            require_unchanged(self._policies, connection, *(item.certification for item in signed))
+            self._policies.require_unchanged(connection, *(item.certification for item in signed))
             for item in signed:
                 record_waivers(connection, item.certificate.id, item.waivers, self._keyring.now())
 
@@ -375,7 +372,11 @@ class SubmitPlan:
 
 
 def _is_pending_budget(certificate: StoredCertificate) -> bool:
-    return is_pending_budget(certificate.verdict, certificate.result)
+    """Whether a stored result is a refusal that a larger budget could end.
+
+    The budget is not part of the request, so such a plan is judged again when it is resent.
+    """
+    return certificate.verdict == "refused" and '"code": "policy_budget"' in certificate.result
 
 
 def _has_same_reasons(certificate: StoredCertificate, assessment: Assessment) -> bool:

@@ -10,8 +10,7 @@ import pytest
 
 from affidavit.certificate.policy import Policy
 from affidavit.plan import MalformedPlan, Syntax
-from affidavit.service.policies.evaluation import CertificationRequest
-from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
 from affidavit.service.use_cases import submit_plan
 from affidavit.service.use_cases.submit_plan import CachedPlan, PlanCache
 

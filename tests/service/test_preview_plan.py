@@ -11,7 +11,7 @@ import pytest
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.errors import AccountingTimeout, TooBusy
-from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
 from affidavit.service.use_cases.preview_plan import MAX_WAITING, PreviewPlan
 
 PlanOf = Callable[..., Plan]
@@ -36,8 +36,8 @@ class Pool:
 class Policies:
     """The built-in policy alone."""
 
-    def policy_set(self) -> PolicySet:
-        return PolicySet()
+    def certification_request(self, plan: Plan, requester: str, team: str) -> CertificationRequest:
+        return CertificationRequest.under(PolicySet(), plan, requester, team)
 
 
 async def _nowhere(plan: Plan, assessment: Assessment) -> None: ...
