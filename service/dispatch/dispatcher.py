@@ -49,8 +49,7 @@ from affidavit.service.dispatch.engine import (
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import expire_reservations
-from affidavit.service.runs.locked_run import LockedRun
-from affidavit.service.runs.queue import RunQueue
+from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases
 

@@ -469,7 +469,7 @@ def settle_by_hand(
     """``settle`` for a caller whose run the service did not see: in full, whatever it reports.
 
     The digest of a record shows nothing: only a run's record, which the service holds and has
-    judged itself, gives anything back (``runs.locked_run``). Raises like ``settle``.
+    judged itself, gives anything back (``runs.queue.LockedRun``). Raises like ``settle``.
     """
     certified = reservation.certified_steps
     if reservation.state == "committed" and steps_run < certified:

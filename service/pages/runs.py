@@ -43,8 +43,8 @@ from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository
 from affidavit.service.runs.events import rounded_up
-from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
+from affidavit.service.runs.queue import LockedRun
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import current

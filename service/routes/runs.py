@@ -25,7 +25,6 @@ from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId
-from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import (
     CancelRequest,
     CompletionRequest,
@@ -41,6 +40,7 @@ from affidavit.service.runs.models import (
     run_of,
     started_run,
 )
+from affidavit.service.runs.queue import LockedRun
 from affidavit.service.services import Services, TheServices
 from affidavit.worker import Job, Renewal
 

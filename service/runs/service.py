@@ -48,9 +48,8 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
-from affidavit.service.runs.locked_run import LockedRun
 from affidavit.service.runs.models import CompletionRequest, RunRequest
-from affidavit.service.runs.queue import RunQueue
+from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.store import CertificateStore, current

@@ -21,8 +21,8 @@ from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.integrity import replay
-from affidavit.service.runs.locked_run import MOST_FAILED_ATTEMPTS
 from affidavit.service.runs.models import CompletionRequest
+from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
