@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
-from affidavit.accountants.protocol import AccountantError, Adjustable, PrivacyCurve
+from affidavit.accountants.protocol import AccountantError, Adjustable, OutOfReach, PrivacyCurve
 from affidavit.plan import (
     Composed,
     Event,
@@ -71,6 +72,36 @@ class Enclosed:
             above=_adjusted(self.above, relative_width),
             below=tuple(_adjusted(curve, relative_width) for curve in self.below),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LeastCurve:
+    """The least upper ends of several curves of one event, of which some may be out of reach."""
+
+    curves: tuple[PrivacyCurve, ...]
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of the smallest ε (nats) at ``delta``; raises where every curve does."""
+        return self._least(lambda curve: curve.epsilon(delta))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of the smallest δ at ``epsilon`` (nats); raises where every curve does."""
+        return self._least(lambda curve: curve.delta(epsilon))
+
+    def with_width(self, relative_width: float) -> LeastCurve:
+        """The same with narrower or wider brackets of each, where they can be had."""
+        return LeastCurve(tuple(_adjusted(curve, relative_width) for curve in self.curves))
+
+    def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        results, errors = [], []
+        for curve in self.curves:
+            try:
+                results.append(answer(curve))
+            except OutOfReach as error:
+                errors.append(error)
+        if not results:
+            raise errors[0]
+        return reduce(Bracket.intersect, results)
 
 
 def _closed(

@@ -27,7 +27,7 @@ from functools import partial
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Enclosed, attained
+from affidavit.accountants.enclosure import Enclosed, LeastCurve, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.discretization import (
     Laws,
@@ -70,6 +70,9 @@ _SCHEDULE = 5e-3
 _VISIBLE, _HIDDEN = 1e-3, 5e-4
 """Relative widths of what others show of a lot, of which the lower end alone is read, and of what
 they hide of it, of which the upper end is."""
+
+_LEAST_REST = 0.1
+"""Of δ, what lots that hide a cut have to leave after what they concede."""
 
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
@@ -119,8 +122,8 @@ class FourierAccountant:
         if hidden == above.directions:
             return Enclosed(above=above, below=tuple(below))
         wide = max(above.relative_width, _HIDDEN)
-        cover = replace(above, directions=hidden, relative_width=wide)
-        return Enclosed(above=CutLots(hidden=cover, revealed=above), below=tuple(below))
+        covered = CoveredCurve(curve=replace(above, directions=hidden, relative_width=wide))
+        return Enclosed(above=LeastCurve((above, covered)), below=tuple(below))
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)
@@ -285,53 +288,33 @@ class FourierCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CutLots:
-    """The lesser upper ends of a run with its cut lots ``hidden`` and with them ``revealed``.
+class CoveredCurve:
+    """Upper ends of a run whose cut lots are hidden, by ``curve``, whose laws concede some of δ."""
 
-    What ``hidden`` concedes adds to δ. Lower ends are those of the second.
-    """
+    curve: FourierCurve
 
-    hidden: FourierCurve
-    revealed: FourierCurve
-
-    def with_width(self, relative_width: float) -> CutLots:
+    def with_width(self, relative_width: float) -> CoveredCurve:
         """The same with brackets about ``relative_width`` of ε (or δ) wide."""
-        return CutLots(
-            hidden=self.hidden.with_width(max(relative_width, _HIDDEN)),
-            revealed=self.revealed.with_width(relative_width),
-        )
+        return CoveredCurve(curve=self.curve.with_width(max(relative_width, _HIDDEN)))
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``; raises as ``FourierCurve`` does."""
+        """``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""
         require_delta(delta)
         rest = delta - self._conceded
-        return self._least(
-            lambda: self.revealed.epsilon(delta),
-            lambda: self.hidden.epsilon(rest).upper if rest > 0.1 * delta else math.inf,
-        )
+        if rest <= _LEAST_REST * delta:
+            raise OutOfReach(
+                f"δ = {delta:g} is too small for the lots that hide a cut", "choose a larger δ"
+            )
+        return Bracket(lower=0.0, upper=self.curve.epsilon(rest).upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
-        return self._least(
-            lambda: self.revealed.delta(epsilon),
-            lambda: (self.hidden.delta(epsilon).upper + self._conceded) * (1 + 1e-15),
-        )
+        """``[0, δ]`` at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
+        upper = (self.curve.delta(epsilon).upper + self._conceded) * (1 + 1e-15)
+        return Bracket(lower=0.0, upper=min(1.0, upper))
 
     @property
     def _conceded(self) -> float:
-        return max(direction.conceded for direction in self.hidden.directions)
-
-    def _least(self, revealed: Callable[[], Bracket], hidden: Callable[[], float]) -> Bracket:
-        """``revealed`` with the upper end of ``hidden`` if less; either may be out of reach."""
-        try:
-            result = revealed()
-        except OutOfReach:
-            return Bracket(lower=0.0, upper=hidden())
-        try:
-            upper = hidden()
-        except OutOfReach:
-            return result
-        return Bracket(lower=min(result.lower, upper), upper=min(result.upper, upper))
+        return max(direction.conceded for direction in self.curve.directions)
 
 
 def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:

@@ -126,13 +126,15 @@ def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...
                 conceded=conceded * (1 + 1e-9),
             )
         )
+    if lots != "hidden":
+        return tuple(result)
     # Under add_remove a cover is one for data sets of at least half of the records.
-    halves = {leaf: _halved(leaf) for leaf, _ in parts if lots == "hidden" and _halved(leaf)}
+    halves = {leaf: half for leaf, _ in parts if (half := _halved(leaf))}
     if not halves:
         return tuple(result)
-    if len({half.dataset_size for half in halves.values() if half}) > 1:
+    if len({half.dataset_size for half in halves.values()}) > 1:
         return directions(event)
-    smaller = [Repeated(event=halves.get(leaf) or leaf, count=count) for leaf, count in parts]
+    smaller = [Repeated(event=halves.get(leaf, leaf), count=count) for leaf, count in parts]
     return (*result, *directions(Composed(events=tuple(smaller))))
 
 

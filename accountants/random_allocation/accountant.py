@@ -26,7 +26,6 @@ arXiv:2502.08202 and arXiv:2602.17284, for random allocation and its convolution
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -34,7 +33,7 @@ from typing import Literal
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Enclosed
+from affidavit.accountants.enclosure import Enclosed, LeastCurve
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
@@ -244,32 +243,6 @@ def _composed(
     return ComposedAllocationCurve(
         sides=(Side(passes=remove, beside=beside[0]), Side(passes=add, beside=beside[1]))
     )
-
-
-@dataclass(frozen=True, slots=True)
-class LeastCurve:
-    """The least upper ends of several curves of one event, of which some may be out of reach."""
-
-    curves: tuple[PrivacyCurve, ...]
-
-    def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``; raises where every curve does."""
-        return self._least(lambda curve: curve.epsilon(delta))
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats); raises where every curve does."""
-        return self._least(lambda curve: curve.delta(epsilon))
-
-    def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
-        results, errors = [], []
-        for curve in self.curves:
-            try:
-                results.append(answer(curve))
-            except OutOfReach as error:
-                errors.append(error)
-        if not results:
-            raise errors[0]
-        return reduce(Bracket.intersect, results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

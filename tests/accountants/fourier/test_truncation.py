@@ -26,6 +26,7 @@ from affidavit.accountants.fourier.truncated_poisson import (
     visible_law,
 )
 from affidavit.accountants.pld import PldAccountant
+from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
     Composed,
     Event,
@@ -526,3 +527,12 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
         for limit, epsilon in zip(bounds, EPSILONS, strict=True):
             exact = float(np.maximum(over - math.exp(epsilon) * under, 0).sum()) * 0.05**2
             assert exact <= limit * (1 + QUADRATURE) + 1e-12
+
+
+@pytest.mark.parametrize("neighbours", ALL)
+def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(neighbours: Neighbours) -> None:
+    """δ below the method's, and below what hidden lots concede: another engine has to answer."""
+    leaf = cut(520, neighbours, size=50_000, q=0.01, sigma=1.0)
+    curve = FourierAccountant().curve(Repeated(event=leaf, count=2000))
+    with pytest.raises(OutOfReach):
+        curve.epsilon(1e-25)
