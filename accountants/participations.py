@@ -28,14 +28,13 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import (
-    AccountantError,
     OutOfReach,
     PrivacyCurve,
     Unsupported,
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import OURS, accountant
+from affidavit.accountants.registry import OURS, curve_or_none
 from affidavit.plan import (
     Event,
     Gaussian,
@@ -182,7 +181,7 @@ class ParticipationAccountant:
             count=count,
             gain=((2.0 if two else 1.0) / leaf.noise_multiplier) ** 2 * (1 + ROUNDING),
             base=base * (1 + ROUNDING),
-            other=_renyi(event),
+            other=curve_or_none("rdp", event),
         )
 
 
@@ -209,13 +208,6 @@ def _rate(leaf: Drawn) -> float:
     if isinstance(leaf, PoissonSubsampledGaussian):
         return leaf.sampling_probability
     return leaf.sample_size / leaf.dataset_size
-
-
-def _renyi(event: Event) -> PrivacyCurve | None:
-    try:
-        return accountant("rdp").curve(event)
-    except AccountantError:
-        return None
 
 
 def _unsupported() -> Unsupported:

@@ -19,8 +19,8 @@ from importlib import import_module
 from importlib.metadata import version
 
 from affidavit import __version__
-from affidavit.accountants.protocol import Accountant
-from affidavit.plan import extension, installed
+from affidavit.accountants.protocol import Accountant, AccountantError, PrivacyCurve
+from affidavit.plan import Event, extension, installed
 
 OURS = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
@@ -87,6 +87,14 @@ def accountant(name: str) -> Accountant:
         engine_class = getattr(import_module(module), kind)
     engine: Accountant = engine_class()
     return engine
+
+
+def curve_or_none(name: str, event: Event) -> PrivacyCurve | None:
+    """The curve of ``event`` by the engine called ``name``, or None where it has none."""
+    try:
+        return accountant(name).curve(event)
+    except AccountantError:
+        return None
 
 
 def versions() -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ from affidavit.accountants.protocol import (
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import OURS, accountant
+from affidavit.accountants.registry import OURS, accountant, curve_or_none
 from affidavit.accountants.selection.attacks import FAR, near, widened
 from affidavit.accountants.selection.hinges import Hinges
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
@@ -156,15 +156,8 @@ class SelectionAccountant:
             run=run * (orders // len(run)),
             whole=whole * (orders // len(whole)),
             repetitions=repetitions,
-            other=_renyi(event) if repetitions.fall > _STEEP else None,
+            other=curve_or_none("rdp", event) if repetitions.fall > _STEEP else None,
         )
-
-
-def _renyi(event: Event) -> PrivacyCurve | None:
-    try:
-        return accountant("rdp").curve(event)
-    except AccountantError:
-        return None
 
 
 def _orders(event: Event) -> tuple[Order, ...]:

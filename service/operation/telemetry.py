@@ -264,7 +264,7 @@ class _Stored(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Their names; without this the registry would read them when it is told of them."""
+        """Their names; without this the registry would read them as they are registered."""
         return [GaugeMetricFamily(name, meaning) for name, meaning in self._meanings.items()]
 
     def collect(self) -> Iterator[Metric]:
