@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from affidavit.service.operation.database_admin import upgrade
 from tests.browser.program import program
@@ -28,6 +28,7 @@ from tests.browser.serving import Site, served, settings_in
 from tests.service.conftest import accounting  # noqa: F401
 
 WAIT_MILLISECONDS = 60_000
+expect.set_options(timeout=WAIT_MILLISECONDS)
 HARMLESS = ("Failed to load resource", "htmx:sendAbort", "htmx:afterRequest")
 
 
@@ -104,12 +105,17 @@ class Visitor:
         self.goto(f"/sign-in?next={to}")
         self.page.fill("input[name=token]", token)
         self.page.click("main button[type=submit]")
-        assert urlsplit(self.page.url).path == to, self.page.inner_text("main")
+        self.page.wait_for_url(lambda url: urlsplit(url).path == to)
 
     def text(self) -> str:
         """What the page's main part says."""
+        self.page.wait_for_load_state()
         result: str = self.page.inner_text("main")
         return result
+
+    def sees(self, text: str) -> None:
+        """Wait until the page's main part says this, which a click may bring later."""
+        expect(self.page.locator("main")).to_contain_text(text, use_inner_text=True)
 
     def look(self, name: str) -> None:
         """Look at the page: nothing sticks out of it, axe finds no fault, and a picture."""

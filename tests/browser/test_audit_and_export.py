@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import open_checkpoint, verify_inclusion
@@ -39,8 +40,8 @@ def download(visitor: Any, click: str) -> str:
 
 def test_the_overview_lists_what_needs_attention(visitor: Any, auditor: str) -> None:
     visitor.sign_in(auditor)
-    assert "Recently not certified" in visitor.text()
-    assert "under-noised" in visitor.text()
+    visitor.sees("Recently not certified")
+    visitor.sees("under-noised")
     visitor.look("overview")
 
 
@@ -53,7 +54,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     else:
         visitor.page.click("button:text-is('Filter')")
     rows = visitor.page.locator("tbody tr")
-    assert rows.count() == 1
+    expect(rows).to_have_count(1)
     kinds = visitor.page.locator("tbody td:nth-child(3)").all_inner_texts()
     assert set(kinds) == {"refusal"}
 
@@ -78,7 +79,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
 
     # The entry's own page, its data, and the proof held to that checkpoint.
     visitor.page.click("tbody th a")
-    assert "in the log" in visitor.text()
+    visitor.sees("in the log")
     visitor.look("audit-entry")
     shown = json.loads(download_json(visitor))
     leaf = hashlib.sha256(b"\x00" + shown["content"].encode()).digest()
@@ -108,7 +109,7 @@ def test_a_range_of_entries_is_verified(visitor: Any, auditor: str) -> None:
     if not visitor.kind.scripts:
         visitor.page.click("button:has-text('Verify')")
     visitor.page.get_by_text("Entries 0 to 2 match").wait_for()
-    assert "verified" in visitor.text()
+    visitor.sees("verified")
     visitor.look("audit-verified")
     visitor.page.fill("input[name=end]", "999999")
     if not visitor.kind.scripts:
@@ -122,7 +123,7 @@ def test_tokens_are_created_shown_once_and_revoked(visitor: Any, site: Any) -> N
     name = f"ci-{visitor.kind}"
     visitor.page.fill("input[name=name]", name)
     visitor.page.click("button:has-text('Create token')")
-    assert "select one" in visitor.text()
+    visitor.sees("select one")
     visitor.page.check("input[value=submit]")
     visitor.page.click("button:has-text('Create token')")
     created = visitor.page.input_value(".card input")
@@ -132,7 +133,7 @@ def test_tokens_are_created_shown_once_and_revoked(visitor: Any, site: Any) -> N
     row.locator("summary").click()
     row.locator("input[name=reason]").fill("left the team")
     row.locator("button").click()
-    assert "The token has been revoked" in visitor.text()
+    visitor.sees("The token has been revoked")
     assert created not in visitor.page.content()
     visitor.look("tokens")
     with pytest.raises(AssertionError, match="revoked_token"):

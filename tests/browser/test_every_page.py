@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from playwright.sync_api import expect
 
 from affidavit.service.pages.runs import EVENTS
 from affidavit.service.pages.text import words
@@ -141,7 +142,7 @@ def test_pages_work_with_the_keyboard_alone(
     page.keyboard.type("nightly")
     press("Enter")
     page.wait_for_url("**/runs?*queue=nightly*")
-    assert page.locator("tbody tr").count() == 1
+    expect(page.locator("tbody tr")).to_have_count(1)
     page.locator("tbody th a").press("Enter")
     page.wait_for_url(f"**/runs/{company.runs['other-queue']}")
 

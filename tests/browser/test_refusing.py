@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 Plan = Callable[..., dict[str, Any]]
 
@@ -39,9 +40,9 @@ def test_a_refusal_is_found_and_explained(visitor: Any, officer: str) -> None:
     page.click("button:text-is('Save')")
     assert f"refused {visitor.kind}" in page.inner_text(".kept")
     page.click("tbody th a")
-    assert "Refused: " in visitor.text()
-    assert "fixed_size_needs_replace_one" in visitor.text()
-    assert "What to do:" in visitor.text()
+    visitor.sees("Refused: ")
+    visitor.sees("fixed_size_needs_replace_one")
+    visitor.sees("What to do:")
     visitor.look("refused")
 
 
@@ -50,14 +51,14 @@ def test_a_wrong_claim_is_diagnosed(visitor: Any, officer: str) -> None:
     visitor.sign_in(officer)
     page.fill("#everything", "claimed")
     page.press("#everything", "Enter")
-    assert "ε = 0.5613 is claimed" in visitor.text()
+    visitor.sees("ε = 0.5613 is claimed")
     assert page.input_value("#claimed") == "0.5613"
     if visitor.kind.scripts:
         page.locator("#claimed").scroll_into_view_if_needed()
     else:
         page.click("button:text-is('Diagnose')")
     page.get_by_text("Mistake").first.wait_for()
-    assert "single block" in visitor.text()
+    visitor.sees("single block")
     visitor.look("diagnosed")
     page.fill("#claimed", "much")
     if not visitor.kind.scripts:
@@ -71,7 +72,7 @@ def test_a_certificate_shows_curves_and_downloads(visitor: Any, officer: str) ->
     visitor.sign_in(officer, "/certificates")
     page.click("tbody a:text-is('usable')")
     drawn = page.locator("figure svg, figure img")
-    assert drawn.count() == 3
+    expect(drawn).to_have_count(3)
     assert "13" in page.locator("[aria-label='Verification steps'] tbody tr").last.inner_text()
     visitor.look("certificate")
     for link, begins in (("a.button:text-is('PDF')", b"%PDF-"), ("text=registry", b"# Complete")):
@@ -82,4 +83,4 @@ def test_a_certificate_shows_curves_and_downloads(visitor: Any, officer: str) ->
     page.emulate_media(media="print")
     assert not page.locator("nav.places").is_visible()
     assert not page.locator(".takes").is_visible()
-    assert "Certified: ε ≤ 0.56129" in visitor.text()
+    visitor.sees("Certified: ε ≤ 0.56129")

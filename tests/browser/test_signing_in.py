@@ -8,24 +8,24 @@ from typing import Any
 def test_signing_in_and_out_with_a_token(visitor: Any, site: Any) -> None:
     token = site.token("priya", "submit", "approve", "audit", "admin")
     visitor.goto("/keys")
-    assert visitor.page.url.endswith("/sign-in?next=%2Fkeys")
+    visitor.page.wait_for_url("**/sign-in?next=%2Fkeys")
     visitor.look("sign-in")
     visitor.page.fill("input[name=token]", token[:-1] + "!")
     visitor.page.click("main button[type=submit]")
-    assert "not one that this service knows" in visitor.text()
+    visitor.sees("not one that this service knows")
     visitor.look("sign-in-wrong")
     visitor.page.fill("input[name=token]", token)
     visitor.page.click("main button[type=submit]")
-    assert "Signing keys" in visitor.text()
+    visitor.sees("Signing keys")
     visitor.look("keys")
     visitor.page.click("text=Sign out")
-    assert "You have signed out." in visitor.text()
+    visitor.sees("You have signed out.")
     visitor.goto("/keys")
-    assert "/sign-in?next=%2Fkeys" in visitor.page.url
+    visitor.page.wait_for_url("**/sign-in?next=%2Fkeys")
 
 
 def test_an_unknown_page_is_not_found(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("sam", "audit"), "/keys")
     visitor.goto("/nowhere")
-    assert "not_found" in visitor.text()
+    visitor.sees("not_found")
     visitor.look("not-found")

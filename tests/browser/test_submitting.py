@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from playwright.sync_api import expect
+
 from tests.waiting import wait_until
 
 FIELDS = {
@@ -82,7 +84,7 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
     if not visitor.kind.scripts:
         page.click("button:text-is('Preview')")
     wrong.get_by_text("not 'sixty'").wait_for()
-    assert "incomplete" in visitor.text()
+    visitor.sees("incomplete")
     visitor.look("new-plan-wrong")
     page.fill("[name='dataset.size']", "60000")
     if not visitor.kind.scripts:
@@ -160,13 +162,13 @@ def test_two_plans_are_compared(visitor: Any, site: Any) -> None:
         visitor.page.press("#everything", "Enter")
     visitor.page.wait_for_url(f"**/certificates/{longer}")
     visitor.page.click("text=Compare with small")
-    assert "longer" in visitor.text()
-    assert "guarantee is stronger" in visitor.text()
-    assert "Sum:" in visitor.text()
+    visitor.sees("longer")
+    visitor.sees("guarantee is stronger")
+    visitor.sees("Sum:")
     visitor.look("compare")
     visitor.goto(f"/compare?id={first}&id={other}")
-    assert "not ranked" in visitor.text()
-    assert "Set the same adjacency in both plans." in visitor.text()
+    visitor.sees("not ranked")
+    visitor.sees("Set the same adjacency in both plans.")
     visitor.look("compare-not-ranked")
 
 
@@ -177,14 +179,14 @@ def test_several_plans_are_compared(visitor: Any, site: Any) -> None:
     for certificate in several:
         visitor.page.check(f"input[value='{certificate}']")
     visitor.page.click("form[action='/compare'] button")
-    assert visitor.page.locator("[aria-label=Guarantees] tbody tr").count() == 3
+    expect(visitor.page.locator("[aria-label=Guarantees] tbody tr")).to_have_count(3)
 
 
 def test_empty_pages_say_what_to_do(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
-    assert "No budgets yet" in visitor.text()
+    visitor.sees("No budgets yet")
     visitor.look("empty-datasets")
     for path, says in (("/runs", "No runs yet"), ("/waivers", "No waivers yet")):
         visitor.goto(path)
-        assert says in visitor.text()
+        visitor.sees(says)
     visitor.look("empty-waivers")
