@@ -60,6 +60,8 @@ _AIM = 0.1 * SLACK
 """How far beyond the edge a step is aimed, so that it ends on the safe side of the wobble."""
 _NEAR = 0.25 * SLACK
 """A safe value this near to the edge, by the slope of ε, is returned."""
+_PATIENCE = 3
+"""Steps by secants on one side of the edge before they grow."""
 _FLOOR = 1e-12
 """An ε below this is as good as none."""
 
@@ -192,8 +194,9 @@ class _Search:
     def least(self, at: float, slope: float) -> float | None:
         """The least scale; None where the highest fails, the lowest where that meets it.
 
-        Raises ``OutOfReach`` where the edge is that of what the engine bounds. What is not
-        bounded counts as too low until something lower was bounded and failed.
+        Raises ``OutOfReach`` where the edge is that of what the engine bounds, or seems to lie
+        beyond it. What is not bounded counts as too low until something lower was bounded and
+        failed.
         """
         low, high = -math.inf, math.inf
         before: tuple[float, float] | None = None
@@ -212,6 +215,8 @@ class _Search:
                     return self.scale(at)
             slope = _slope(at, value, before, slope)
             before = (at, value) if math.isfinite(value) else before
+            if high in self.unreached and math.isfinite(value) and value / slope > high - at:
+                break
             following = _next(at, value / slope, low, high, step, tries)
             step, at = following - at, min(max(following, self.ends[0]), self.ends[1])
             tries += 1
@@ -224,8 +229,10 @@ class _Search:
 def _next(at: float, off: float, low: float, high: float, last: float, tries: int) -> float:
     """The next point in log x: the edge that a secant sees ``off`` away, or the middle."""
     if not (math.isfinite(low) and math.isfinite(high)):
-        # One side is unknown: a secant, but no shorter and no longer than grows with each try.
-        length = min(max(abs(off + _AIM), _AIM * 2**tries), 0.5 * 2**tries)
+        # One side is unknown: a secant, longer where it has missed the edge before, but no
+        # shorter and no longer than grows with each try.
+        secant = abs(off + _AIM) * 2 ** max(0, tries - _PATIENCE)
+        length = min(max(secant, _AIM * 2**tries), 0.5 * 2**tries)
         return at + math.copysign(length, off or -1.0)
     margin = min(_AIM, (high - low) / 4)
     aim = min(max(at + off + _AIM, low + margin), high - margin)
