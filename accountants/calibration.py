@@ -60,7 +60,9 @@ _AIM = 0.1 * SLACK
 """How far beyond the edge a step is aimed, so that it ends on the safe side of the wobble."""
 _NEAR = 0.25 * SLACK
 """A safe value this near to the edge, by the slope of ε, is returned."""
-_PATIENCE = 3
+_WALL = 0.01
+"""This near to the noise that an engine cannot bound, by its log, an edge is not looked for."""
+_PATIENCE = 5
 """Steps by secants on one side of the edge before they grow."""
 _FLOOR = 1e-12
 """An ε below this is as good as none."""
@@ -194,14 +196,13 @@ class _Search:
     def least(self, at: float, slope: float) -> float | None:
         """The least scale; None where the highest fails, the lowest where that meets it.
 
-        Raises ``OutOfReach`` where the edge is that of what the engine bounds, or seems to lie
-        beyond it. What is not bounded counts as too low until something lower was bounded and
-        failed.
+        Raises ``OutOfReach`` where the edge is that of what the engine bounds. What is not
+        bounded counts as too low until something lower was bounded and failed.
         """
         low, high = -math.inf, math.inf
         before: tuple[float, float] | None = None
         step, tries = math.inf, 0
-        while high - low > _NEAR:
+        while high - low > (_WALL if high in self.unreached else _NEAR):
             value = self.excess(at)
             if at in self.unreached and self._is_beyond(low, high):
                 high = at
@@ -215,8 +216,6 @@ class _Search:
                     return self.scale(at)
             slope = _slope(at, value, before, slope)
             before = (at, value) if math.isfinite(value) else before
-            if high in self.unreached and math.isfinite(value) and value / slope > high - at:
-                break
             following = _next(at, value / slope, low, high, step, tries)
             step, at = following - at, min(max(following, self.ends[0]), self.ends[1])
             tries += 1

@@ -193,6 +193,32 @@ def test_a_wall_between_what_fails_and_what_would_do_is_no_solution_but_a_limit(
     assert least_noise(bounded_below_ten, 10.5) == pytest.approx(100 / 10.5, rel=SLACK)
 
 
+def test_a_target_that_flattens_out_below_a_wall_is_given_up_soon() -> None:
+    asked: list[float] = []
+
+    def flat(scale: float) -> float:
+        asked.append(scale)
+        if scale > 1000:
+            raise OutOfReach("too much noise")
+        return 1.08 + 1 / scale
+
+    with pytest.raises(OutOfReach, match="too much"):
+        least_noise(flat, 1.0)
+    assert len(asked) < 20
+
+
+@given(edge=st.floats(1.0, 990.0), steep=st.floats(0.5, 4.0))
+def test_an_edge_just_below_a_wall_is_found(edge: float, steep: float) -> None:
+    """Where ε all at once falls to zero, too, as it does where δ alone is nearly enough."""
+
+    def falling(scale: float) -> float:
+        if scale > 1000:
+            raise OutOfReach("too much noise")
+        return max(0.0, 2.0 - (scale / edge) ** steep)
+
+    assert least_noise(falling, 1.0) == pytest.approx(edge, rel=3 * SLACK)
+
+
 def test_nothing_bounded_anywhere_is_a_limit() -> None:
     def never(_: float) -> float:
         raise OutOfReach("delta is too small")
