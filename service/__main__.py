@@ -104,14 +104,18 @@ def _port(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m affidavit.service")
     commands = parser.add_subparsers(dest="command", required=True)
-    migrating = commands.add_parser("migrate", help="bring the database's schema to this release")
+    migrating = commands.add_parser("migrate", help="upgrade the database schema to this release")
     migrating.set_defaults(run=_migrate)
-    serving = commands.add_parser("serve", help="answer over HTTP until told to stop")
-    serving.add_argument("--host", default="127.0.0.1", help="127.0.0.1: this machine alone")
-    serving.add_argument("--port", type=_port, default=8321, help="0: any free one")
+    serving = commands.add_parser("serve", help="run the HTTP service")
+    serving.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 127.0.0.1 (this machine only) if omitted",
+    )
+    serving.add_argument("--port", type=_port, default=8321, help="0: any free port")
     serving.set_defaults(run=_serve)
     backing_up = commands.add_parser("backup", help="copy the embedded database to a new file")
-    backing_up.add_argument("file", type=Path, help="the file to make")
+    backing_up.add_argument("file", type=Path, help="the file to create")
     backing_up.set_defaults(run=_backup)
     tokens.add_parser(commands)
     audit_command.add_parser(commands)

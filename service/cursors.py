@@ -40,9 +40,9 @@ def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
         microseconds, *rest = json.loads(raw)
         moment = _EPOCH + microseconds * _MICROSECOND
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidCursor("the cursor is not one of this service") from None
+        raise InvalidCursor("this service did not issue the cursor") from None
     known = [type(item) for item in rest] == list(kinds)
     plain = all(entry.isascii() and entry.isprintable() for entry in rest if isinstance(entry, str))
     if not known or not plain:
-        raise InvalidCursor("the cursor is not one of this service")
+        raise InvalidCursor("this service did not issue the cursor")
     return (moment, *rest)

@@ -123,9 +123,9 @@ class Keyring:
                 if result is not None:
                     return result
         raise KeyFailure(
-            f"none of the keys in {self._directory} may sign for the role {role} now: there is "
-            "none, their windows are over, they are revoked, or their private halves are not "
-            f"here; run affidavit keys rotate --role {role}."
+            f"no key in {self._directory} can sign for the role {role} now: there is none, or each "
+            "is outside its window, revoked or without its private half; run affidavit keys "
+            f"rotate --role {role}."
         )
 
     def signer(self, role: KeyRole) -> Callable[[], SigningPort]:

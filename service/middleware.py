@@ -228,8 +228,8 @@ def _stopping() -> Problem:
     return Problem(
         503,
         "stopping",
-        "The service stops before this was done. Send it again, with its Idempotency-Key if it "
-        "had one.",
+        "The service is stopping and did not finish this request. Send it again, with its "
+        "Idempotency-Key if it had one.",
         headers={"Retry-After": "5", "Connection": "close"},
     )
 
@@ -295,7 +295,7 @@ class BodyLimit:
             code="too_large",
             pointer="",
             message=f"the body has more than {self._limit} bytes.",
-            remedy="Give large matrices by file and sha256.",
+            remedy="Pass large matrices by file and sha256.",
         )
         return Problem(413, "too_large", f"{reason}", reason, headers={"Connection": "close"})
 

@@ -91,8 +91,8 @@ class RequestModel(StrictModel):
     def _adapted(cls, reason: Reason) -> Reason:
         """``reason`` with a remedy for this model where the loader's own is one for plans."""
         remedies = {
-            "empty": f"Give {cls.noun}; see {cls.guide}.",
-            "too_large": f"Give {cls.noun} of at most {cls.max_bytes} bytes; see {cls.guide}.",
+            "empty": f"Send {cls.noun}; see {cls.guide}.",
+            "too_large": f"Send {cls.noun} of at most {cls.max_bytes} bytes; see {cls.guide}.",
         }
         return replace(reason, remedy=remedies.get(reason.code, reason.remedy))
 

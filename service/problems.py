@@ -219,8 +219,8 @@ def _database(error: DatabaseError | NoFreeConnection) -> Problem:
     return Problem(
         503,
         "database_unavailable",
-        "The database does not answer, or takes no writes; nothing was stored. Try again later; "
-        "the service's log says why.",
+        "The database does not answer or is read-only; nothing was stored. Try again later; the "
+        "service's log has the details.",
         headers={"Retry-After": "5"},
     )
 
@@ -230,7 +230,7 @@ def _signer(error: KeyFailure) -> Problem:
     return Problem(
         503,
         "signer_unavailable",
-        "The service's signing key cannot be used; nothing was stored. Its log says why.",
+        "The service cannot use its signing key; nothing was stored. Its log has the details.",
     )
 
 
@@ -239,8 +239,8 @@ def _policies(error: PolicyTampered) -> Problem:
     return Problem(
         503,
         "policy_altered",
-        "A policy or waiver in the database is not the one that was signed, so nothing is judged; "
-        "nothing was stored. The service's log says which.",
+        "A policy or waiver in the database differs from the signed one, so no plan is judged; "
+        "nothing was stored. The service's log has the details.",
     )
 
 
@@ -249,7 +249,7 @@ def _log(error: LogDamaged) -> Problem:
     return Problem(
         503,
         "log_damaged",
-        "The stored log contradicts itself, so nothing can be proved from it; tell the operator.",
+        "The stored log contradicts itself, so it cannot prove anything; tell the operator.",
     )
 
 

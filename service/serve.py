@@ -115,9 +115,9 @@ def _require_somebody(address: str, *, known: bool) -> None:
     """Raise ``NoIdentities`` where strangers would reach a service that knows nobody."""
     if not known and not is_loopback(address):
         raise NoIdentities(
-            f"the service would listen on {address} and there is nobody who may use it there; "
+            f"nobody could use the service on {address}: it has no tokens and no OpenID provider; "
             "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
-            "and what belongs to it, or leave --host out to serve this machine alone"
+            "and its related settings, or omit --host to serve only this machine"
         )
 
 

@@ -110,7 +110,7 @@ class Settings:
         )
         if provider is not None and provider.client is not None and public_url is None:
             raise SettingsError(
-                "AFFIDAVIT_PUBLIC_URL is not set, and the provider sends browsers back there; give "
+                "AFFIDAVIT_PUBLIC_URL is not set, and the provider redirects browsers there; give "
                 "scheme and host like https://dp.example.com."
             )
         return cls(

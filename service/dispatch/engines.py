@@ -207,9 +207,9 @@ def engine_of(dispatch: str, job: str) -> Engine | None:
         return KubernetesJobs.in_cluster(rest, job)
     if not job and (dispatch == "slurm" or kind == "kubernetes"):
         raise UnknownEngine(
-            "AFFIDAVIT_JOB is not set; give the batch script or the Job's manifest."
+            "AFFIDAVIT_JOB is not set; set it to the batch script or the Job manifest."
         )
     raise UnknownEngine(
-        f"AFFIDAVIT_DISPATCH is {dispatch[:80]!r}; give local, ray://HOST:8265, slurm or "
-        "kubernetes:NAMESPACE."
+        f"AFFIDAVIT_DISPATCH is {dispatch[:80]!r}; set it to local, ray://HOST:8265, slurm "
+        "or kubernetes:NAMESPACE."
     )

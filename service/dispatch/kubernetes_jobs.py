@@ -91,7 +91,7 @@ class KubernetesJobs:
             manifest["spec"]["template"]["spec"]["containers"][0]["name"]
         except (OSError, MalformedPlan, KeyError, IndexError, TypeError) as error:
             raise UnknownEngine(
-                f"AFFIDAVIT_JOB is {path!r}, no manifest of a Job: {error}"
+                f"AFFIDAVIT_JOB is {path!r}, which is not a Job manifest: {error}"
             ) from None
         client = httpx.Client(
             base_url=SERVER,
@@ -274,7 +274,9 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
     """Raises ``DomainError`` or ``VerificationError``."""
     match = JOB.fullmatch(job_id)
     if match is None:
-        return Verdict(state="Rejected", message="it is no run that was requested of Affidavit.")
+        return Verdict(
+            state="Rejected", message="no run with this id was requested from Affidavit."
+        )
     run = repository.find(connection, match[1])
     present, over = job_id_of(run.id, run.job), run.outcome is not None
     if over or job_id != present:

@@ -75,8 +75,8 @@ class Guard:
             raise Problem(
                 429,
                 "too_many_at_once",
-                f"{services.rate_limiter.at_once} requests of this caller are in progress; wait "
-                "for one, or ask the operator to raise AFFIDAVIT_CONCURRENCY.",
+                f"You already have {services.rate_limiter.at_once} requests in progress. Wait for "
+                "one to finish, or ask the operator to raise AFFIDAVIT_CONCURRENCY.",
                 headers={"Retry-After": "1"},
             )
         CALLER.set(caller.actor.name)  # with each token of theirs it is one share of the work
@@ -233,8 +233,8 @@ def _take(services: Services, request: Request, caller: str) -> None:
         raise Problem(
             429,
             "rate_limited",
-            f"more than {services.rate_limiter.per_minute} requests a minute; wait, or ask the "
-            "operator to raise AFFIDAVIT_RATE_LIMIT.",
+            f"You sent more than {services.rate_limiter.per_minute} requests in a minute. Wait, "
+            "or ask the operator to raise AFFIDAVIT_RATE_LIMIT.",
             headers={"Retry-After": retry_after(seconds)},
         )
 

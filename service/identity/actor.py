@@ -142,6 +142,6 @@ class CommandContext:
         """Raise ``IdempotencyKeyReused`` unless the key came with this very request before."""
         if request_digest != self.request_digest:
             raise IdempotencyKeyReused(
-                "this Idempotency-Key was used for another request.",
+                "this Idempotency-Key was already used for a different request.",
                 "Use a new key for a new request.",
             )

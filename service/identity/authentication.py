@@ -51,7 +51,7 @@ from affidavit.service.identity.tokens import PREFIX, Token, TokenRepository, To
 WITHOUT_TOKENS = Reason(
     code="anonymous_access",
     pointer="",
-    message="no token was ever made, so that every program on this machine may submit plans and "
+    message="no token has been created, so every program on this machine may submit plans and "
     "read certificates.",
     remedy="Run: affidavit tokens new --name NAME --scope submit",
 )
@@ -116,7 +116,8 @@ class Authenticator:
             return Caller(ANONYMOUS, counted(address))
         raise AuthenticationError(
             "unauthenticated",
-            "this needs a token: send Authorization: Bearer TOKEN. affidavit tokens new makes one.",
+            "authentication required: send Authorization: Bearer TOKEN. Create a token with "
+            "affidavit tokens new.",
         )
 
     def open_to_this_machine(self) -> bool:
@@ -162,7 +163,7 @@ def caller_of(token: Token | None, now: datetime) -> Caller:
 
 
 def _invalid() -> AuthenticationError:
-    return AuthenticationError("invalid_token", "the token is not one that this service knows.")
+    return AuthenticationError("invalid_token", "this service does not know the token.")
 
 
 def bearer(headers: Sequence[str], query: str) -> str | None:
@@ -176,12 +177,13 @@ def bearer(headers: Sequence[str], query: str) -> str | None:
         return None
     if len(headers) > 1:
         raise AuthenticationError(
-            "malformed_credentials", "there are several Authorization headers; send one."
+            "malformed_credentials", "the request has several Authorization headers; send one."
         )
     scheme, _, token = headers[0].strip().partition(" ")
     if scheme.lower() != "bearer":
         raise AuthenticationError(
-            "unsupported_scheme", "Authorization takes Bearer TOKEN, and no other scheme."
+            "unsupported_scheme",
+            "Authorization must be Bearer TOKEN; other schemes are not supported.",
         )
     token = token.strip(" ")
     if len(token) > LONGEST:

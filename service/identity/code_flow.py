@@ -107,27 +107,29 @@ class CodeFlow:
         """Who signed in, once for each of their teams. Raises ``AuthenticationError``."""
         if attempt is None or not _same(attempt.state, answered.get("state", "")):
             raise AuthenticationError(
-                "sign_in_not_begun", "this sign-in was not begun in this browser; begin again."
+                "sign_in_not_begun", "this sign-in did not start in this browser; sign in again."
             )
         if answered.get("iss", self._issuer) != self._issuer:
-            raise AuthenticationError("invalid_token", "another provider answered; begin again.")
+            raise AuthenticationError(
+                "invalid_token", "the response came from another provider; sign in again."
+            )
         code = answered.get("code", "")
         if not code:
             raise AuthenticationError(
-                "sign_in_refused", "the provider did not let you in; begin again."
+                "sign_in_refused", "the provider denied the sign-in; sign in again."
             )
         token = self._exchange(code, attempt.verifier, back)
         claims = self._tokens.claims(token)
         if not _same(str(claims.get("nonce", "")), attempt.nonce):
             raise AuthenticationError(
-                "invalid_token", "the token is for another sign-in; begin again."
+                "invalid_token", "the token belongs to another sign-in; sign in again."
             )
         if claims.get("azp", self._client.client_id) != self._client.client_id:
             raise AuthenticationError("invalid_token", "the token was issued to another client.")
         actors = self._tokens.actors_of(claims)
         if not actors[0].scopes:
             raise AuthenticationError(
-                "no_scopes", "none of your groups may use this service; ask its administrator."
+                "no_scopes", "none of your groups may use this service; ask an administrator."
             )
         return actors
 
@@ -152,7 +154,8 @@ class CodeFlow:
             raise ProviderUnavailable from None
         if status in (400, 401):
             raise AuthenticationError(
-                "sign_in_refused", "the provider does not know the code; begin again."
+                "sign_in_refused",
+                "the provider does not accept the authorization code; sign in again.",
             )
         try:
             answered: Any = json.loads(content) if status == httpx.codes.OK else None

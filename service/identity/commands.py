@@ -31,29 +31,35 @@ DAYS = 90
 
 def add_parser(commands: Any) -> None:
     """Add ``tokens`` and what stands below it to the service's ``commands``."""
-    tokens = commands.add_parser("tokens", help="who may use the service")
+    tokens = commands.add_parser("tokens", help="manage access tokens")
     tokens.set_defaults(run=run)
     verbs = tokens.add_subparsers(dest="verb", required=True)
-    new = verbs.add_parser("new", help="make a token; it is shown once")
-    new.add_argument("--name", required=True, help="who holds it, as certificates will say")
+    new = verbs.add_parser("new", help="create a token; it is shown once")
+    new.add_argument("--name", required=True, help="the holder's name, as certificates show it")
     new.add_argument(
         "--person",
-        help="whose it is, so that all their tokens count as one; oidc:SUBJECT for one who signs "
-        "in too",
+        help="the person it belongs to, whose tokens count as one; oidc:SUBJECT for a person who "
+        "also signs in",
     )
-    new.add_argument("--team", help="whose plans, runs and data sets it is for; no others are seen")
-    new.add_argument("--queue", action="append", help="whose runs a worker claims; default if left")
+    new.add_argument("--team", help="team whose plans, runs and data sets it sees")
     new.add_argument(
-        "--dataset", action="append", help="whose reservations a worker commits and settles by hand"
+        "--queue", action="append", help="queue whose runs a worker claims; default if omitted"
+    )
+    new.add_argument(
+        "--dataset",
+        action="append",
+        help="data set whose reservations a worker commits and settles by hand",
     )
     new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
-    new.add_argument("--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if left")
+    new.add_argument(
+        "--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if omitted"
+    )
     new.add_argument("--json", action="store_true")
-    listing = verbs.add_parser("list", help="the tokens that were made; none can be shown again")
+    listing = verbs.add_parser("list", help="list tokens, without their secrets")
     listing.add_argument("--json", action="store_true")
-    revoke = verbs.add_parser("revoke", help="end a token now")
-    revoke.add_argument("id", help="as tokens list shows it")
-    revoke.add_argument("--reason", default="", help="a line for the log")
+    revoke = verbs.add_parser("revoke", help="revoke a token")
+    revoke.add_argument("id", help="the token's id, as tokens list shows it")
+    revoke.add_argument("--reason", default="", help="one line, recorded in the log")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:

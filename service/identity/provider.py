@@ -86,19 +86,17 @@ def provider_of(environment: Mapping[str, str]) -> Provider | None:
     ]
     if unknown:
         raise ProviderMisconfigured(
-            f"{unknown[0]} is not a setting; there is {PREFIX}{f', {PREFIX}'.join(KNOWN)}."
+            f"unknown setting {unknown[0]}; use {PREFIX}{f', {PREFIX}'.join(KNOWN)}."
         )
     if not any(variables.values()):
         return None
     for name in NEEDED:
         if not variables[name]:
             raise ProviderMisconfigured(
-                f"{PREFIX}{name} is not set, and an OpenID provider needs it."
+                f"{PREFIX}{name} is not set; an OpenID provider requires it."
             )
     if bool(variables["JWKS_URL"]) == bool(variables["JWKS_FILE"]):
-        raise ProviderMisconfigured(
-            f"give either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, and not both."
-        )
+        raise ProviderMisconfigured(f"set either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, not both.")
     for name in ("JWKS_URL", "AUTHORIZATION_URL", "TOKEN_URL"):
         if variables[name]:
             _require_safe(name, variables[name])
@@ -122,12 +120,12 @@ def _client(variables: Mapping[str, str]) -> SignInClient | None:
     for name in CLIENT:
         if not variables[name]:
             raise ProviderMisconfigured(
-                f"{PREFIX}{name} is not set, and signing in to the pages needs it; the provider's "
+                f"{PREFIX}{name} is not set; signing in to the pages requires it. The provider's "
                 "/.well-known/openid-configuration has the URLs."
             )
     scope = variables["CLIENT_SCOPE"] or "openid"
     if "openid" not in scope.split():
-        raise ProviderMisconfigured(f"{PREFIX}CLIENT_SCOPE must have openid in it.")
+        raise ProviderMisconfigured(f"{PREFIX}CLIENT_SCOPE must include openid.")
     return SignInClient(
         client_id=variables["CLIENT_ID"],
         client_secret=variables["CLIENT_SECRET"],
@@ -171,7 +169,7 @@ def _roles(text: str) -> Mapping[str, Role]:
     except (ValueError, RecursionError) as error:
         raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
     if not isinstance(groups, dict) or not groups:
-        raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
+        raise ProviderMisconfigured(f"{name} must be an object with at least one group; {remedy}.")
     return {group: _role(group, role, f"; {remedy}.") for group, role in groups.items()}
 
 
@@ -197,5 +195,5 @@ def _is_team(name: object) -> bool:
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a group stands there twice")
+        raise ValueError("a group appears twice")
     return dict(pairs)

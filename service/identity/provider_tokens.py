@@ -145,7 +145,7 @@ def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
     value = json.loads(document)
     records = value.get("keys") if isinstance(value, dict) else None
     if not isinstance(records, list) or len(records) > MOST_KEYS:
-        raise ValueError(f"there is no list of at most {MOST_KEYS} keys")
+        raise ValueError(f"it has no list of at most {MOST_KEYS} keys")
     usable = [(record["kid"], key) for record in records if (key := _usable(record)) is not None]
     times = Counter(kid for kid, _ in usable)
     return {kid: key for kid, key in usable if times[kid] == 1}
@@ -281,37 +281,39 @@ class ProviderTokens:
         # A signed document can still hold numbers that no clock has.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise AuthenticationError(
-                "invalid_token", "the token is not one of the provider's."
+                "invalid_token", "the token is not from the provider."
             ) from None
         now = self._now().timestamp()
         if times["exp"] <= now - LEEWAY_SECONDS:
             raise AuthenticationError("expired_token", "the token has expired; sign in again.")
         if max(times["iat"], times.get("nbf", 0)) > now + LEEWAY_SECONDS:
             raise AuthenticationError(
-                "invalid_token", "the token is not valid yet; compare the clocks."
+                "invalid_token", "the token is not valid yet; check the clocks."
             )
         # Of a security event (RFC 8417), such as a provider's notice of signing out.
         if "events" in claims:
-            raise AuthenticationError("invalid_token", "the token is of an event, and no identity.")
+            raise AuthenticationError(
+                "invalid_token", "the token is for an event, not an identity."
+            )
         return claims
 
     def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         if header.get("alg") not in ALGORITHMS:
             raise AuthenticationError(
-                "invalid_token", f"a token is signed by one of {', '.join(ALGORITHMS)}."
+                "invalid_token", f"the token must be signed with one of {', '.join(ALGORITHMS)}."
             )
         if str(header.get("typ", "JWT")).lower() not in TYPES:
-            raise AuthenticationError("invalid_token", "the token is of another type than JWT.")
+            raise AuthenticationError("invalid_token", "the token's type is not JWT.")
         kid = header.get("kid")
         if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_KID or "crit" in header:
             raise AuthenticationError(
-                "invalid_token", "a token names its key by kid and has no crit."
+                "invalid_token", "the token's header must have kid and not crit."
             )
         try:
             return self._keys.key(kid)
         except UnknownKey:
             raise AuthenticationError(
-                "invalid_token", "the provider has no key of the token's kid."
+                "invalid_token", "the provider has no key with the token's kid."
             ) from None
 
     def _groups(self, claims: Mapping[str, Any]) -> list[str]:

@@ -107,7 +107,7 @@ class SecondPerson:
         if needed < 2 and counts:
             return change(alone)
         if actor.anonymous:
-            raise Problem(403, "missing_scope", "This needs several people, each with a token.")
+            raise Problem(403, "missing_scope", "This requires several people, each with a token.")
         digest = digest_of({"kind": kind, **content})
 
         def note(connection: Connection, *, to_carry_out: bool) -> int:
@@ -131,7 +131,7 @@ class SecondPerson:
         raise Problem(
             409,
             "second_person_needed",
-            f"Your request was noted: {agreed} of {needed} {_PEOPLE[scope]} asked for it. It "
+            f"Your request is recorded: {agreed} of {needed} {_PEOPLE[scope]} asked for it. It "
             f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
         )
 

@@ -250,8 +250,8 @@ class TokenRepository:
         allowed = tuple(sorted(set(scopes)))
         if NAME.fullmatch(name) is None:
             raise TokenError(
-                f"the name {name[:80]!r} cannot be used; give 1 to 64 of the letters A to Z, "
-                "digits and . _ @ + -, the first a letter or digit"
+                f"the name {name[:80]!r} is not valid; use 1 to 64 of the letters A to Z, digits "
+                "and . _ @ + -, starting with a letter or digit"
             )
         if not allowed:
             raise TokenError("a token needs a scope; give --scope, one of " + ", ".join(Scope))
@@ -297,13 +297,13 @@ class TokenRepository:
     def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
         """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
         if len(reason) > 255 or not reason.isprintable():
-            raise TokenError("the reason is a line of at most 255 characters")
+            raise TokenError("the reason must be one line of at most 255 characters")
 
         def work(connection: Connection) -> Token:
             stored = _find(connection, token_id)
             if stored is None:
                 raise TokenError(
-                    f"there is no token {token_id[:80]!r}; affidavit tokens list shows them"
+                    f"token {token_id[:80]!r} not found; affidavit tokens list shows all tokens"
                 )
             if stored[0].revoked_at is not None:
                 return stored[0]
@@ -362,7 +362,7 @@ class TokenRepository:
                 connection.execute(change.values(last_used_at=at))
         except SQLAlchemyError as error:
             # The request was answered; that its time is not known is no reason to fail.
-            log.warning("the use of token %s was not written down: %s", token_id, error)
+            log.warning("the use of token %s was not recorded: %s", token_id, error)
 
 
 _QUERY = (
@@ -378,8 +378,8 @@ def _person(text: str) -> str:
     """The name under which everything that a person does is recorded."""
     if PERSON.fullmatch(text) is None:
         raise TokenError(
-            f"the person {text[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
-            "digits and . _ @ + -, or oidc: and the subject that the OpenID provider calls them"
+            f"the person {text[:80]!r} is not valid; use 1 to 64 of the letters A to Z, digits and "
+            ". _ @ + -, or oidc: and the person's subject at the OpenID provider"
         )
     return text if text.startswith("oidc:") else f"person:{text}"
 
@@ -387,13 +387,11 @@ def _person(text: str) -> str:
 def _require_of_team(team: str, scopes: Iterable[Scope]) -> None:
     if TEAM_NAME.fullmatch(team) is None:
         raise TokenError(
-            f"the team {team[:80]!r} cannot be named so; give 1 to 64 of the letters a to z, "
-            "digits and -, the first and last a letter or digit"
+            f"the team {team[:80]!r} is not valid; use 1 to 64 of the letters a to z, digits "
+            "and -, starting and ending with a letter or digit"
         )
     if wrong := sorted(NEVER_OF_A_TEAM & set(scopes)):
-        raise TokenError(
-            f"{wrong[0]} is for the whole organisation; leave the team out, or that scope"
-        )
+        raise TokenError(f"the scope {wrong[0]} is for the whole organisation; omit it or the team")
 
 
 def _serves(
@@ -404,12 +402,12 @@ def _serves(
     for name in named["queues"] + named["datasets"]:
         if SERVED.fullmatch(name) is None:
             raise TokenError(
-                f"{name[:80]!r} is no name of a queue or data set; give 1 to 64 of the letters "
-                "A to Z, digits and . _ -"
+                f"{name[:80]!r} is not a valid name of a queue or data set; use 1 to 64 of the "
+                "letters A to Z, digits and . _ -"
             )
     if Scope.WORK not in scopes:
         if any(named.values()):
-            raise TokenError("queues and data sets are named for the scope work; add that scope")
+            raise TokenError("queues and data sets require the scope work; add it")
         return {}
     return named if any(named.values()) else {"queues": sorted(DEFAULT_QUEUE.queues)}
 

@@ -133,13 +133,13 @@ def require_all_unaltered(connection: Connection) -> None:
         if fault is not None:
             raise _altered(scope, fault)
     for scope in logged:
-        raise _altered(scope, "the log has it and the database has not")
+        raise _altered(scope, "it is in the log but not in the database")
 
 
 def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: int) -> str | None:
     event = connection.execute(_HEAD, {"ledger": ledger_id, "last": last}).mappings().first()
     if event is None:
-        return "it has no event"
+        return "it has no events"
     try:
         digest = json.loads(event["body"]).get("state_digest")
         content = logged_as(scope, dict(event))
@@ -157,11 +157,11 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
         proved = verify_range(connection, entry.leaf_index, entry.leaf_index).proved
     except (ValueError, LogDamaged) as error:
         return f"the log cannot show its last event: {error}"
-    return None if proved else "the log's entry of its last event is not under the signed root"
+    return None if proved else "the log entry of its last event is not under the signed root"
 
 
 def _of_end(logged: int, last: int) -> str | None:
-    return None if logged <= last else f"the log has event {logged} and it ends at {last}"
+    return None if logged <= last else f"the log has event {logged}, but it ends at {last}"
 
 
 def _newest_in_log(connection: Connection) -> dict[LedgerScope, int]:
@@ -260,9 +260,9 @@ def _check(
         for code, message in mistakes:
             yield finding(code, message)
         if differs:
-            yield finding("state_differs", "its state is not what the events lead to.")
+            yield finding("state_differs", "its state does not follow from the events.")
         if logged_as(scope, event) not in logged:
-            yield finding("not_logged", "the log does not say what it says.")
+            yield finding("not_logged", "it differs from its log entry.")
 
 
 Mistakes = list[tuple[str, str]]
@@ -296,7 +296,7 @@ def _after(
             charged = Cost.read(body["cost"])
             return state.settled(cost, charged), _settled(event, body, cost, charged)
         case kind:
-            raise ValueError(f"{kind!r} is no kind of event")
+            raise ValueError(f"{kind!r} is not a kind of event")
 
 
 def _reserved(
@@ -308,15 +308,15 @@ def _reserved(
 ) -> Mistakes:
     mistakes = []
     if Cost.read(body["cost"]) != cost:
-        mistakes.append(("cost_differs", "it names another cost than its reservation."))
+        mistakes.append(("cost_differs", "its cost differs from its reservation's."))
     if _understated(reservation["event"], cost, state.within(filter_, cost).base):
-        mistakes.append(("understated", "it reserves less than what it says was to be released."))
+        mistakes.append(("understated", "it reserves less than its releases cost."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
         mistakes.append(
             (
                 "overspent",
-                f"a run was admitted by {reservation['rule']}, and the rule says "
+                f"a run was admitted by {reservation['rule']}, but the rule says "
                 f"{rule or 'that it passes the budget'}.",
             )
         )
@@ -345,9 +345,14 @@ def _settled(
 ) -> Mistakes:
     mistakes = []
     if not charged.within(cost):
-        mistakes.append(("charged_above_reserved", "it is charged for more than it reserved."))
+        mistakes.append(("charged_above_reserved", "its charge is higher than its reservation."))
     if charged != cost and (body["record"] is None or event["steps_run"] != body["steps_run"]):
-        mistakes.append(("freed_without_record", "it is charged for less, and no record says why."))
+        mistakes.append(
+            (
+                "freed_without_record",
+                "its charge is lower than its reservation, and no record says why.",
+            )
+        )
     return mistakes
 
 

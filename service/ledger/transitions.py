@@ -161,7 +161,7 @@ def require_usable(
             f"it is {certificate.status.value.replace('_', ' ')}.", _remedy_for_status(certificate)
         )
     if certificate.dataset != dataset:
-        about = certificate.dataset or "no data set by name"
+        about = certificate.dataset or "no named data set"
         raise _not_usable(f"it is about {about}, not {dataset}.", "Name the data set in the plan.")
     if certificate.untrusted and not allow_untrusted:
         raise _not_usable(
@@ -172,7 +172,7 @@ def require_usable(
         certificate.issue,
         certificate.untrusted,
     ):
-        raise _not_usable("it was reissued meanwhile.", "Reserve again.")
+        raise _not_usable("it has been reissued since.", "Reserve again.")
 
 
 def _remedy_for_status(certificate: StoredCertificate) -> str:
@@ -254,8 +254,8 @@ def _owner(connection: Connection, dataset: str, team: str | None) -> str:
     owner = next(iter(owners), team or DEFAULT)
     if team not in (None, owner):
         raise OtherTeam(
-            f"{dataset} is the team {owner}'s.",
-            "Leave `team` out, or grant the team its use: POST /v1/ledgers/DATASET/grants.",
+            f"{dataset} belongs to the team {owner}.",
+            "Leave `team` out, or grant the team access: POST /v1/ledgers/DATASET/grants.",
         )
     return owner
 
@@ -400,7 +400,7 @@ def release(
     if is_repeated(connection, call) or reservation.state == "released":
         return False
     if reservation.state != "reserved":
-        raise _wrong_state(reservation, "Settle a run that began on the steps it ran.")
+        raise _wrong_state(reservation, "Settle a run that has begun, by the steps it took.")
     state = ledger.state.released(reservation.cost, reservation.rule)
     _add_event(connection, ledger, reservation, "release", state, {"reason": reason}, call)
     return True
@@ -431,13 +431,13 @@ def settle(
         )
     if steps_run < certified and record is None:
         raise RecordRequired(
-            f"charging {steps_run} of {certified} steps takes a run record.",
+            f"charging {steps_run} of {certified} steps requires a run record.",
             NO_STEPS_BY_HAND,
         )
     if reservation.state == "settled":
         if (reservation.steps_run, reservation.record) == (steps_run, record):
             return False
-        raise _wrong_state(reservation, "A run is settled once.")
+        raise _wrong_state(reservation, "A run can be settled only once.")
     if reservation.state != "committed":
         raise _wrong_state(reservation, "Commit it first.")
     charged = reservation.cost

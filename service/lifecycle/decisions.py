@@ -248,7 +248,7 @@ def revoke(
             raise DecisionRefused(
                 f"The current issue has the envelope {certificate.envelope_digest}, "
                 "not the named one.",
-                "Leave envelope out to revoke whatever is current.",
+                "Omit envelope to revoke the current issue.",
                 code="other_envelope",
             )
         new = certificate.status is not Status.REVOKED

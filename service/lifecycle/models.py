@@ -36,7 +36,7 @@ class DecisionRequest(RequestModel):
     @model_validator(mode="after")
     def _rejection_has_a_comment(self) -> Self:
         if self.decision == "reject" and not self.comment.strip():
-            raise PydanticCustomError("no_reason", "a rejection says why in its comment")
+            raise PydanticCustomError("no_reason", "a rejection needs a comment that says why")
         return self
 
 

@@ -205,7 +205,7 @@ def _compare_nodes(
             if position not in stored:
                 yield AuditFinding("node_missing", where, "the hash is missing.")
             elif rebuilt is not None and stored[position] != rebuilt:
-                yield AuditFinding("node_changed", where, "the hash is not that of its leaves.")
+                yield AuditFinding("node_changed", where, "the hash does not match its leaves.")
 
 
 def _beyond_the_end(size: int, signed: int, expected: Expected) -> Iterator[AuditFinding]:

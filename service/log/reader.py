@@ -89,7 +89,7 @@ class LogReader:
             if index is None and leaf is not None:
                 index = _index_of(connection, leaf)
             if index is None or index >= size:
-                raise NotLogged(f"no such leaf is among the first {size} of the log")
+                raise NotLogged(f"the leaf is not among the first {size} of the log")
             return _prove_inclusion(connection, index, size, newest)
 
     def consistency(self, first: int, second: int | None) -> Consistency:
@@ -264,5 +264,5 @@ def _size(connection: Connection) -> int:
 def _first(available: int, number: int, width: int) -> int:
     first = number * TILE_WIDTH
     if not 0 < width <= TILE_WIDTH or first + width > available:
-        raise NotLogged("the log does not have so much yet")
+        raise NotLogged("the log is not that long yet")
     return first

@@ -77,7 +77,7 @@ class WitnessFolder:
         except OSError:
             self._held.close()
             raise WitnessError(
-                f"another witness is using {folder}; give --state another."
+                f"another witness is using {folder}; choose another --state."
             ) from None
         try:
             self._notes = self._read()
@@ -111,7 +111,7 @@ class WitnessFolder:
         # Its window is nobody's concern: trust policies name the key itself.
         key = keys.find(keys.public_keys()[0])
         if key is None:
-            raise WitnessError(f"the private half of the key in {keys.directory} is not there.")
+            raise WitnessError(f"the private half of the key in {keys.directory} is missing.")
         return key
 
     def _read(self) -> dict[str, str]:
@@ -185,8 +185,8 @@ def _answer(witness: FolderWitness, content: bytes) -> Response:
     except ProofError as error:
         return _text(422, f"the proof does not hold: {error}")
     except OSError as error:
-        log.error("a checkpoint could not be remembered: %s", error)
-        return _text(503, "the checkpoint could not be remembered")
+        log.error("a checkpoint could not be stored: %s", error)
+        return _text(503, "the checkpoint could not be stored")
 
 
 async def _body(request: Request) -> bytes | None:
@@ -213,12 +213,14 @@ def add_parser(commands: Any) -> None:
     """Add ``witness`` to the service's commands."""
     parser = commands.add_parser("witness", help="cosign the checkpoints of other logs")
     parser.add_argument("--state", type=Path, required=True, help="folder of this witness")
-    parser.add_argument("--name", type=_name, required=True, help="like witness.example.org")
+    parser.add_argument(
+        "--name", type=_name, required=True, help="name of this witness, like witness.example.org"
+    )
     parser.add_argument(
         "--log", type=_log_key, action="append", required=True, help="a log's verifier key"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8322, help="0: any free one")
+    parser.add_argument("--port", type=int, default=8322, help="0: any free port")
     parser.set_defaults(run=_run)
 
 

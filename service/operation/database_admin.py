@@ -190,7 +190,9 @@ def back_up(url: str, target: Path) -> int:
     if not source.exists():
         raise BackupError(f"{source} does not exist; there is nothing to back up.")
     if target.exists():
-        raise BackupError(f"{target} exists; a backup replaces nothing, give another name.")
+        raise BackupError(
+            f"{target} already exists, and a backup never overwrites a file; choose another name."
+        )
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     partial = Path(name)
     try:
@@ -213,7 +215,7 @@ def _copy(source: Path, target: Path) -> None:
         copy.execute("PRAGMA journal_mode=DELETE")
         result = copy.execute("PRAGMA integrity_check").fetchone()
         if result != ("ok",):
-            raise sqlite3.DatabaseError(f"the copy is not sound ({result[0]})")
+            raise sqlite3.DatabaseError(f"the copy is corrupt ({result[0]})")
 
 
 VERSION_TABLE = "alembic_version"
@@ -260,13 +262,13 @@ def grant_application(url: str, role: str) -> None:
 def _require_plain(connection: Connection, role: str) -> None:
     row = connection.execute(_ROLE, {"role": role}).first()
     if row is None:
-        problem = "does not exist; have it made: CREATE ROLE … LOGIN PASSWORD …"
+        problem = "does not exist; create it: CREATE ROLE … LOGIN PASSWORD …"
     elif row.super:
-        problem = "is a superuser, whom no trigger stops; make one that is not"
+        problem = "is a superuser, which no trigger stops; use a role that is not"
     elif row.everywhere:
-        problem = "bypasses row-level security, which keeps teams apart; make one that does not"
+        problem = "bypasses row-level security, which keeps teams apart; use a role that does not"
     elif row.owner:
-        problem = "owns the tables, or can act as their owner; make one that does not"
+        problem = "owns the tables, or can act as their owner; use a role that does not"
     else:
         return
     raise SettingsError(f"AFFIDAVIT_DATABASE_APP_ROLE: the role {role[:63]!r} {problem}.")

@@ -94,16 +94,16 @@ def check_readiness(
         revision = revision_of(engine)
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql" and connection.execute(_READ_ONLY).scalar_one():
-                message = "the database takes no writes: it is a standby, or was told to take none."
+                message = "the database is read-only: it is a standby, or is set to be."
                 reasons.append(
-                    _reason("database_read_only", message, "Lead DATABASE_URL to the primary.")
+                    _reason("database_read_only", message, "Point DATABASE_URL at the primary.")
                 )
             if revision != head:
                 message = f"the schema is at revision {revision}, not {head}."
                 reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
             elif (seconds := log_watch.waited(connection)) > BEHIND_SECONDS:
                 message = f"an entry has waited {seconds:.0f} s for its place in the log."
-                reasons.append(_reason("log_behind", message, "The service's log says why."))
+                reasons.append(_reason("log_behind", message, "See the service's log."))
     except SQLAlchemyError:
         message = "the database does not answer."
         reasons.append(_reason("database_unavailable", message, "Start it; see DATABASE_URL."))

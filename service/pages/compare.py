@@ -149,7 +149,7 @@ async def profiles(request: Request, _: Reader, services: TheServices, also: Ids
     labels = _labels([each.name for each in stored])
     known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
     if not known:
-        raise Problem(404, "no_chart", "no curve is known of these certificates.")
+        raise Problem(404, "no_chart", "these certificates have no privacy curve.")
     return chart_response(request, _overlay(known), width=WIDTH, height=HEIGHT)
 
 

@@ -375,7 +375,7 @@ async def steps_chart(
     drawn = await services.draw_certificate.charts(stored, steps or None)
     chart = dict(drawn.charts).get("steps")
     if chart is None:
-        raise Problem(404, "no_chart", "no curve is known of this run's certificate.")
+        raise Problem(404, "no_chart", "this run's certificate has no privacy curve.")
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
 
 

@@ -342,7 +342,7 @@ def revoke_certificate(
 
 @router.get(
     "/v1/certificates/{certificate_id}/issues",
-    summary="All issues of a certificate",
+    summary="List a certificate's issues",
     responses=problems(404),
 )
 def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Page[Issue]:
@@ -355,7 +355,7 @@ def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> P
 
 @router.get(
     "/v1/certificates/{certificate_id}/issues/{issue}",
-    summary="An issue of a certificate",
+    summary="Get an issue of a certificate",
     response_class=Response,
     responses={
         200: {"description": "Its result.", "model": Result},

@@ -26,7 +26,7 @@ ENVELOPE = {"description": "The keyset.", "model": SignedKeysetEnvelope}
 
 @router.get(
     "/v1/keyset",
-    summary="The newest keyset",
+    summary="Get the newest keyset",
     dependencies=[open_to_all()],
     response_class=Response,
     responses={200: ENVELOPE, **problems(404, 503)},
@@ -38,7 +38,7 @@ def keyset(services: TheServices) -> Response:
 
 @router.get(
     "/v1/keysets/{version}",
-    summary="A version of the keyset",
+    summary="Get a version of the keyset",
     dependencies=[open_to_all()],
     response_class=Response,
     responses={200: ENVELOPE, **problems(404, 503)},

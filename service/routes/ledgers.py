@@ -57,7 +57,7 @@ class DeclineQuery(QueryModel):
 
 @router.get(
     "/v1/ledgers",
-    summary="All ledgers",
+    summary="List ledgers",
     response_description="Budgets and what was spent.",
 )
 def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
@@ -68,7 +68,7 @@ def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
 
 @router.get(
     "/v1/ledgers/{dataset}",
-    summary="A data set's ledgers",
+    summary="Get a data set's ledgers",
     responses=problems(404, 409),
     response_description="Its ledgers with their entries.",
 )
@@ -134,9 +134,9 @@ def change_budget(
 
 @router.get(
     "/v1/ledgers/{dataset}/proposals",
-    summary="What waits for administrators",
+    summary="List pending proposals",
     responses=problems(404),
-    response_description="Budgets and grants that somebody asked for, newest first.",
+    response_description="Requested budgets and grants, newest first.",
 )
 def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) -> Page[Proposal]:
     """Each takes effect once enough administrators send its content; it waits for a week."""
@@ -148,8 +148,8 @@ def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) 
 
 @router.delete(
     "/v1/ledgers/{dataset}/proposals/{digest}",
-    summary="Decline what waits",
-    response_description="What still waits, newest first.",
+    summary="Decline a proposal",
+    response_description="The proposals still pending, newest first.",
     responses=problems(404),
 )
 def decline_proposal(
@@ -168,12 +168,12 @@ def decline(services: Services, actor: Actor, dataset: str, digest: str, reason:
     """Decline a proposal for the API and the pages; raises ``Problem``."""
     now = services.clock.now()
     if not services.second_person.decline(dataset, digest, reason, actor, now):
-        raise Problem(404, "not_found", f"Nothing with that digest waits for {dataset}.")
+        raise Problem(404, "not_found", f"No proposal with that digest is pending for {dataset}.")
 
 
 @router.get(
     "/v1/ledgers/{dataset}/grants",
-    summary="Who else may use a data set",
+    summary="List a data set's grants",
     response_description="What each team may do with it, by the last grant.",
 )
 def grants(
@@ -187,7 +187,7 @@ def grants(
 
 @router.post(
     "/v1/ledgers/{dataset}/grants",
-    summary="Let another team use a data set",
+    summary="Grant a team use of a data set",
     response_description="In force from now on.",
     responses=problems(404, 409),
 )
@@ -259,7 +259,7 @@ async def reserve_budget(
 
 @router.get(
     "/v1/reservations/{reservation_id}",
-    summary="A reservation",
+    summary="Get a reservation",
     responses=problems(404),
 )
 def reservation(

@@ -94,7 +94,7 @@ class LogEntry(_CamelModel):
 
 @router.get(
     "/v1/log/checkpoint",
-    summary="The log's newest checkpoint",
+    summary="Get the newest checkpoint",
     response_class=Response,
     responses={
         200: {
@@ -112,7 +112,7 @@ def checkpoint(_: Reader, services: TheServices) -> Response:
 
 @router.get(
     "/v1/log/proof/inclusion",
-    summary="Proof that an entry is in the log",
+    summary="Get an inclusion proof",
     responses=problems(404),
 )
 def inclusion(
@@ -131,7 +131,7 @@ def inclusion(
 
 @router.get(
     "/v1/log/proof/consistency",
-    summary="Proof that the log only grew",
+    summary="Get a consistency proof",
     responses=problems(404),
 )
 def consistency(
@@ -144,7 +144,7 @@ def consistency(
 
 @router.get(
     "/v1/log/entries",
-    summary="The log's entries",
+    summary="List log entries",
 )
 def entries(
     _: Annotated[Actor, needs(Scope.AUDIT)],
@@ -195,7 +195,7 @@ class EntriesGuard(Guard):
 
 @router.get(
     "/v1/tlog/checkpoint",
-    summary="The log's checkpoint, without a token",
+    summary="Get the checkpoint, without a token",
     dependencies=[open_to_all()],
     response_class=Response,
     responses={
@@ -216,7 +216,7 @@ def tlog_checkpoint(services: TheServices) -> Response:
 
 @router.get(
     "/v1/tlog/tile/entries/{number:path}",
-    summary="Entries of the log",
+    summary="Get a tile of entries",
     operation_id="entries",
     response_class=Response,
     responses={200: _TILE, **problems(404)},
@@ -232,7 +232,7 @@ def entry_tile(
 
 @router.get(
     "/v1/tlog/tile/{level}/{number:path}",
-    summary="Hashes of the log",
+    summary="Get a tile of hashes",
     dependencies=[open_to_all()],
     response_class=Response,
     responses={200: _TILE, **problems(404)},

@@ -60,7 +60,7 @@ class PageQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
-@router.get("/v1/policies", summary="All policies")
+@router.get("/v1/policies", summary="List policies")
 def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
     policies = services.policies.policy_set()
@@ -70,7 +70,7 @@ def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
 
 @router.get(
     "/v1/policies/{name}/{version}",
-    summary="A version of a policy",
+    summary="Get a version of a policy",
     responses=problems(404),
 )
 def policy(
@@ -180,7 +180,7 @@ class RevocationQuery(QueryModel):
     reason: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
 
 
-@router.get("/v1/waivers", summary="All waivers")
+@router.get("/v1/waivers", summary="List waivers")
 def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
     """Newest first, including expired and revoked ones."""
     now = services.clock.now()
@@ -190,7 +190,7 @@ def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
 
 @router.get(
     "/v1/waivers/{waiver_id}",
-    summary="A waiver by its id",
+    summary="Get a waiver",
     responses=problems(404),
 )
 def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> WaiverView:

@@ -181,7 +181,7 @@ def problem_type(code: Annotated[str, Path(pattern="^[a-z0-9_]{1,64}$")]) -> HTM
     """A short page with the messages and remedies of a code; ``…`` stands for what is filled in."""
     meanings = explain(code)
     if not meanings:
-        raise Problem(404, "not_found", "there is no such code.")
+        raise Problem(404, "not_found", "this code does not exist.")
     rows = "".join(
         f"<tr><td>{escape(meaning.room)}</td><td>{escape(meaning.message)}</td>"
         f"<td>{escape(meaning.remedy)}</td></tr>"
@@ -189,6 +189,6 @@ def problem_type(code: Annotated[str, Path(pattern="^[a-z0-9_]{1,64}$")]) -> HTM
     )
     return HTMLResponse(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{code}</title>'
-        f"<h1>{code}</h1><table><tr><th>from</th><th>says</th><th>to do</th></tr>{rows}</table>"
-        "</html>"
+        f"<h1>{code}</h1><table><tr><th>Source</th><th>Message</th><th>What to do</th></tr>"
+        f"{rows}</table></html>"
     )

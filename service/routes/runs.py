@@ -79,7 +79,7 @@ LastEventId = Annotated[
     responses={
         200: {
             "model": Run,
-            "description": "The run that an earlier request with this key led to.",
+            "description": "The run that an earlier request with this key created.",
         },
         **problems(404, 409),
     },
@@ -104,7 +104,7 @@ async def request(
 
 @router.get(
     "/v1/runs",
-    summary="Runs",
+    summary="List runs",
     response_description="A page, the latest first.",
 )
 def runs(
@@ -125,7 +125,7 @@ def runs(
     return Page[Run](items=items, next=following)
 
 
-@router.get("/v1/runs/{run_id}", summary="A run", responses=problems(404))
+@router.get("/v1/runs/{run_id}", summary="Get a run", responses=problems(404))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     """What was requested, who works on it, how far it is, and how it ended."""
     run = services.runs.queue.find(run_id)
@@ -156,7 +156,7 @@ def cancel(
 
 @router.get(
     "/v1/runs/{run_id}/events",
-    summary="A run's events, as they happen",
+    summary="Stream a run's events",
     response_class=StreamingResponse,
     responses={
         200: {
@@ -226,7 +226,7 @@ def claim_run(
 
 @router.get(
     "/v1/runs/{run_id}/bundle",
-    summary="The bundle of a run's certificate",
+    summary="Get the bundle of a run's certificate",
     response_class=Response,
     responses={200: answers("The bundle.", "BundleDocument"), **problems(404)},
 )
@@ -270,7 +270,7 @@ async def complete(
     return run_of(await services.runs.complete(run_id, request, _call(services, actor)))
 
 
-@router.post("/v1/runs/{run_id}/fail", summary="Give a run up", responses=CHANGE)
+@router.post("/v1/runs/{run_id}/fail", summary="Give up a run", responses=CHANGE)
 def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:

@@ -324,12 +324,12 @@ def add_record_part(
         stored = select(run_records.c.content).where(*where, run_records.c.part == part)
         if zlib.decompress(connection.scalars(stored).one()) != content:
             raise RecordRefused(
-                f"part {part} of the record was sent before with other content.",
-                "Send a part again only unchanged.",
+                f"part {part} of the record was sent before with different content.",
+                "Resend a part only unchanged.",
             )
         return
     if part != parts + 1:
-        raise RecordRefused(f"part {part} came and {parts + 1} is next.", "Send them in order.")
+        raise RecordRefused(f"part {part} arrived before {parts + 1}.", "Send parts in order.")
     if (length or 0) + len(content) > MOST_RECORD_BYTES:
         raise RecordRefused(
             f"the record has more than {MOST_RECORD_BYTES} bytes.",

@@ -121,8 +121,8 @@ class RunService:
             return earlier, False
         if request.requirements.hosts > 1 and not self._spreads:
             raise HostsNotAvailable(
-                f"no engine here gives a run {request.requirements.hosts} hosts.",
-                "Leave requirements.hosts out, or set AFFIDAVIT_DISPATCH to a Ray cluster.",
+                f"no engine of this service can give a run {request.requirements.hosts} hosts.",
+                "Omit requirements.hosts, or set AFFIDAVIT_DISPATCH to a Ray cluster.",
                 pointer="/requirements/hosts",
             )
         if request.reservation is None:
@@ -273,8 +273,8 @@ def _require_search(request: RunRequest, bundle: bytes) -> None:
     if searches != (request.search is not None):
         raise WrongSearch(
             f"the certificate covers {'a search' if searches else 'one run and no search'}.",
-            "Send search (choices, and public data as score) for a plan with repeat_and_select, "
-            "and for no other.",
+            "Send search (choices, and public data as score) only for a plan with "
+            "repeat_and_select.",
         )
     if searches and plan.get("canaries") is not None:
         raise WrongSearch(
@@ -283,7 +283,7 @@ def _require_search(request: RunRequest, bundle: bytes) -> None:
         )
     if searches and request.time_limit is not None:
         raise WrongSearch(
-            "a search has no time limit: trials that it ends would tell how many there were.",
+            "a search cannot have a time limit: the limit would reveal the number of trials.",
             "Leave time_limit out.",
         )
 

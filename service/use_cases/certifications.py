@@ -59,7 +59,7 @@ STOPPED = Problem(
     503, "stopping", "The service stopped before the plan was certified; send it again."
 )
 ABANDONED = Problem(
-    503, "abandoned", "Nobody asked for this certification for five minutes; send the plan again."
+    503, "abandoned", "Nobody polled this certification for five minutes; send the plan again."
 )
 LOST = Problem(
     503, "replica_lost", "The replica that certified the plan is gone; send the plan again."

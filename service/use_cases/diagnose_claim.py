@@ -75,7 +75,7 @@ def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
 def _read(data: Any) -> tuple[Plan, Claim]:
     if not isinstance(data, dict) or not isinstance(data.get("plan"), dict):
         raise MalformedPlan(
-            _wrong("missing_field", "/plan", "plan is not given.", "Give the plan as an object.")
+            _wrong("missing_field", "/plan", "plan is missing.", "Give the plan as an object.")
         )
     unknown = [str(name) for name in data if name not in FIELDS]
     if unknown:
@@ -109,7 +109,7 @@ def _claim(data: dict[str, Any], plan: Plan) -> Claim:
             _wrong(
                 "missing_field" if not names else "conflict",
                 pointer_to(names[-1]) if names else "",
-                "a diagnosis is of one claim.",
+                "a diagnosis takes exactly one claim.",
                 f"Give {' or '.join(CLAIMS)}.",
             )
         )

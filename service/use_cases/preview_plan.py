@@ -312,8 +312,7 @@ def _no_plan() -> Reason:
     return Reason(
         code="no_plan",
         pointer="",
-        message="it is no plan, and has no call that Affidavit reads, which are the private calls "
-        f"of {', '.join(LIBRARIES)}.",
+        message=f"it is neither a plan nor a file with a private call of {', '.join(LIBRARIES)}.",
         remedy="Paste the file that makes the private call, or a plan.",
     )
 

@@ -12,7 +12,7 @@ def test_signing_in_and_out_with_a_token(visitor: Any, site: Any) -> None:
     visitor.look("sign-in")
     visitor.page.fill("input[name=token]", token[:-1] + "!")
     visitor.page.click("main button[type=submit]")
-    visitor.sees("not one that this service knows")
+    visitor.sees("service does not know the token")
     visitor.look("sign-in-wrong")
     visitor.page.fill("input[name=token]", token)
     visitor.page.click("main button[type=submit]")

@@ -89,8 +89,8 @@ def test_a_revoked_token_stays_in_the_list(run: Run) -> None:
         (("new", "--name", "ci", "--scope", "submit", "--days", "x"), "days"),
         (("new", "--name", "ci"), "--scope"),
         (("new", "--scope", "submit"), "--name"),
-        (("revoke", "000000000000"), "no token"),
-        (("revoke", "'; DROP TABLE tokens; --"), "no token"),
+        (("revoke", "000000000000"), "not found"),
+        (("revoke", "'; DROP TABLE tokens; --"), "not found"),
         (("revoke", "--reason", "a\nb", "000000000000"), "line"),
         ((), "verb"),
     ],
@@ -181,7 +181,7 @@ def test_a_running_service_asks_for_tokens_from_the_first_one_on(
     """Made by this process, and asked for by the service at its next request."""
     server = forked_server
     server.start()
-    assert "OPEN: no token was ever made" in "".join(server.log)
+    assert "OPEN: no token has been created" in "".join(server.log)
     path = f"{server.url}/v1/certificates"
     assert httpx.get(path).status_code == 200
     assert httpx.get(path, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 401

@@ -70,7 +70,7 @@ GIVEN = {
         ({"SCOPES": '{"a": [["submit"]]}'}, "SCOPES"),
         ({"SCOPES": '{"a": ["submit"], "a": ["admin"]}'}, "SCOPES"),
         ({"SCOPES": "[" * 100_000}, "SCOPES"),
-        ({"AUDIENSE": "x"}, "AFFIDAVIT_OIDC_AUDIENSE is not a setting"),
+        ({"AUDIENSE": "x"}, "unknown setting AFFIDAVIT_OIDC_AUDIENSE"),
     ],
 )
 def test_a_provider_that_is_half_or_unsafely_configured_is_refused_by_name(

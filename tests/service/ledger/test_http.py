@@ -212,7 +212,7 @@ def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, ag
         assert (same.status_code, same.json()) == (200, first.json())
     refused = office.ask("POST", f"{waits}/commit", "work")
     assert (refused.status_code, refused.json()["code"]) == (409, "certificate_not_usable")
-    stated = "it was reissued meanwhile" if again else "it is revoked"
+    stated = "it has been reissued since" if again else "it is revoked"
     assert stated in refused.json()["detail"]
     assert "Release the reservation" in refused.text
     assert office.ask("GET", waits, "submit").json()["state"] == "reserved"

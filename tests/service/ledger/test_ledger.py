@@ -322,7 +322,7 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
         bench.ledger.release(one.id, "", call())
     assert bench.ledger.settle(one.id, 10, None, call())[1]
     assert not bench.ledger.settle(one.id, 10, None, call())[1]
-    with pytest.raises(WrongState, match="settled once"):
+    with pytest.raises(WrongState, match="settled only once"):
         bench.ledger.settle(one.id, 3, RECORD, call())
     two, _ = bench.ledger.reserve(claim, call())
     assert bench.ledger.release(two.id, "", call())[1]

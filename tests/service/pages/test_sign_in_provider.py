@@ -239,16 +239,16 @@ def test_a_callback_is_valid_once_and_in_one_browser(browser: Any, endpoint: Tok
     assert arrive(browser, requested).status_code == 303
     again = arrive(browser, requested)
     assert again.status_code == 422
-    assert "not begun in this browser" in again.text.lower()
+    assert "did not start in this browser" in again.text.lower()
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"state": "other"}, "not begun in this browser"),
+        ({"state": "other"}, "did not start in this browser"),
         ({"iss": "https://evil.example/"}, "another provider"),
-        ({"code": ""}, "did not let you in"),
-        ({"code": "stolen"}, "does not know the code"),
+        ({"code": ""}, "denied the sign-in"),
+        ({"code": "stolen"}, "does not accept the authorization code"),
     ],
 )
 def test_a_callback_of_another_sign_in_is_refused(
@@ -268,7 +268,7 @@ def test_a_callback_of_another_sign_in_is_refused(
         ({"aud": "affidavit"}, "another service"),
         ({"aud": [CLIENT, "x"], "azp": "x"}, "another client"),
         ({"iss": "https://evil.example/"}, "another provider"),
-        ({"private": STRANGER}, "not one of the provider"),
+        ({"private": STRANGER}, "not from the provider"),
         ({"exp": 1}, "expired"),
         ({"groups": ["strangers"]}, "none of your groups"),
     ],
@@ -317,7 +317,7 @@ BASE = {
         ({"AFFIDAVIT_OIDC_TOKEN_URL": ""}, "TOKEN_URL is not set"),
         ({"AFFIDAVIT_OIDC_TOKEN_URL": "http://id.example.org/token"}, "TOKEN_URL must begin"),
         ({"AFFIDAVIT_OIDC_AUTHORIZATION_URL": "x"}, "AUTHORIZATION_URL must begin"),
-        ({"AFFIDAVIT_OIDC_CLIENT_SCOPE": "profile"}, "must have openid in it"),
+        ({"AFFIDAVIT_OIDC_CLIENT_SCOPE": "profile"}, "must include openid"),
         ({"AFFIDAVIT_OIDC_CLIENT_ID": ""}, "CLIENT_ID is not set"),
     ],
     ids=str,

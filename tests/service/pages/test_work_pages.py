@@ -432,5 +432,5 @@ def test_tokens_of_a_person_are_one_identity(yard: Yard) -> None:
     assert "person:priya" in _main(_get(yard, "/tokens", "admin"))
     wrong = _post(yard, "/tokens", "admin", name="x", person="a b <i>", scope="audit")
     assert wrong.status_code == 422
-    assert "cannot be named so" in _main(wrong.text)
+    assert "is not valid" in _main(wrong.text)
     assert 'value="a b &lt;i&gt;"' in wrong.text
