@@ -58,7 +58,7 @@ def batch(
     second_opinion: SecondOpinionOption = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="File for the results; an interrupted batch continues where it ends."),
+        typer.Option(help="File for the results; an interrupted batch resumes at its end."),
     ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use the nodes of a Ray cluster.")
@@ -110,7 +110,7 @@ def _resume(output: Path) -> list[Exit]:
                 codes.append(_exit_of(json.loads(line)))
             except (ValueError, KeyError, TypeError):
                 place = f"{output}, line {len(codes) + 1}"
-                stop(f"{place}: this is no result of a batch; name another file.")
+                stop(f"{place}: not a result of affidavit batch; name another file.")
             whole += len(line)
         stream.truncate(whole)
     return codes
@@ -190,7 +190,7 @@ def _result_of(future: Future[Result]) -> Result:
     except Timeout:
         message = f"accounting did not finish within {TIMEOUT:g} s."
     except ProcessExpired:
-        message = "the accounting process died."
+        message = "the accounting process crashed."
     return _undecided("accounting_failed", message, remedy)
 
 
@@ -245,7 +245,7 @@ def certify_on(
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
-        stop(f"no Ray cluster answers at {address}: {error}")
+        stop(f"cannot connect to a Ray cluster at {address}: {error}")
     certify_remote = ray.remote(num_cpus=1, max_retries=-1)(certify_chunk)
     pending: deque[Any] = deque()
     chunk: list[bytes] = []

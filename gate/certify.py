@@ -53,12 +53,13 @@ def certify(
     policy: PolicyFileOption = None,
     second_opinion: SecondOpinionOption = False,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks.")
+        bool,
+        typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks."),
     ] = False,
     records: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_RECORDS, help="Also bound ε of groups of so many records, or users."
+            min=1, max=MOST_RECORDS, help="Also bound ε of groups of this many records, or users."
         ),
     ] = None,
     relation: Annotated[
@@ -66,9 +67,9 @@ def certify(
         typer.Option(help="Also bound ε of data sets that differ by this adjacency."),
     ] = None,
 ) -> None:
-    """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons.
+    """Certify a plan: show the noise it needs, or its ε, as a bracket with reasons.
 
-    What is signed has the opinion of a second accountant; without a signing key ask for it.
+    A signed certificate includes a second opinion; without a key, use --second-opinion.
     """
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)

@@ -181,7 +181,7 @@ def _looked_into(searched: Sequence[str], results: Sequence[CheckResult]) -> str
     """Which scripts and notebooks of folders make a private call."""
     private = [name for name in searched if any(result.file == name for result in results)]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
-    files = f"looked into {len(searched) - notebooks:,} scripts and {notebooks:,} notebooks"
+    files = f"searched {len(searched) - notebooks:,} scripts and {notebooks:,} notebooks"
     if private:
         names = ", ".join(private)
         return printable(f"{files}; {len(private):,} with a private call: {names}.")

@@ -59,7 +59,7 @@ class Store:
             raise self._bad(str(error)) from None
         entries = document.get(self.field) if isinstance(document, dict) else None
         if not isinstance(entries, dict) or document.get("version") != VERSION:
-            raise self._bad(f"it is not a store of {self.field}")
+            raise self._bad(f"not a file of {self.field}")
         return entries
 
     def _save(self, entries: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class CheckpointStore(Store):
             # Earlier releases stored the signed note alone.
             note, at = (entry, None) if isinstance(entry, str) else (entry["note"], entry["seen"])
             if read_checkpoint(note).origin != origin:
-                raise ValueError("it is of another log")
+                raise ValueError("it belongs to another log")
             return SeenCheckpoint(note, None if at is None else parse_instant(at))
         except (BadNote, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None

@@ -18,26 +18,26 @@ from affidavit import __version__
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plans": {
-        "init": ("init", "Write a first plan: asks, or reads a training script."),
-        "certify": ("certify", "The noise that a plan needs, or the ε that it has; signed."),
-        "check": ("check", "The gate: fail if a plan is under-noised, refused or malformed."),
+        "init": ("init", "Write a first plan from questions or a training script."),
+        "certify": ("certify", "Certify a plan: the noise it needs, or its ε; signed."),
+        "check": ("check", "Fail if a plan is under-noised, refused or malformed."),
         "batch": ("batch", "Certify one plan per line."),
-        "curve": ("curve", "The whole guarantee: δ at any ε, attack success, beliefs."),
+        "curve": ("curve", "Show the whole guarantee: δ at any ε, attack success, beliefs."),
         "diagnose": ("diagnose", "Find the known mistakes that lead to a claimed ε or noise."),
         "compare": ("compare", "Compare two plans, and show which change moved ε."),
-        "schema": ("describe", "The JSON Schema of a plan, or what one field takes."),
-        "explain": ("describe", "What a code means, and what to do."),
+        "schema": ("describe", "Print the JSON Schema of a plan, or of one field."),
+        "explain": ("describe", "Explain a code or verdict, and what to do."),
     },
     "Mechanisms": {
-        "mechanisms": ("describe", "What an optimiser releases, and what it obliges to."),
-        "strategy": ("strategy", "Compare correlated with independent noise."),
-        "advise": ("strategy", "Mechanisms that meet the same ε and δ with less error."),
+        "mechanisms": ("describe", "Describe what an optimiser releases, and its obligations."),
+        "strategy": ("strategy", "Compare correlated noise with independent noise."),
+        "advise": ("strategy", "Find mechanisms that meet the same ε and δ with less error."),
     },
     "Certificates": {
         "verify": ("verify", "Verify a certificate offline, step by step."),
         "keys": ("keys", "Signing keys."),
-        "roots": ("keys", "Root keys, which sign keysets offline."),
-        "keyset": ("keyset", "The keys that may sign, themselves signed by root keys."),
+        "roots": ("keys", "Manage root keys, which sign keysets offline."),
+        "keyset": ("keyset", "Draft, sign, check and publish keysets."),
         "policy": ("policy", "Check policy files."),
     },
     "Training": {
@@ -46,18 +46,18 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "worker": ("programs", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),
-        "audit-model": ("model", "Measure from one run how large ε is at least."),
-        "sign-model": ("model", "Put certificate, record and a signed claim beside the weights."),
+        "audit-model": ("model", "Measure a lower bound on ε from one run."),
+        "sign-model": ("model", "Add certificate, record and a signed claim to a model."),
         "verify-model": ("model", "Verify offline what a model's folder claims."),
     },
     "Calls to a service": {
         "login": ("client", "Check a token, and store it for this service."),
         "open": ("client", "Open the service's pages, or a certificate, in a browser."),
-        "ledger": ("service_commands", "Privacy budgets of data sets."),
+        "ledger": ("service_commands", "Show and spend the privacy budgets of data sets."),
         "approve": ("service_commands", "Approve or reject a pending certificate."),
         "revoke": ("service_commands", "Revoke a certificate permanently."),
-        "status": ("service_commands", "Fetch the signed status list, for verify."),
-        "monitor": ("monitor", "Follow a log from outside, and alarm."),
+        "status": ("service_commands", "Fetch the signed status list for verify."),
+        "monitor": ("monitor", "Follow a log from outside, and raise alarms."),
     },
     "Running a service": {
         "serve": ("programs", "Run the HTTP service."),
@@ -106,7 +106,7 @@ class Commands(TyperGroup):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = get_close_matches(args[0].lower(), COMMANDS, n=2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"There is no command {args[0]!r}.{meant}")
+            ctx.fail(f"Unknown command {args[0]!r}.{meant}")
         return super().resolve_command(ctx, args)
 
 

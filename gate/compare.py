@@ -21,7 +21,7 @@ SHOWN = 32
 
 def compare(
     first: PlanArgument,
-    second: Annotated[str, typer.Argument(help="Plan to compare it with.")],
+    second: Annotated[str, typer.Argument(help="Plan to compare with the first.")],
     as_json: JsonOption = False,
 ) -> None:
     """Compare two plans field by field, each change alone, and rank their guarantees.
@@ -73,7 +73,7 @@ def _print(comparison: PlanComparison) -> None:
         fields = ", ".join(change.pointer for change in part.changes)
         say(f"  {part.difference:+f} to ε ≤ {part.after.epsilon_text}: {fields}")
     if comparison.act_together:
-        say("No single change moves ε in that direction; they act together.")
+        say("No single change moves ε in that direction; only their combination does.")
     for change in comparison.alone:
         for reason in change.reasons:
             say(f"{change.change.pointer} alone: {reason}")

@@ -23,12 +23,12 @@ from affidavit.plan import explain as meanings_of
 
 VERDICTS = {
     "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
-    "under_noised": "the proved lower end of ε is above the target. Use the noise multiplier that "
-    "stands under `required`, or fewer steps; `affidavit check --fix` writes it.",
-    "unproved": "the target lies between the proved ends of ε. Use the noise multiplier that "
-    "stands under `required`.",
+    "under_noised": "the proved lower end of ε is above the target. Use the noise multiplier in "
+    "the column `required`, or fewer steps; `affidavit check --fix` writes it.",
+    "unproved": "the target lies between the proved ends of ε. Use the noise multiplier in "
+    "the column `required`.",
     "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
-    "undecided": "the accountants disagree or failed. Nothing may be claimed; report it.",
+    "undecided": "the accountants disagree or failed. Claim nothing, and report this.",
 }
 """What each verdict says."""
 
@@ -38,7 +38,7 @@ def schema(
         str | None, typer.Argument(help="A field, like sampling.scheme; default: the whole schema.")
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a plan, or what one field takes."""
+    """Print the JSON Schema of a plan, or of one field."""
     whole = plan_schema()
     shown = whole if field is None else _find(whole["$defs"], field)
     print_document(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
@@ -89,7 +89,7 @@ def explain(
         str, typer.Argument(help="A verdict, or a code of a reason, problem or mistake.")
     ],
 ) -> None:
-    """Explain a code or a verdict: what it says, and what to do."""
+    """Explain a code or a verdict, and what to do about it."""
     # Imported here because the catalogue loads the accountants.
     from affidavit.certificate.diagnosis import CATALOGUE
 
@@ -108,12 +108,12 @@ def explain(
     if not meanings_of(code) and code not in CATALOGUE:
         near = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        stop(f"there is no code {code[:80]}.{hint}")
+        stop(f"unknown code {code[:80]}.{hint}")
 
 
 def mechanisms(
     name: Annotated[
-        str | None, typer.Argument(help="Optimiser, or denoise; without it all are listed.")
+        str | None, typer.Argument(help="Optimiser, or denoise; default: list all.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -127,7 +127,7 @@ def mechanisms(
         return
     if name not in known:
         near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
         stop(f"unknown mechanism {printable(name[:80])}; {hint}")
     if as_json:
         print_json(known[name].as_dict())

@@ -61,11 +61,11 @@ def _claim(file: PlanFile, epsilon: str | None, noise_multiplier: str | None) ->
             return file.plan.claim
         raise MalformedPlan(
             _invalid_claim(
-                "there is no claim.", "Give --claimed-epsilon or --claimed-noise-multiplier."
+                "no claim is given.", "Give --claimed-epsilon or --claimed-noise-multiplier."
             )
         )
     if epsilon is not None and noise_multiplier is not None:
-        raise MalformedPlan(_invalid_claim("there are two claims.", "Give only one option."))
+        raise MalformedPlan(_invalid_claim("two claims are given.", "Give only one option."))
     try:
         return Claim(epsilon=epsilon, noise_multiplier=noise_multiplier)
     except ValidationError:

@@ -49,9 +49,9 @@ def init(
     epsilon: Annotated[float | None, typer.Option(help="Target ε.")] = None,
     delta: Annotated[float | None, typer.Option(help="Target δ.")] = None,
 ) -> None:
-    """Write a plan that asks for its noise; values that are not given are asked for.
+    """Write a plan that solves for its noise; asks for values that are not given.
 
-    Without a terminal every value must be an option, or stand in the script.
+    Without a terminal, give every value as an option or in the script.
     """
     options = {
         "size": size,
@@ -75,13 +75,13 @@ def init(
     except MalformedPlan as error:
         refuse(str(out), error.reasons, Exit.USAGE, as_json=False)
     write(out, text)
-    say(f"written to {out}; next: affidavit certify {out}")
+    say(f"plan written to {out}; next: affidavit certify {out}")
 
 
 def _read_script(script: Path) -> dict[str, Any]:
     partial = imported(str(script), read_file(script))
     if partial is None:
-        stop(f"{script}: no call of Opacus' make_private was found.")
+        stop(f"{script} does not call make_private of Opacus.")
     for assumption in partial.assumed:
         err.print(assumption, markup=False)
     return partial.data

@@ -51,7 +51,7 @@ EachRoleOption = Annotated[
 ]
 OverlapOption = Annotated[
     int,
-    typer.Option("--overlap-days", min=0, max=730, help="Days that old keys still sign."),
+    typer.Option("--overlap-days", min=0, max=730, help="Days for which old keys stay valid."),
 ]
 
 

@@ -73,7 +73,7 @@ def keyset_new(
         typer.Option(
             min=1,
             max=10,
-            help="Administrators who must ask for the same change; default: as before, first 1.",
+            help="Administrators who must request the same change; default: as before, or 1.",
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,

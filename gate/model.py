@@ -69,7 +69,7 @@ def sign_model(
         Path | None, typer.Option(help="The canaries that the run was trained with.")
     ] = None,
     losses: Annotated[
-        Path | None, typer.Option(help="Their losses, run/canary-losses.json.")
+        Path | None, typer.Option(help="Losses of the canaries, run/canary-losses.json.")
     ] = None,
     openssf_key: Annotated[
         Path | None,
@@ -79,7 +79,7 @@ def sign_model(
     ] = None,
     export: Annotated[
         list[Export] | None,
-        typer.Option(help="Also write the claim in this form; repeat the option for several."),
+        typer.Option(help="Also write the claim in this form; repeatable."),
     ] = None,
 ) -> None:
     """Put certificate, run record and a signed claim into the folder of a trained model.
@@ -110,7 +110,7 @@ def sign_model(
     except (BadModel, KeyFailure) as failure:
         stop(str(failure))
     except OSError as error:
-        stop(f"{folder} cannot be written: {error.strerror}.")
+        stop(f"cannot write {folder}: {error.strerror}.")
     say(f"{_guarantee(claim)}; signed in {folder / STATEMENT_FILE}")
 
 
@@ -180,7 +180,7 @@ def _print(report: ModelReport) -> None:
             f"{escape(finding.remedy)}"
         )
     if not report.verified:
-        say("the model is not what was signed, or what was signed does not hold.")
+        say("verification failed: the model was changed, or its signed claim does not hold.")
         return
     say(f"{_guarantee(report.claim)}.")
     for code in report.claim["checked"]:
@@ -198,7 +198,7 @@ def _guarantee(claim: dict[str, Any]) -> str:
     )
 
 
-audit_model = command_group("Measure from one run how large ε is at least.")
+audit_model = command_group("Measure a lower bound on ε from one run.")
 
 
 @audit_model.command("new")
@@ -209,7 +209,7 @@ def new(
         int | None, typer.Option(help="Even number of guesses; a third of the count by default.")
     ] = None,
 ) -> None:
-    """Draw canaries for a training by other means, and print the digest to commit to.
+    """Draw canaries for training by other means, and print the digest to commit to.
 
     For affidavit train, write canaries into the plan instead.
     """
@@ -224,7 +224,7 @@ def new(
 @audit_model.command("check")
 def check(
     canaries: Annotated[Path, typer.Option(help="The canaries.")],
-    losses: Annotated[Path, typer.Option(help='Their losses: {"losses": [...]}, in order.')],
+    losses: Annotated[Path, typer.Option(help='Canary losses, in order: {"losses": [...]}.')],
     certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
     keys: KeysOption = None,
     keyset: KeysetOption = None,
@@ -236,7 +236,7 @@ def check(
         trusted = TrustRoot(keys, keyset, root).public_keys()
         guarantee = verify(read_file(certificate), trusted).predicate["guarantee"]
         if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
-            stop(f"{certificate}: audits are of guarantees under {' or '.join(sorted(AUDITABLE))}.")
+            stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")
         result = audit_canaries(
             read_canaries(read_file(canaries)),
             read_losses(read_file(losses)),
@@ -262,11 +262,11 @@ def check(
         )
     else:
         say(
-            f"{result.right} of {result.guesses} guesses are right: with confidence "
+            f"{result.right} of {result.guesses} guesses are correct: with confidence "
             f"{result.confidence:g}, ε ≥ {result.epsilon:.4g} at δ = {result.delta:g}, and "
             f"μ ≥ {result.mu:.4g} if its noise is Gaussian; certified: ε ≤ {upper}"
             + ("" if mu is None else f", μ ≤ {mu}")
         )
     if falsified:
-        fail("the training did not keep its certificate.")
+        fail("the training violated its certificate.")
     raise typer.Exit(Exit.CERTIFIED)

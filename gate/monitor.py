@@ -65,7 +65,7 @@ class HttpSource:
         try:
             return self._get("checkpoint").decode(errors="replace")
         except MissingTile:
-            raise Unreadable(f"there is no log below {self._url}, or it is empty.") from None
+            raise Unreadable(f"no log at {self._url}, or it is empty.") from None
 
     def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
         """The first hashes of a tile."""
@@ -86,13 +86,13 @@ class HttpSource:
         try:
             response = self._client.get(f"{self._url}/{path}")
         except httpx.HTTPError as error:
-            raise Unreadable(f"{self._url} cannot be reached: {type(error).__name__}.") from None
+            raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:
             raise MissingTile(f"the log does not have {path}")
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise Unreadable(
-                f"{path} may not be read: set AFFIDAVIT_TOKEN to a token of the scope audit, or "
-                "have the operator make entries public."
+                f"access to {path} is denied: set AFFIDAVIT_TOKEN to a token with the scope "
+                "audit, or ask the operator to make entries public."
             )
         if not response.is_success or len(response.content) > MOST_BYTES:
             raise Unreadable(f"{path}: the log answered {response.status_code}.")
@@ -109,18 +109,18 @@ def monitor(
     trust: TrustOption = None,
     log_origin: LogOriginOption = None,
     state: Annotated[
-        Path | None, typer.Option(help="File of the checkpoints seen last, instead of your own.")
+        Path | None, typer.Option(help="File with the last checkpoints seen, instead of your own.")
     ] = None,
     checkpoint: Annotated[
         list[Path] | None,
-        typer.Option(help="A checkpoint that was seen elsewhere; repeatable."),
+        typer.Option(help="Checkpoint seen elsewhere; repeatable."),
     ] = None,
     bundle: Annotated[
         list[Path] | None,
-        typer.Option(help="A certificate bundle whose checkpoint must be of the log; repeatable."),
+        typer.Option(help="Certificate bundle whose checkpoint must be from this log; repeatable."),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Repeat after so many seconds, until an alarm.")
+        int | None, typer.Option(min=1, help="Repeat every this many seconds, until an alarm.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -195,4 +195,4 @@ def _of_bundle(path: Path) -> str:
     except MalformedPlan as error:
         stop(f"{path}: {error.reasons[0].message}")
     except (BadLogPart, KeyError, TypeError):
-        stop(f"{path} has no proof of a log; fetch it from the service.")
+        stop(f"{path} has no log proof; fetch the bundle from the service.")

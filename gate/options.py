@@ -23,7 +23,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 def _known_accountant(name: str | None) -> str | None:
     if name is not None and name not in NAMES:
-        raise typer.BadParameter(f"there is no accountant {name}; choose one of {ACCOUNTANTS}.")
+        raise typer.BadParameter(f"unknown accountant {name}; choose one of {ACCOUNTANTS}.")
     return name
 
 
@@ -52,7 +52,7 @@ KeysetOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--keyset",
-        help="Keyset whose keys to trust (GET /v1/keyset); give several oldest first.",
+        help="Keyset whose keys to trust (GET /v1/keyset); repeatable, oldest first.",
     ),
 ]
 RootOption = Annotated[

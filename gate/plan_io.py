@@ -48,7 +48,7 @@ def read_bytes(name: str | os.PathLike[str]) -> bytes:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable("unreadable", f"cannot read {name}: {detail}.") from None
     if len(raw) > MOST_BYTES:
-        raise _unreadable("too_large", f"{name} has more than {MOST_BYTES >> 20} MiB.")
+        raise _unreadable("too_large", f"{name} is larger than {MOST_BYTES >> 20} MiB.")
     return raw
 
 
@@ -78,7 +78,7 @@ def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
             break
         partial += chunk
         if len(partial) > MOST_BYTES:
-            raise _unreadable("too_large", f"a line has more than {MOST_BYTES >> 20} MiB.")
+            raise _unreadable("too_large", f"a line is larger than {MOST_BYTES >> 20} MiB.")
         if b"\n" in chunk:
             *lines, partial = partial.split(b"\n")
             yield from map(bytes, lines)

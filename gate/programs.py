@@ -73,7 +73,7 @@ def audit_verify(
 
 @audit.command("export-checkpoint")
 def export_checkpoint(
-    file: Annotated[Path, typer.Argument(help="Preferably on another disk or machine.")],
+    file: Annotated[Path, typer.Argument(help="File on another disk or machine.")],
     stamp: Annotated[
         str | None,
         typer.Option(help="URL of an RFC 3161 timestamp authority; its reply goes to FILE.tsr."),
@@ -91,7 +91,7 @@ def verifier_key() -> None:
 
 
 def witness(
-    state: Annotated[Path, typer.Option(help="Folder of this witness: its key and its memory.")],
+    state: Annotated[Path, typer.Option(help="Folder for its key and the checkpoints seen.")],
     name: Annotated[str, typer.Option(help="Name of the witness, like witness.example.org.")],
     log: Annotated[
         list[str],

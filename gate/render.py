@@ -154,7 +154,7 @@ def _group(bound: GroupBound, unit: str) -> str:
     group = f"{bound.records} {unit}{'' if bound.records == 1 else 's'} under {bound.relation}"
     if bound.epsilon is None:
         why = "; ".join(f"{reason.code}: {reason.message}" for reason in bound.reasons)
-        return f"{group}: no bound is proved ({why.rstrip('.')})"
+        return f"{group}: no proved bound ({why.rstrip('.')})"
     low, high = decimal_down(bound.epsilon.lower, 8), decimal_up(bound.epsilon.upper, 8)
     return (
         f"{group}: ε in [{low}, {high}]{'' if bound.confidence is None else f' {bound.confidence}'}"
@@ -222,7 +222,7 @@ def contents(predicate: Mapping[str, Any]) -> list[str]:
         try:
             lines += section(predicate)
         except (AttributeError, KeyError, TypeError, ValueError):
-            lines.append(f"{title}: in a format that this release cannot show; see --json")
+            lines.append(f"{title}: in a format of a later release; see --json")
     return [printable(line) for line in lines]
 
 
@@ -231,7 +231,7 @@ def _subject(predicate: Mapping[str, Any]) -> Iterator[str]:
     dataset = plan.get("dataset") or {}
     size = f" of {dataset['size']} records" if dataset.get("size") else ""
     on = f", on data set {dataset['name']}{size}" if dataset.get("name") else ""
-    yield f"plan: {plan.get('name', 'without a name')}{on}"
+    yield f"plan: {plan.get('name', 'unnamed')}{on}"
 
 
 def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:

@@ -50,7 +50,8 @@ ledger = command_group("Privacy budgets of data sets, on a running service.")
 def ledger_show(
     dataset: DatasetArgument,
     certificate: Annotated[
-        str | None, typer.Option("--forecast", help="How many more runs of this certificate fit.")
+        str | None,
+        typer.Option("--forecast", help="How many more runs of this certificate fit."),
     ] = None,
     server: ServerOption = SERVER,
     as_json: JsonOption = False,
@@ -108,7 +109,7 @@ def approve(
     if digest is None:
         with connect(server) as client:
             _print_certificate(client.certificate(certificate))
-        stop("nothing was decided; pass the digest above with --digest to approve exactly that.")
+        stop("nothing was decided; to approve this certificate, pass its digest with --digest.")
     _require_digest("--digest", digest)
     if reject and not comment.strip():
         stop("--reject needs --comment with the reason.")

@@ -71,7 +71,7 @@ TrustOption = Annotated[
     Path | None,
     typer.Option(
         "--trust",
-        help="Trust policy (YAML): the log, its witnesses, and how fresh; else the keyset's own.",
+        help="Trust policy (YAML): log, witnesses and freshness; default: the keyset's.",
     ),
 ]
 

@@ -72,45 +72,43 @@ OF_FAILURE = {
 
 
 def main(
-    certificate: Annotated[Path, typer.Option(help="The bundle that certifies the plan.")],
-    plan: Annotated[Path, typer.Option(help="The plan that was certified, YAML or JSON.")],
-    data: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the data.")],
-    model: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the model.")],
-    out: Annotated[Path, typer.Option(help="The run's folder: record, checkpoint, weights.")],
+    certificate: Annotated[Path, typer.Option(help="Certificate bundle of the plan.")],
+    plan: Annotated[Path, typer.Option(help="Certified plan, YAML or JSON.")],
+    data: Annotated[str, typer.Option(help="Training data, NAME[:ARGUMENT].")],
+    model: Annotated[str, typer.Option(help="Model, NAME[:ARGUMENT].")],
+    out: Annotated[Path, typer.Option(help="Output folder: record, checkpoint, weights.")],
     keys: Annotated[
         list[Path] | None,
-        typer.Option("--keys", help="Public keys to trust, instead of your own."),
+        typer.Option("--keys", help="Trusted public keys, instead of your own."),
     ] = None,
     keyset: Annotated[
         list[Path] | None,
-        typer.Option("--keyset", help="The keyset whose keys to trust; several: oldest first."),
+        typer.Option("--keyset", help="Keyset whose keys to trust; repeatable, oldest first."),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--root", help="With --keyset: trusted roots, or the keyset seen last."),
+        typer.Option("--root", help="With --keyset: trusted roots, or the last keyset seen."),
     ] = None,
     status: Annotated[
         Path | None,
-        typer.Option(help="A status list: a certificate that was called back is refused."),
+        typer.Option(help="Signed status list; a revoked certificate is refused."),
     ] = None,
     require_log: Annotated[
-        bool, typer.Option("--require-log", help="Refuse a certificate that was never logged.")
+        bool, typer.Option("--require-log", help="Refuse a certificate that is not in a log.")
     ] = False,
     files: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--files", help="A folder below which --data and --model may name files; repeatable."
-        ),
+        typer.Option("--files", help="Folder whose files --data and --model may use; repeatable."),
     ] = None,
     no_files: Annotated[
-        bool, typer.Option("--no-files", help="Let --data and --model name no file at all.")
+        bool, typer.Option("--no-files", help="Allow no files in --data and --model.")
     ] = False,
     trial: Annotated[
-        Path | None, typer.Option(help="A trial of a search, as affidavit search writes it.")
+        Path | None, typer.Option(help="Trial file written by affidavit search.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
+    microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16 (autocast).")] = "float32",
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the model with torch.compile.")
@@ -119,39 +117,35 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="Steps between checkpoints, of which a crash loses those since; by default as "
-            "often as takes a twentieth of the time.",
+            help="Steps between checkpoints; a crash loses the steps since the last one. Default: "
+            "as often as takes 5 % of the time.",
         ),
     ] = None,
     digest_every: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Steps between digests of the parameters in the record; likewise."
-        ),
+        typer.Option(min=1, help="Steps between parameter digests in the record; same default."),
     ] = None,
     schedule: Annotated[
-        str, typer.Option(help="Of the learning rate: constant, linear or cosine.")
+        str, typer.Option(help="Learning rate schedule: constant, linear or cosine.")
     ] = "constant",
     warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 0,
     show_private: Annotated[
         bool,
         typer.Option(
-            "--show-private", help="Show the loss on the lot, which is private, on this screen."
+            "--show-private", help="Show the loss of each lot on this screen; it is private."
         ),
     ] = False,
     allowance: Annotated[
         Path | None,
-        typer.Option(help="A file with the number of steps that may be charged by now; waits."),
+        typer.Option(help="File with the number of steps granted so far; training waits for more."),
     ] = None,
     charged_before: Annotated[
         int,
-        typer.Option(min=0, help="Steps that another process may have charged of this run."),
+        typer.Option(min=0, help="Steps of this run that another process may have charged."),
     ] = 0,
     stop: Annotated[
         Path | None,
-        typer.Option(
-            help="A file whose existence ends the run: the record ends, and weights are kept."
-        ),
+        typer.Option(help="End the run when this file appears; record and weights are kept."),
     ] = None,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
@@ -207,7 +201,7 @@ def main(
     except PlanError as failure:
         _end(Exit.BLOCKED, failure.reasons[0].code, str(failure))
     except (UnsupportedModel, MixedRecords) as failure:
-        _end(Exit.BLOCKED, "unsupported_model", f"cannot be trained privately: {failure}")
+        _end(Exit.BLOCKED, "unsupported_model", f"the model cannot be trained privately: {failure}")
     finally:
         peers.leave()
     if peers.leads:
@@ -254,7 +248,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        _end(Exit.USAGE, "unreadable", f"{path} cannot be read: {error.strerror}.")
+        _end(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
 
 
 def _trusted(
@@ -283,7 +277,7 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
     except FileRefused as error:
         _end(Exit.USAGE, "file_refused", f"the run may not read this file: {error}")
     except (ValueError, OSError, ImportError) as error:
-        _end(Exit.USAGE, "bad_source", f"data or model cannot be read: {error}")
+        _end(Exit.USAGE, "bad_source", f"cannot load the data or model: {error}")
 
 
 def _precision(value: str) -> Precision:

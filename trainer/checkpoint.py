@@ -154,8 +154,8 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
         raise RunFailure(
             "no_checkpoint",
             f"{run_log.folder} has no checkpoint that its record names: it is damaged, altered or "
-            "of another run. Put back the one that the run wrote, or start a new run; the steps "
-            "that were charged stay spent.",
+            "from another run. Restore the run's own checkpoint, or start a new run; charged steps "
+            "stay spent.",
         )
     _, name, content = max(result, key=lambda item: item[0])
     if name == PARTIAL:
@@ -164,7 +164,7 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
         return unpacked(content), None if name in (NAME, PARTIAL) else name
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise RunFailure(
-            "bad_checkpoint", f"the checkpoint cannot be read by this release: {error}."
+            "bad_checkpoint", f"this release cannot read the checkpoint: {error}."
         ) from None
 
 
@@ -238,7 +238,7 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
     except (dcp.CheckpointException, OSError) as error:
         raise RunFailure(
             "not_written",
-            f"{folder} cannot be written: {error}. Fix that and resume with --resume.",
+            f"cannot write {folder}: {error}. Fix this and resume with --resume.",
         ) from None
 
     def finish() -> str:
@@ -292,16 +292,14 @@ class _Plain(pickle.Unpickler):
         item = getattr(metadata if module == metadata.__name__ else torch, name, None)
         if isinstance(item, torch.dtype) or getattr(item, "__module__", "") == metadata.__name__:
             return item
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of an index")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of an index")
 
 
 def _require_plain(path: Path) -> None:
     try:
         _Plain(io.BytesIO(path.read_bytes())).load()
     except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
-        raise RunFailure(
-            "bad_checkpoint", f"{path} cannot be read by this release: {error}."
-        ) from None
+        raise RunFailure("bad_checkpoint", f"this release cannot read {path}: {error}.") from None
 
 
 SHARE = 0.05

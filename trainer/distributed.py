@@ -130,8 +130,8 @@ class Peers:
         if len(set(filter(None, self.gathered(digest)))) > 1:
             raise RunFailure(
                 "ranks_differ",
-                "the parameters are not the same on all ranks: one of them computes otherwise. The "
-                "run was stopped; resume with --resume on identical machines.",
+                "the parameters differ between ranks, so the run was stopped. Resume with --resume "
+                "on identical machines.",
             )
 
 
@@ -172,6 +172,6 @@ def while_all_live() -> Iterator[None]:
     except RuntimeError as error:
         raise RunFailure(
             "rank_lost",
-            f"another rank does not answer any more ({str(error).splitlines()[0]}). Resume with "
+            f"another rank stopped responding ({str(error).splitlines()[0]}). Resume with "
             "--resume.",
         ) from None

@@ -312,8 +312,8 @@ class Run:
                 if due is None:
                     raise Interrupted(
                         "interrupted",
-                        f"stopped before step {step + 1} of {steps}, as it was asked to; go on "
-                        "with --resume.",
+                        f"stopped on request before step {step + 1} of {steps}; continue with "
+                        "--resume.",
                     )
                 loss = _Loss(self._settings.show_private)
                 try:
@@ -321,8 +321,8 @@ class Run:
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
-                        f"a microbatch of {self._settings.microbatch} records does not fit; resume "
-                        "with --resume and a smaller --microbatch. The step stays charged.",
+                        f"out of memory at --microbatch {self._settings.microbatch}; resume with "
+                        "--resume and a smaller --microbatch. The step stays charged.",
                     ) from None
                 except Diverged:
                     self.ended_by("diverged", training)
@@ -421,8 +421,8 @@ def _require_anew(config: RunConfig, charged: int) -> None:
     if charged and not config.execution.steps_stand_alone:
         raise RunFailure(
             "not_anew",
-            f"{charged} steps were charged elsewhere, and with this plan's lots or noise those "
-            "after them have to go on from their checkpoint. Go on where that is.",
+            f"{charged} steps were charged elsewhere, and under this plan's lots or noise the run "
+            "can only continue from their checkpoint. Resume where that checkpoint is.",
         )
 
 
@@ -432,7 +432,7 @@ def _all_charged(config: RunConfig, known: int, supervision: Supervision) -> int
     if supervision.allowance is not None and known > supervision.charged:
         raise RunFailure(
             "beyond_allowance",
-            f"the record charges {known} steps, and {supervision.charged} were allowed.",
+            f"the record charges {known} steps, but only {supervision.charged} were granted.",
         )
     return max(known, supervision.charged)
 
@@ -441,7 +441,7 @@ def _require_certified(config: RunConfig, charged: int) -> None:
     if charged > config.execution.steps:
         raise RunFailure(
             "too_many_steps",
-            f"{charged} steps were charged before, and {config.execution.steps} are certified.",
+            f"{charged} steps were charged, but only {config.execution.steps} are certified.",
         )
 
 

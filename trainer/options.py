@@ -45,7 +45,7 @@ class Options:
         for part in parts:
             name, equals, value = part.partition("=")
             if not (equals and name and value):
-                raise WrongOption(f"{where}: {part!r} is no option; write name=value.")
+                raise WrongOption(f"{where}: {part!r} is not an option; write name=value.")
             if name in named:
                 raise WrongOption(f"{where}: {name} is given twice; give it once.")
             named[name] = value
@@ -59,7 +59,7 @@ class Options:
         self._read.add(name)
         result = self.named.get(name, default)
         if result is None:
-            raise WrongOption(f"{self.where}: give {name}=.")
+            raise WrongOption(f"{self.where}: {name} is missing; give {name}=VALUE.")
         return result
 
     def file(self, name: str | None = None) -> Path:
@@ -69,7 +69,7 @@ class Options:
         wherever links lead.
         """
         if name is None and not self.first:
-            raise WrongOption(f"{self.where}: name a file.")
+            raise WrongOption(f"{self.where}: the file is missing; name one.")
         result, folders = Path(self.first if name is None else self.text(name)), FOLDERS.get()
         if folders is None:
             return result
@@ -78,9 +78,7 @@ class Options:
         except (OSError, RuntimeError):  # links that lead in a circle
             folders = ()
         if not any(result.is_relative_to(folder.resolve()) for folder in folders):
-            raise FileRefused(
-                f"{self.where}: {result} is not below a folder that may be read here."
-            )
+            raise FileRefused(f"{self.where}: {result} is not in a folder that may be read here.")
         return result
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
@@ -90,7 +88,7 @@ class Options:
         """
         result = self.text(name, choices[0])
         if result not in choices:
-            raise WrongOption(f"{self.where}: {name}={result}; it is one of {', '.join(choices)}.")
+            raise WrongOption(f"{self.where}: {name}={result}; choose one of {', '.join(choices)}.")
         return result
 
     def integer(self, name: str, *, least: int, default: int | None = None) -> int:
@@ -98,7 +96,7 @@ class Options:
         result = self.text(name, None if default is None else str(default))
         if not (result.isascii() and result.isdigit() and int(result) >= least):
             raise WrongOption(
-                f"{self.where}: {name}={result}; give a whole number from {least} up."
+                f"{self.where}: {name}={result}; give a whole number of at least {least}."
             )
         return int(result)
 
@@ -107,10 +105,10 @@ class Options:
         if unknown := sorted(set(self.named) - self._read):
             known = ", ".join(sorted(self._read)) or "none"
             raise WrongOption(
-                f"{self.where}: {', '.join(unknown)} is no option here; known are {known}."
+                f"{self.where}: unknown option {', '.join(unknown)}; choose from {known}."
             )
 
     def require_no_value(self) -> None:
         """Raise ``WrongOption`` where a value without a name is given."""
         if self.first:
-            raise WrongOption(f"{self.where}: {self.first!r} means nothing; write name=value.")
+            raise WrongOption(f"{self.where}: {self.first!r} is not an option; write name=value.")

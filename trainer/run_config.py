@@ -144,13 +144,13 @@ def _require_search(plan: Plan, *, search: bool) -> None:
     if selects and not search:
         raise NotCertified(
             "unsupported",
-            "/extra: the run is to be repeated and selected from, and repeat_and_select covers no "
-            "single run. Use affidavit search.",
+            "/extra: the certificate covers repeated runs with a selection (repeat_and_select), "
+            "not a single run. Use affidavit search.",
         )
     if search and not selects:
         raise NotCertified(
             "unsupported",
-            "/extra: the certificate covers one run and no search. Certify a plan with "
+            "/extra: the certificate covers one run, not a search. Certify a plan with "
             "repeat_and_select.",
         )
 
@@ -160,22 +160,22 @@ def _require_runnable(plan: Plan, records: int) -> None:
     if size is None:
         raise NotCertified(
             "dataset_size",
-            "the plan does not say how many records there are, so that a mean has no divisor. "
-            "Certify it with dataset.size.",
+            "dataset.size is missing from the plan, so a mean has no divisor. Certify the plan "
+            "with dataset.size.",
         )
     canaries = 0 if plan.canaries is None else plan.canaries.count
     if size != records + canaries:
         what = f"{size}, {canaries} of them canaries" if canaries else f"{size}"
         raise NotCertified(
             "dataset_size",
-            f"the data has {records} records and the plan was certified for {what}. Give the data "
-            "that was meant, or certify the plan for this size.",
+            f"the data has {records} records, but the plan was certified for {what}. Use the "
+            "certified data set, or certify the plan for this size.",
         )
     names = [{(release.name, release.count) for release in phase.releases} for phase in plan.phases]
     if any(name != names[0] for name in names):
         raise NotCertified(
             "unsupported",
-            "the phases release different blocks, and every tensor is trained in all of them. Give "
+            "the phases release different blocks, but every tensor is trained in all phases. Give "
             "every phase the same releases.",
         )
 
@@ -185,8 +185,8 @@ def _require_few_of_a_user(plan: Plan, most: int | None) -> None:
     if allowed is not None and most is not None and most > allowed:
         raise NotCertified(
             "records_of_a_user",
-            f"a user has {most} records and the plan was certified for at most {allowed}. Leave "
-            f"records out, or certify contributions_per_user: {most}.",
+            f"a user has {most} records, but the plan was certified for at most {allowed}. Remove "
+            f"records, or certify the plan with contributions_per_user: {most}.",
         )
 
 
@@ -195,14 +195,14 @@ def _require_same_strategies(
 ) -> None:
     here = [strategy for strategy in strategies if strategy is not None]
     if len(here) != len(certified):
-        raise NotCertified("other_strategy", "the certificate has other correlated noise.")
+        raise NotCertified("other_strategy", "the correlated noise differs from the certificate's.")
     for entry, strategy in zip(certified, here, strict=True):
         if not _same(entry, strategy):
             raise NotCertified(
                 "other_strategy",
-                f"the {entry.get('kind')} noise that this machine constructs is not, number for "
-                "number, the one that was certified. Certify the plan here, or give its "
-                "coefficients in the plan.",
+                f"the {entry.get('kind')} noise that this machine constructs differs from the "
+                "certified noise. Certify the plan on this machine, or write the coefficients "
+                "into the plan.",
             )
 
 

@@ -103,7 +103,7 @@ class RunLog:
             if _holds_a_run(folder / NAME):
                 raise RunFailure(
                     "run_exists",
-                    f"{folder} holds a run already. Resume it with --resume, or choose another "
+                    f"{folder} already contains a run. Resume it with --resume, or choose another "
                     "folder.",
                 )
             return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), RecordProgress())
@@ -115,7 +115,7 @@ class RunLog:
     def resumed(cls, folder: Path) -> RunLog:
         """The record of a run that goes on; raises ``RunFailure`` where it is broken."""
         if not (folder / NAME).is_file():
-            raise RunFailure("no_run", f"{folder} holds no run to resume.")
+            raise RunFailure("no_run", f"{folder} contains no run to resume.")
         lock = _locked(folder)
         try:
             progress, length = _read(folder / NAME)
@@ -189,12 +189,12 @@ def _read(path: Path) -> tuple[RecordProgress, int]:
         except BrokenLine as error:
             raise RunFailure(
                 "broken_record",
-                f"{path}, line {number}: {error} The run cannot be shown to go on from here; "
-                "start a new one in another folder. Every certified step of this one is spent.",
+                f"{path}, line {number}: {error} The run cannot be resumed; start a new one in "
+                "another folder. Every certified step of this one is spent.",
             ) from None
         progress.take(entry, entry["digest"])
     if not progress.begun:
-        raise RunFailure("no_run", f"nothing was run in {path.parent} yet. Start without --resume.")
+        raise RunFailure("no_run", f"{path.parent} contains no run. Start without --resume.")
     return progress, sum(len(line) + 1 for line in lines)
 
 
@@ -208,7 +208,7 @@ def _locked(folder: Path) -> int:
     except OSError:
         os.close(lock)
         raise RunFailure(
-            "run_in_use", f"another process trains in {folder}. Wait for it to end."
+            "run_in_use", f"another process is training in {folder}. Wait for it to end."
         ) from None
     return lock
 
@@ -226,5 +226,5 @@ def unwritable(path: Path, error: OSError) -> RunFailure:
     """A file of the run that could not be written."""
     return RunFailure(
         "not_written",
-        f"{path} cannot be written: {error.strerror}. Fix that and resume with --resume.",
+        f"cannot write {path}: {error.strerror}. Fix this and resume with --resume.",
     )

@@ -181,8 +181,8 @@ class RunWriter:
             if then != now_:
                 raise RunFailure(
                     "other_run",
-                    f"{self.run_log.folder} holds a run with another {what}. Give the one that it "
-                    "was begun with, or choose another folder.",
+                    f"{self.run_log.folder} contains a run with a different {what}. Use the one "
+                    "that the run started with, or choose another folder.",
                 )
 
     def resumed(

@@ -132,11 +132,11 @@ class Search:
 
 def main(
     context: typer.Context,
-    certificate: Annotated[Path, typer.Option(help="The bundle that certifies the plan.")],
-    plan: Annotated[Path, typer.Option(help="The plan, with repeat_and_select.")],
-    data: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the data.")],
-    model: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the model.")],
-    out: Annotated[Path, typer.Option(help="The search's folder; an interrupted one continues.")],
+    certificate: Annotated[Path, typer.Option(help="Certificate bundle of the plan.")],
+    plan: Annotated[Path, typer.Option(help="Certified plan, with repeat_and_select.")],
+    data: Annotated[str, typer.Option(help="Training data, NAME[:ARGUMENT].")],
+    model: Annotated[str, typer.Option(help="Model, NAME[:ARGUMENT].")],
+    out: Annotated[Path, typer.Option(help="Output folder; an interrupted search resumes in it.")],
     choices: Annotated[
         Path | None,
         typer.Option(
@@ -144,7 +144,7 @@ def main(
         ),
     ] = None,
     score: Annotated[
-        str | None, typer.Option(help="NAME[:ARGUMENT] of public data; the least loss on it wins.")
+        str | None, typer.Option(help="Public data, NAME[:ARGUMENT]; the lowest loss on it wins.")
     ] = None,
     ray: Annotated[
         str | None,
@@ -162,10 +162,10 @@ def main(
     if selection is None:
         _stop(f"{plan} has no repeat_and_select, so its certificate covers one run: train it.")
     if (out / RELEASED).exists():
-        _stop(f"{out / RELEASED} is there: this search is over.")
+        _stop(f"{out / RELEASED} exists: this search has finished.")
     opening = _opening(out, certificate, choices, score)
     if "learning_rate" in opening.choices and read.workload and read.workload.learning_rates:
-        _stop("the plan lists the learning rate of each step; try no learning_rate.")
+        _stop("the plan sets the learning rate of each step; remove learning_rate from --choices.")
     # In the log of whoever runs this before any trial.
     err.print(f"search {opening.digest}", highlight=False)
     shared = [f"--certificate={certificate.resolve()}", f"--plan={plan.resolve()}"]
@@ -191,7 +191,7 @@ def main(
         shutil.rmtree(search.folder)
         err.print(f"record and weights are in {escape(str(out / RELEASED))}", highlight=False)
         return
-    err.print(f"no trial came to its end; see {escape(str(search.folder))}", highlight=False)
+    err.print(f"no trial finished; see {escape(str(search.folder))}", highlight=False)
     raise typer.Exit(1)
 
 
@@ -235,7 +235,7 @@ def _opening(
         if path.exists():
             return SearchOpening.read(json.loads(path.read_bytes()))
         if score is None:
-            _stop("give --score: public data that trials are compared on.")
+            _stop("--score is missing: name the public data on which trials are compared.")
         values = {} if choices is None else json.loads(choices.read_bytes())
         identifier = statement_in(certificate.read_bytes())["predicate"]["certificate_id"]
         opening = SearchOpening.drawn(identifier, values, score)
@@ -244,7 +244,7 @@ def _opening(
     except BadSearch as error:
         _stop(str(error))
     except (BadEnvelope, OSError, ValueError, KeyError, TypeError) as error:
-        _stop(f"certificate, choices or {path} cannot be read: {error}")
+        _stop(f"cannot read the certificate, the choices or {path}: {error}")
     return opening
 
 

@@ -75,9 +75,9 @@ class Settings:
         for name in ("microbatch", "checkpoint_every", "digest_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, not {value}")
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if self.warmup < 0:
-            raise ValueError(f"warmup is a number of steps, not {self.warmup}")
+            raise ValueError(f"warmup must be a number of steps, not {self.warmup}")
 
     @property
     def device_type(self) -> str:
@@ -137,7 +137,7 @@ class Trial:
         try:
             return cls(**{name: document[name] for name in cls.__dataclass_fields__})
         except (KeyError, TypeError):
-            raise ValueError("this is no trial of a search.") from None
+            raise ValueError("not a trial of a search.") from None
 
 
 PAUSE = 0.02

@@ -46,7 +46,7 @@ def data_of(named: str) -> DataAdapter:
     source, argument = _found(named, DATA, "data")
     result = source(argument)
     if not isinstance(result, DataAdapter):
-        raise UnknownSource(f"--data {named}: what it returns is no DataAdapter.")
+        raise UnknownSource(f"--data {named}: it does not return a DataAdapter.")
     return result
 
 
@@ -55,7 +55,7 @@ def model_of(named: str, data: DataAdapter) -> ModelAdapter:
     source, argument = _found(named, MODELS, "model")
     result = source(argument, data)
     if not isinstance(result, ModelAdapter):
-        raise UnknownSource(f"--model {named}: what it returns is no ModelAdapter.")
+        raise UnknownSource(f"--model {named}: it does not return a ModelAdapter.")
     return result
 
 
@@ -67,7 +67,7 @@ def _found(named: str, known: Mapping[str, Any], kind: str) -> tuple[Any, str]:
         return _imported(module, function, kind), argument
     if name not in known:
         raise UnknownSource(
-            f"--{kind} {name}: there is no such {kind}; known are {', '.join(sorted(known))}, and "
+            f"--{kind} {name}: unknown {kind}; choose one of {', '.join(sorted(known))}, or "
             "python:MODULE:FUNCTION for your own."
         )
     return known[name], argument
@@ -81,5 +81,5 @@ def _imported(module: str, function: str, kind: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise UnknownSource(f"--{kind} python:{module}:{function}: {error}.") from None
     if not callable(result):
-        raise UnknownSource(f"--{kind} python:{module}:{function}: it is no function.")
+        raise UnknownSource(f"--{kind} python:{module}:{function}: not a function.")
     return result

@@ -66,7 +66,7 @@ def github() -> Place:
         event = json.loads(Path(_variable("GITHUB_EVENT_PATH")).read_bytes())
         number = int(event["pull_request"]["number"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise NotPosted("the event of this workflow is not that of a pull request") from None
+        raise NotPosted("this workflow was not triggered by a pull request") from None
     repository = f"{api}/repos/{_variable('GITHUB_REPOSITORY')}"
     return Place(
         comments=f"{repository}/issues/{number}/comments",
@@ -152,7 +152,7 @@ def post(
     words. Raises ``NotPosted``.
     """
     place = HOSTS[host]()
-    text = body if len(body) <= LONGEST else f"{body[:LONGEST]}\n\nThe rest is left out."
+    text = body if len(body) <= LONGEST else f"{body[:LONGEST]}\n\nThe comment was truncated."
     try:
         with httpx.Client(headers=place.headers, timeout=TIMEOUT, transport=transport) as client:
             listed = _comments(client, place.comments)
@@ -168,7 +168,7 @@ def post(
                 _suggest(client, place, suggested)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        raise NotPosted(f"{host} answered {status}; may the token write comments?") from None
+        raise NotPosted(f"{host} answered {status}; check the token's permissions") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise NotPosted(f"{host} did not answer: {type(error).__name__}") from None
 
@@ -198,7 +198,7 @@ def _comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:
         answer.raise_for_status()
         comments: Any = answer.json()
         if not isinstance(comments, list) or not all(isinstance(c, dict) for c in comments):
-            raise ValueError("no list of comments")
+            raise ValueError("not a list of comments")
         yield from comments
         if len(comments) < PAGE:
             return

@@ -43,7 +43,7 @@ def _load(raw: bytes) -> dict[str, Any]:
             Reason(
                 code="syntax",
                 pointer="",
-                message=f"this is not TOML: {error}.",
+                message=f"not valid TOML: {error}.",
                 remedy="Correct the text at this position.",
                 line=int(line[1]) if line else None,
                 column=int(line[2]) if line else None,

@@ -79,7 +79,7 @@ def _findings_of_policy(
             file=source.file,
             rule="policy_budget",
             level="warning",
-            message=f"the policy {policy.name} requires a budget check, and no ledger was asked.",
+            message=f"the policy {policy.name} requires a budget check, which needs the service.",
         )
 
 

@@ -233,7 +233,7 @@ def apply_edits(text: str, edits: tuple[Edit, ...]) -> str:
     """
     for edit in sorted(set(edits), key=lambda edit: -edit.start):
         if text[edit.start : edit.end] != edit.before:
-            raise ValueError("the text is not the one that the edits were made for")
+            raise ValueError("the edits were made for a different text")
         text = text[: edit.start] + edit.after + text[edit.end :]
     return text
 

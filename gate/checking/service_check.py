@@ -87,7 +87,7 @@ def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> Chec
     assert local.result is not None
     findings = list(local.findings)
     if answer.get("plan_digest") != local.result["plan_digest"]:
-        findings.append(_finding(source, "other_plan", "the service returned another plan."))
+        findings.append(_finding(source, "other_plan", "the service returned a different plan."))
         return replace(local, exit=Exit.UNDECIDED, findings=tuple(findings))
     verdict, status = answer["verdict"], answer["certificate"]["status"]
     if local.exit is Exit.BLOCKED:

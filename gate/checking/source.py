@@ -310,7 +310,7 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     if kind.endswith((".py", ".ipynb")):
         if explicit:
             raise _no_plan(
-                "it has no call that Affidavit reads, which are the private calls of "
+                "no call that Affidavit reads; it reads the private calls of "
                 f"{', '.join(LIBRARIES)}."
             )
         return
@@ -345,7 +345,7 @@ def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
     elif explicit:
-        raise _no_plan("there is no [tool.affidavit.plan] table.")
+        raise _no_plan("the file has no [tool.affidavit.plan] table.")
 
 
 def _complete(name: str, raw: bytes, partial: Partial) -> Source:

@@ -193,7 +193,9 @@ class Guard:
         if sums is None or released is None:
             if sums is not released:
                 raise GuardStop(
-                    "bad_argument", "sums and released go together.", "Give both, or neither."
+                    "bad_argument",
+                    "sums or released is missing.",
+                    "Give both, or neither.",
                 )
             self._note("the noise of some releases was declared but not tested.")
             return
@@ -201,7 +203,7 @@ class Guard:
         if missing:
             raise GuardStop(
                 "tensor_not_noised",
-                f"{', '.join(missing)}: the tensor is trained, but has no noisy sum.",
+                f"{', '.join(missing)}: trained, but has no noisy sum.",
                 "Release every trainable tensor with noise, or freeze it.",
             )
         self._noise_test.see(

@@ -62,7 +62,7 @@ def require_optimizer(certified: CertifiedRun, engine: Any, optimizer: Any) -> N
     if len(engine.accountant) > 0:
         raise GuardStop(
             "already_trained",
-            "the privacy engine has already accounted for steps that are in no record.",
+            "the privacy engine has already accounted for steps that no record contains.",
             "Call guard.opacus before the first step, with a new engine.",
         )
     per_layer = "DPPerLayerOptimizer" in names

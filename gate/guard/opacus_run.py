@@ -185,7 +185,7 @@ class OpacusRun:
         if len(releases) > 1:
             raise GuardStop(
                 "other_blocks",
-                "the plan has several releases; their tensors are not given.",
+                "the plan has several releases, but blocks= is missing.",
                 "Give blocks={release: [tensor names]}.",
             )
         return {releases[0].name: self._names}

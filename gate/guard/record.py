@@ -56,7 +56,7 @@ class RunRecord:
         except FileExistsError:
             raise GuardStop(
                 "record_exists",
-                f"{self.path} exists: {folder} already holds a run.",
+                f"{self.path} exists: {folder} already contains a run.",
                 "Choose another folder (record=); an interrupted run stays charged.",
             ) from None
         except OSError as error:

@@ -222,7 +222,7 @@ def test_an_interrupted_batch_continues_where_its_output_ends(
         assert output.read_bytes() == whole
     output.write_bytes(b'{"something": "else"}\n')
     refused = run("batch", path, "--output", str(output))
-    assert (refused.exit_code, "no result of a batch" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "not a result of affidavit batch" in refused.stderr) == (2, True)
     assert output.read_bytes() == b'{"something": "else"}\n'
 
 

@@ -39,7 +39,7 @@ def test_one_is_shown_whole(run: Callable[..., Result], answer: Answer, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("dp_muonb", "did you mean dp_muonbc?"), ("\x1b[2J", "known: dp_sgd")]
+    ("name", "hint"), [("dp_muonb", "did you mean dp_muonbc?"), ("\x1b[2J", "choose one of dp_sgd")]
 )
 def test_a_name_that_is_none_says_so_and_prints_nothing_else(
     run: Callable[..., Result], name: str, hint: str

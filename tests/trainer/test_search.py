@@ -109,5 +109,5 @@ def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
     trainers = Trainers(lambda _: 1.0)
     stopped = run(given, trainers, monkeypatch)
     assert stopped.exit_code == 2
-    assert "cannot be read: the envelope does not have" in " ".join(stopped.stderr.split())
+    assert "cannot read the certificate" in " ".join(stopped.stderr.split())
     assert trainers.begun == []

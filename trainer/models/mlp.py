@@ -83,11 +83,11 @@ def mlp(argument: str, data: DataAdapter) -> Classifier:
     """A perceptron of the widths that ``argument`` has. Raises ``WrongOption``."""
     options = Options.of(argument, "--model mlp")
     if not isinstance(data, LabelledData):
-        raise WrongOption("--model mlp: the data has no features and classes.")
+        raise WrongOption("--model mlp needs data with features and classes.")
     if options.first != "linear" and not re.fullmatch(
         r"[1-9]\d{0,5}(-[1-9]\d{0,5})*", options.first
     ):
-        raise WrongOption("--model mlp: give widths, 32-32 say, or linear.")
+        raise WrongOption("--model mlp: give layer widths, like 32-32, or linear.")
     hidden = [] if options.first == "linear" else [int(wide) for wide in options.first.split("-")]
     seed = options.integer("seed", least=0)
     blocks = options.choice("blocks", ("hidden", "all"))

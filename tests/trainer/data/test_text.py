@@ -122,14 +122,14 @@ def test_the_generated_corpus_is_a_function_of_its_seed_and_its_words_are_closed
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: is no JSON"),
-        ("", "line 2: is no JSON"),
-        ("[" * 100_000, "line 2: is no JSON"),
+        ("{", "line 2: not valid JSON"),
+        ("", "line 2: not valid JSON"),
+        ("[" * 100_000, "line 2: not valid JSON"),
         ("3", "line 2: source"),
         ('{"source": 3, "target": "x"}', "line 2: source"),
         ('{"source": "x"}', "line 2: target"),
-        ('{"source": "x", "target": "\\ud800"}', "line 2: target: has half"),
-        ('{"source": "x", "target": ' + "9" * 5000 + "}", "line 2: is no JSON"),
+        ('{"source": "x", "target": "\\ud800"}', "line 2: target: contains half"),
+        ('{"source": "x", "target": ' + "9" * 5000 + "}", "line 2: not valid JSON"),
     ],
 )
 def test_a_line_that_is_no_record_is_refused_with_its_number(
@@ -144,15 +144,15 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"mr": "name The Vaults", "ref": "x"}, "no slot"),
-        ({"mr": "name[a] eatType[b]", "ref": "x"}, "no slot"),
+        ({"mr": "name The Vaults", "ref": "x"}, "is not of the form slot"),
+        ({"mr": "name[a] eatType[b]", "ref": "x"}, "is not of the form slot"),
         ({"mr": "", "ref": "x"}, "no slot"),
         ({"mr": "name[a]"}, "ref"),
         ({"tripleset": [["a", "b"]], "text": "x"}, "tripleset"),
         ({"tripleset": [], "text": "x"}, "tripleset"),
         ({"tripleset": [["a", "b", "c"]], "annotations": []}, "annotations"),
         ({"tripleset": [["a", "b", "c"]], "annotations": ["x"]}, "text"),
-        ({"other": "x"}, "is no object with"),
+        ({"other": "x"}, "not an object with"),
     ],
 )
 def test_an_object_of_another_form_is_refused_by_field(
@@ -164,13 +164,13 @@ def test_an_object_of_another_form_is_refused_by_field(
 
 def test_files_that_are_not_there_or_not_utf8_or_empty_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
-    with pytest.raises(WrongData, match="cannot be read"):
+    with pytest.raises(WrongData, match="cannot read"):
         jsonl(f"{path},longest=9")
     path.write_bytes(b'{"text": "\xff"}\n')
     with pytest.raises(WrongData, match="line 1"):
         jsonl(f"{path},longest=9")
     path.write_bytes(b"")
-    with pytest.raises(WrongData, match="no record"):
+    with pytest.raises(WrongData, match="no records"):
         jsonl(f"{path},longest=9")
 
 
@@ -188,16 +188,16 @@ def test_word_lists_begin_with_the_marks_and_have_each_word_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "argument", "message"),
     [
-        ("jsonl", "", "name a file"),
+        ("jsonl", "", "the file is missing"),
         ("jsonl", "x.jsonl", "longest"),
         ("jsonl", "x.jsonl,longest=1", "longest"),
         ("jsonl", "x.jsonl,longest=9,tokenizer=letters", "tokenizer"),
         ("jsonl", "x.jsonl,longest=9,tokenizer=words", "words"),
-        ("generated", "", "how many"),
-        ("generated", "0,seed=1", "how many"),
+        ("generated", "", "give the number of records"),
+        ("generated", "0,seed=1", "give the number of records"),
         ("generated", "5", "seed"),
-        ("bible", "x,longest=9", "means nothing"),
-        ("csv", "", "name a file"),
+        ("bible", "x,longest=9", "is not an option"),
+        ("csv", "", "the file is missing"),
         ("csv", "x.csv,label=y", "classes"),
         ("csv", "x.csv,label=y,classes=1", "classes"),
         ("digits", "part=half", "one of"),

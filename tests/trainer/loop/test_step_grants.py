@@ -117,7 +117,7 @@ def test_begun_anew_it_takes_only_what_nobody_was_allowed(run: Run, tmp_path: Pa
 def test_steps_that_belong_together_are_not_begun_anew(
     run: Run, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(RunFailure, match="go on from their checkpoint"):
+    with pytest.raises(RunFailure, match="continue from their checkpoint"):
         run(plan_with(**changes), out=tmp_path / "run", supervision=Supervision(charged=1))
     assert not (tmp_path / "run").exists()
 
@@ -128,7 +128,7 @@ def test_a_record_beyond_its_allowance_is_not_gone_on_with(run: Run, tmp_path: P
     allowance.write_text("12")
     crashed(run, out, 6, plan, bundle=bundle)
     less = Supervision(allowance=allowance, charged=6)
-    with pytest.raises(RunFailure, match="6 were allowed"):
+    with pytest.raises(RunFailure, match="only 6 were granted"):
         run(plan, out=out, bundle=bundle, resume=True, supervision=less)
 
 

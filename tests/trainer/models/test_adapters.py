@@ -161,15 +161,15 @@ def test_a_perceptron_has_hidden_matrices_and_the_rest(numbers: Labelled) -> Non
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("", "give widths"),
-        ("0-3,seed=1", "give widths"),
+        ("", "give layer widths"),
+        ("0-3,seed=1", "give layer widths"),
         ("8", "give seed"),
         ("8,seed=-1", "seed"),
         ("8,seed=1,seed=1", "twice"),
-        ("8,seed=1,depth=2", "depth is no option"),
+        ("8,seed=1,depth=2", "unknown option depth"),
         ("8,seed=1,blocks=each", "one of hidden, all"),
         ("linear,seed=1", "blocks=all"),
-        ("8,seed", "no option"),
+        ("8,seed", "not an option"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(
@@ -180,9 +180,9 @@ def test_options_that_mean_nothing_are_refused(
 
 
 def test_models_refuse_data_that_is_not_theirs(text: TextRecords, numbers: Labelled) -> None:
-    with pytest.raises(WrongOption, match="no features"):
+    with pytest.raises(WrongOption, match="needs data with features"):
         MODELS["mlp"]("8,seed=1", text)
-    with pytest.raises(WrongOption, match="no text"):
+    with pytest.raises(WrongOption, match="needs text data"):
         MODELS["gpt2"]("config.json,seed=1", numbers)
 
 
