@@ -60,7 +60,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[Answer]):
-    """One request; ``read`` makes its answer, or the call that leads to it after ``pause`` seconds.
+    """One request; ``read`` returns its answer, or the call that follows after ``pause`` seconds.
 
     ``repeatable`` lets it be sent again.
     """
@@ -78,7 +78,7 @@ class Call(Generic[Answer]):
 
     @property
     def target(self) -> str:
-        """The path and the query; what is no Unicode is sent too, for the service to refuse."""
+        """The path and the query; invalid Unicode is sent too, for the service to refuse."""
         query = f"?{urlencode(self.query, errors='surrogatepass')}" if self.query else ""
         return f"{self.path}{query}"
 
@@ -154,7 +154,7 @@ def conversation(
 
 
 def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
-    """Certify a plan document; waits for the certificate, however long the service takes.
+    """Certify a plan document; waits for the certificate as long as the service takes.
 
     The same plan always gets the same certificate. A plan that takes longer than a request is
     answered with a certification, which is polled.
@@ -267,7 +267,7 @@ def request_run(run: Mapping[str, Any], key: str | None = None) -> Call[Run]:
 
 
 def cancel_run(run_id: str, reason: str) -> Call[Run]:
-    """Cancel a run; not repeated, for its answer says whether the run was stopped by it."""
+    """Cancel a run; not repeated, because the answer says whether this call stopped it."""
     return _change(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
 
 

@@ -120,7 +120,7 @@ class _EventStream(EventReader):
         return response.status_code == httpx.codes.NO_CONTENT
 
     def fail(self, error: Exception) -> None:
-        """Count a connection that broke; raises ``Unreachable`` after too many."""
+        """Count a broken connection; raises ``Unreachable`` after too many."""
         if self._failures == calls.MAX_RECONNECTS:
             raise Unreachable(f"{self._server}: {error}") from None
         self._failures += 1
@@ -153,7 +153,7 @@ class Client(_Requests):
         self._http.close()
 
     def send(self, call: Call[Answer]) -> Answer:
-        """Send a request, again if it may be repeated, and return its answer."""
+        """Send a request, with retries if it may be repeated, and return its answer."""
         steps = conversation(call, self.server)
         step, result = next(steps), None
         while True:
@@ -174,7 +174,7 @@ class Client(_Requests):
             return error
 
     def runs(self, **filters: str) -> Iterator[Run]:
-        """Every run that the filters of ``GET /v1/runs`` let through, the latest first."""
+        """The runs that match the filters of ``GET /v1/runs``, latest first."""
         page = self.send(calls.runs("/v1/runs", filters))
         while True:
             yield from page.items
@@ -183,7 +183,7 @@ class Client(_Requests):
             page = self.send(calls.runs(page.next, {}))
 
     def run_events(self, run_id: str) -> Iterator[RunEvent | RunProgress]:
-        """Events of a run, its states and its progress, until the service says that it is over.
+        """The states and progress of a run, until the service ends the stream.
 
         Reconnects after the last event; a service that keeps failing raises.
         """
@@ -222,7 +222,7 @@ class AsyncClient(_Requests):
         await self._http.aclose()
 
     async def send(self, call: Call[Answer]) -> Answer:
-        """Send a request, again if it may be repeated, and return its answer."""
+        """Send a request, with retries if it may be repeated, and return its answer."""
         steps = conversation(call, self.server)
         step, result = next(steps), None
         while True:
@@ -243,7 +243,7 @@ class AsyncClient(_Requests):
             return error
 
     async def runs(self, **filters: str) -> AsyncIterator[Run]:
-        """Every run that the filters of ``GET /v1/runs`` let through, the latest first."""
+        """The runs that match the filters of ``GET /v1/runs``, latest first."""
         page = await self.send(calls.runs("/v1/runs", filters))
         while True:
             for run in page.items:
@@ -253,7 +253,7 @@ class AsyncClient(_Requests):
             page = await self.send(calls.runs(page.next, {}))
 
     async def run_events(self, run_id: str) -> AsyncIterator[RunEvent | RunProgress]:
-        """Events of a run, its states and its progress, until the service says that it is over.
+        """The states and progress of a run, until the service ends the stream.
 
         Reconnects after the last event; a service that keeps failing raises.
         """

@@ -57,7 +57,7 @@ Bound = Annotated[
     PlainSerializer(_finite),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
 ]
-"""A number that is rounded outward; null in JSON where it is not bounded."""
+"""A number, rounded outward; null in JSON if it is not bounded."""
 Instant = Annotated[
     datetime,
     PlainSerializer(_milliseconds),
@@ -92,7 +92,7 @@ class Interval(ResponseModel):
 
 
 class Certification(ResponseModel):
-    """How far a plan is whose certificate takes longer than a request.
+    """The progress of a plan that takes longer to certify than a request.
 
     ``certificate`` is its id once it is ``done``, and ``problem`` (RFC 9457) why it ``failed``.
     """
@@ -108,7 +108,7 @@ class Certification(ResponseModel):
 
 
 class PolicyReference(ResponseModel):
-    """Which version of which policy."""
+    """A policy and its version."""
 
     name: str
     version: int = Field(ge=1)
@@ -119,7 +119,7 @@ class PolicySummary(PolicyReference):
     """A version of a policy in a list; nobody created the built-in one."""
 
     datasets: Literal["default"] | list[str]
-    active: bool = Field(description="Whether plans can come under it now.")
+    active: bool = Field(description="Whether it applies to new plans.")
     created_by: str | None
     created_at: datetime | None
 
@@ -187,7 +187,7 @@ class PublishedKeyset(ResponseModel):
 
 
 class ScopedModel(ResponseModel):
-    """What belongs to one data set, privacy unit and adjacency."""
+    """A resource of one data set, privacy unit and adjacency."""
 
     dataset: str
     unit: Unit
@@ -203,7 +203,7 @@ class Budget(ResponseModel):
 
 
 class Reading(ResponseModel):
-    """What was spent by one way of counting; ``decides`` tells whether it admits runs."""
+    """The spending by one composition; ``decides`` tells whether it admits runs."""
 
     epsilon: Bound
     delta: Bound
@@ -219,13 +219,13 @@ class Composition(ResponseModel):
     delta: Bound
     decides: bool = False
     meaning: str = (
-        "What the same runs cost had all of them been fixed in advance; no bound for plans that "
-        "were chosen in view of results, and it decides nothing."
+        "What the same runs would cost had all of them been fixed in advance. Not a bound for "
+        "plans that were chosen in view of results, and not decisive."
     )
 
 
 class Spent(ResponseModel):
-    """What was spent, counted in two or three ways."""
+    """The spending, by two or three compositions."""
 
     filter: Reading
     sum: Reading
@@ -233,7 +233,7 @@ class Spent(ResponseModel):
 
 
 class Remaining(ResponseModel):
-    """What is left by the filter, rounded down."""
+    """What the privacy filter leaves, rounded down."""
 
     epsilon: Bound
 
@@ -247,7 +247,7 @@ class RunCharge(ResponseModel):
 
 
 class LedgerSummary(ScopedModel):
-    """A ledger without its entries and without what takes accounting."""
+    """A ledger without its entries and without figures that need accounting."""
 
     budget: Budget
     runs: Count
@@ -257,7 +257,7 @@ class LedgerSummary(ScopedModel):
 
 
 class Grant(ResponseModel):
-    """What a team may do with a data set of another: reserve, read the ledger, or nothing."""
+    """What a team may do with another's data set: reserve, read the ledger, or nothing."""
 
     dataset: str
     team: str
@@ -268,7 +268,7 @@ class Grant(ResponseModel):
 
 
 class Proposal(ResponseModel):
-    """A budget or a grant that waits for administrators, who send its ``content`` too."""
+    """A budget or grant that waits until administrators send its ``content`` too."""
 
     digest: Identifier
     kind: Literal["budget", "grant"]
@@ -286,7 +286,7 @@ class StepCounts(ResponseModel):
 
 
 class Reservation(ScopedModel):
-    """A reservation as it stands: what it reserved, and what it counts for now."""
+    """A reservation: what it reserved, and what it counts for now."""
 
     id: str
     certificate: Identifier
@@ -305,7 +305,7 @@ class Reservation(ScopedModel):
 
 
 class Forecast(ResponseModel):
-    """How many more runs of a certificate fit, by the filter that decides."""
+    """How many more runs of a certificate the privacy filter admits."""
 
     certificate: Identifier
     runs: Count
@@ -315,7 +315,7 @@ class Forecast(ResponseModel):
 
 
 class Ledger(LedgerSummary):
-    """A ledger with its entries, latest first; ``forecast`` stands where it was asked for."""
+    """A ledger with its entries, latest first; ``forecast`` only if it was requested."""
 
     entries: list[Reservation]
     entries_total: Count
@@ -334,7 +334,7 @@ class RunRequirements(ResponseModel):
 
 
 class RunSteps(ResponseModel):
-    """Steps of a run; ``charged`` is null until it ended."""
+    """Steps of a run; ``charged`` is null until it has ended."""
 
     certified: Count
     granted: Count
@@ -343,7 +343,7 @@ class RunSteps(ResponseModel):
 
 
 class Run(ResponseModel):
-    """A run as it stands: what was requested, who works on it, how far it is, how it ended.
+    """A run: the request, its worker, its progress and its outcome.
 
     ``refusal`` is why the engine refused the job of a waiting run when it was last submitted.
     """
@@ -398,7 +398,7 @@ class StepsSpent(ResponseModel):
 
 
 class RunProgress(ResponseModel):
-    """The data of a server-sent event `progress`; ``spent`` is null where not known yet."""
+    """The data of a server-sent event `progress`; ``spent`` is null until it is known."""
 
     steps: Count
     certified: Count

@@ -69,7 +69,7 @@ class CertificateAnswer:
 
     @property
     def verdict(self) -> str:
-        """``certified``, or why not."""
+        """The verdict: ``certified``, or why not."""
         return str(self.document["verdict"])
 
     @property
@@ -79,7 +79,7 @@ class CertificateAnswer:
 
     @property
     def epsilon(self) -> float | None:
-        """The proved upper bound of ε in nats; None where nothing may be claimed."""
+        """The proved upper bound of ε in nats; None if nothing is certified."""
         bracket = self.document.get("epsilon")
         return None if bracket is None else bracket["upper"]
 

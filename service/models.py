@@ -143,7 +143,7 @@ class BundleDocument(RootModel[Object]):
 
 
 class CertificateSummary(ResponseModel):
-    """A certificate's current issue as a list shows it."""
+    """A certificate's current issue, as shown in a list."""
 
     id: Identifier
     untrusted: bool = Field(description="Signed by a development key.")
@@ -161,7 +161,7 @@ class CertificateSummary(ResponseModel):
 
 
 class IssuedCertificate(ResponseModel):
-    """The issue that carries a result."""
+    """The issue that contains a result."""
 
     id: Identifier
     bundle: BundleDocument
@@ -192,7 +192,7 @@ class AssessmentDocument(ResponseModel):
     accountants: list[Object]
     reasons: list[ProblemReason]
     warnings: list[Object]
-    planning: list[Object] = Field(description="For information; no guarantee.")
+    planning: list[Object] = Field(description="For information; not a guarantee.")
     obligations: list[Object]
 
 
@@ -210,7 +210,7 @@ class DiagnosisRequest(ResponseModel):
     plan: PlanDocument
     claimed_epsilon: Claimed | None = optional("ε in nats, at the plan's δ.")
     claimed_noise_multiplier: Claimed | None = optional(
-        "σ of every block, said to reach the plan's target."
+        "The σ of every block that is claimed to reach the plan's target."
     )
 
 

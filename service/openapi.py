@@ -125,10 +125,10 @@ REF = "#/components/schemas/{model}"
 
 TAGS = {
     "certificates": "Certify plans, and read, approve and revoke certificates.",
-    "certifications": "Plans whose certificate takes longer than a request.",
+    "certifications": "Plans that take longer to certify than a request.",
     "diagnoses": "Explain a claimed number.",
     "runs": "Request, watch and report training runs.",
-    "queues": "Hand runs to workers.",
+    "queues": "Assign runs to workers.",
     "ledgers": "Budgets of data sets.",
     "reservations": "What runs take from a budget.",
     "policies": "What an organisation requires.",
@@ -172,7 +172,7 @@ _RETRY_AFTER = {
 _LOCATION = {
     "Location": {
         "schema": {"type": "string", "format": "uri-reference"},
-        "description": "The path of what was made.",
+        "description": "The path of the new resource.",
     }
 }
 _RATE_LIMIT = {
@@ -265,8 +265,8 @@ def _document(app: FastAPI) -> Schema:
         SCHEME: {
             "type": "http",
             "scheme": "bearer",
-            "description": "A token of `affidavit tokens new` or of the OpenID provider. While "
-            "there is neither, a program on the service's own machine may submit and audit "
+            "description": "A token from `affidavit tokens new` or from the OpenID provider. "
+            "While there is neither, a program on the service's own machine may submit and audit "
             "without one.",
         }
     }

@@ -99,7 +99,7 @@ class BudgetRequest(LedgerRequest):
 
 
 class GrantRequest(LedgerRequest):
-    """What a team may do with a data set of another from now on."""
+    """What a team may do with another team's data set from now on."""
 
     noun = "a grant"
     team: TeamName
@@ -108,7 +108,7 @@ class GrantRequest(LedgerRequest):
 
 
 class ReservationRequest(LedgerRequest):
-    """The certificate whose run is to be reserved for."""
+    """The certificate to reserve a run of."""
 
     noun = "a reservation"
     certificate: Digest
@@ -121,7 +121,7 @@ class CommitRequest(LedgerRequest):
 
 
 class SettlementRequest(LedgerRequest):
-    """The steps that were run, all of them if left out, and the digest of the run's record."""
+    """The steps that were run (all if omitted), and the digest of the run's record."""
 
     noun = "a settlement"
     steps_run: Annotated[Integer, Field(ge=0)] | None = None
@@ -129,7 +129,7 @@ class SettlementRequest(LedgerRequest):
 
 
 class ReleaseRequest(LedgerRequest):
-    """Why the reservation is released before the run began."""
+    """Why the reservation is released."""
 
     noun = "a release"
     reason: Comment = ""

@@ -279,11 +279,11 @@ class _Stored(Collector):
 
 STORED_GAUGES = {
     "affidavit_log_size": "Leaves of the newest signed checkpoint.",
-    "affidavit_log_pending": "Entries that wait for their place in the log.",
-    "affidavit_log_oldest_pending_seconds": "How long the oldest is seen to wait.",
-    "affidavit_log_checkpoint_age_seconds": "Age of the newest signed checkpoint.",
-    "affidavit_keyset_version": "The newest published keyset; 0 before the first.",
-    "affidavit_keyset_expires_seconds": "Seconds until it expires.",
+    "affidavit_log_pending": "Entries waiting for their place in the log.",
+    "affidavit_log_oldest_pending_seconds": "Seconds that the oldest of them has waited.",
+    "affidavit_log_checkpoint_age_seconds": "Seconds since the newest checkpoint was signed.",
+    "affidavit_keyset_version": "Version of the newest published keyset; 0 if there is none.",
+    "affidavit_keyset_expires_seconds": "Seconds until that keyset expires.",
 }
 
 
@@ -291,16 +291,16 @@ def watch_services(metrics: Metrics, services: Services) -> None:
     """Have ``metrics`` show how the parts of ``services`` are doing."""
     metrics.watch(
         "affidavit_accounting_waiting",
-        "Plans being accounted or waiting for it.",
+        "Plans being accounted or waiting for accounting.",
         lambda: float(services.submit_plan.waiting),
     )
     metrics.watch(
         "affidavit_accounting_running",
-        "Computations handed to the accounting's processes and not answered yet.",
+        "Computations in progress in the accounting processes.",
         lambda: float(services.pool.unanswered),
     )
     metrics.watch(
-        "affidavit_accounting_workers", "Processes that account.", lambda: services.pool.workers
+        "affidavit_accounting_workers", "Accounting processes.", lambda: services.pool.workers
     )
     metrics.watch(
         "affidavit_writes_suspended",
@@ -309,12 +309,12 @@ def watch_services(metrics: Metrics, services: Services) -> None:
     )
     metrics.watch(
         "affidavit_database_connections",
-        "Connections in use.",
+        "Database connections in use.",
         lambda: _connections(services),
     )
     metrics.watch(
         "affidavit_signing_key_expires_seconds",
-        "Seconds until the window of the key that signs is over; below 0 when nothing can sign.",
+        "Seconds until the signing key's window ends; below 0 if no key can sign.",
         _expiry(services),
     )
     metrics.watch_stored(STORED_GAUGES, lambda: _stored(services))

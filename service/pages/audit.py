@@ -99,7 +99,7 @@ def compare_checkpoint(
     except BadNote as error:
         raise InvalidCheckpoint(f"not a checkpoint: {error}") from None
     except NotLogged:
-        raise InvalidCheckpoint("this log has no checkpoint yet to compare with") from None
+        raise InvalidCheckpoint("this log has no checkpoint to compare with yet") from None
     if saved.origin != newest.origin:
         raise InvalidCheckpoint(
             f"the checkpoint is of another log, {saved.origin}; this one is {newest.origin}"
@@ -315,7 +315,7 @@ def proved_entry(log: LogReader, connection: Connection, index: int) -> ProvedEn
     leaves = log.entries(index, index)
     checkpoint = checkpoint_of(connection)
     if not leaves or checkpoint is None:
-        raise NotLogged(f"the first {proof.size} entries of the log have no such leaf")
+        raise NotLogged(f"the leaf is not among the first {proof.size} entries of the log")
     return ProvedEntry(
         entry=_entry(index, leaves[0].leaf_hash, leaves[0].content),
         content=leaves[0].content,

@@ -319,7 +319,9 @@ def _decision(pdf: Document, view: CertificateView) -> None:
             SMALL,
         )
     pdf.heading("Verification")
-    pdf.paragraph("This document is no proof. Verify the signed bundle with keys that you trust:")
+    pdf.paragraph(
+        "This document is not a proof. Verify the signed bundle with keys that you trust:"
+    )
     pdf.code(
         f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
         f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"

@@ -486,5 +486,5 @@ def _search_query(query: str) -> str:
         fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
         search = CertificateSearch.model_validate(fields)
     except (ValueError, ValidationError):
-        raise Problem(422, "not_a_search", "this is not a search of this page.") from None
+        raise Problem(422, "not_a_search", "this is not a valid search of certificates.") from None
     return urlencode(search.filters)

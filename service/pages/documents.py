@@ -213,7 +213,7 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     yield from (f"\n- {_plain(warning['message'])}" for warning in view.warnings)
     yield from _items("Open, by item of NIST SP 800-226", view, marks=("open",))
     yield "\n## Verification\n"
-    yield "This document is no proof. Verify the signed bundle with keys that you trust:\n"
+    yield "This document is not a proof. Verify the signed bundle with keys that you trust:\n"
     yield f"```sh\n{VERIFY}\n```"
 
 

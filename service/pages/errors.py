@@ -40,7 +40,7 @@ ADVICE = {
     404: "Check the address, or start from the overview.",
     409: "Nothing was changed. Go back and reload the page to see its current state.",
     422: "Nothing was changed. Go back, correct what is listed above and try again.",
-    500: "Try again. If it happens again, give the time and the code to an operator; "
+    500: "Try again. If it happens again, tell an operator the time and the code; "
     "the service's log has the details.",
     503: "Nothing was changed or lost. Reload the page in a moment.",
 }

@@ -142,7 +142,7 @@ def require_form_token(request: Request, form: Form) -> None:
         raise Problem(
             403,
             "form_not_ours",
-            "this form was not sent from a page of this service, or its page has expired; "
+            "this form did not come from a page of this service, or the page has expired; "
             "nothing was changed. Open the page again and submit the form from there.",
         )
 

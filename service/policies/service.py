@@ -153,7 +153,7 @@ def grant(
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
             if granted.team != team:
                 raise PolicyConflict(
-                    f"You granted this waiver to the team {granted.team} in this second.",
+                    f"You granted this waiver to the team {granted.team} within the same second.",
                     "Send the request again.",
                     code="granted_to_another_team",
                 )
@@ -169,7 +169,7 @@ def _checked(
     store: PolicyStore, connection: Connection, request: WaiverRequest, actor: str, now: datetime
 ) -> Waiver:
     if request.team is not None and not may_see(request.team):
-        raise OtherTeam(f"You are not of the team {request.team}.", "Leave `team` out.")
+        raise OtherTeam(f"You are not in the team {request.team}.", "Omit `team`.")
     policy = store.policy_set_in(connection).policies.get(request.policy)
     waiver = _waiver(request, policy, actor, now)
     _require_four_eyes(connection, waiver)
@@ -213,14 +213,14 @@ def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: date
     if request.dataset is not None and not policy.covers(request.dataset):
         raise PolicyConflict(
             f"The policy {policy.name} does not cover the data set {request.dataset}.",
-            "Name the policy of its plans.",
+            "Name the policy that covers its plans.",
             code="other_policy",
             pointer="/dataset",
         )
     expires = request.expires
     if not now < expires <= now + MAX_VALIDITY:
         raise PolicyConflict(
-            f"A waiver expires within {MAX_VALIDITY.days} days from now, not at "
+            f"A waiver must expire within {MAX_VALIDITY.days} days from now, not at "
             f"{format_instant(expires)}.",
             "Choose an earlier time in the future.",
             code="waiver_expiry",

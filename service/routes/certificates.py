@@ -75,11 +75,11 @@ router = APIRouter(route_class=JsonRoute)
         },
         200: {
             "model": Result,
-            "description": "Certified before; the same certificate.",
+            "description": "Already certified; the same certificate.",
         },
         202: {
             "model": Certification,
-            "description": "It takes longer than the client waits; poll `Location`.",
+            "description": "Still in progress; poll `Location`.",
         },
     },
     openapi_extra=plan_body(),
@@ -87,7 +87,7 @@ router = APIRouter(route_class=JsonRoute)
 async def certify_plan(
     actor: Annotated[Actor, needs(Scope.SUBMIT)], http: Request, services: TheServices
 ) -> Response:
-    """Every well-formed plan gets a signed certificate that is stored, whatever the verdict.
+    """Every well-formed plan gets a signed, stored certificate, whatever the verdict.
 
     `Prefer: wait=N` says how many seconds the client waits: 30 by default, 60 at most.
     """
@@ -143,13 +143,13 @@ def certification(
     certification_id: Annotated[str, Path(pattern=UUID)],
     response: Response,
 ) -> Certification:
-    """How far a plan is whose certification was answered with 202; its requester may ask.
+    """The progress of a certification that was answered with 202, for its requester.
 
-    It ends when nobody asks for five minutes, and is forgotten after a day.
+    It stops if nobody polls it for five minutes, and is deleted after a day.
     """
     row = services.certifications.find(certification_id, actor.name)
     if row is None:
-        raise Problem(404, "not_found", "No certification of yours has this id; send the plan.")
+        raise Problem(404, "not_found", "You have no certification with this id; send the plan.")
     state = services.certifications.state_of(row)
     if state == "running":
         response.headers["Retry-After"] = "1"
@@ -213,7 +213,7 @@ def certificate(_: Reader, services: TheServices, certificate_id: CertificateId)
     responses=_json(BundleDocument, "The bundle."),
 )
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """What ``affidavit verify`` reads, with its place in the log as soon as it has one."""
+    """The input of ``affidavit verify``, with the log entry as soon as there is one."""
     stored = find(services, certificate_id)
     return Response(with_inclusion(services.log, stored.bundle), media_type=JSON)
 
@@ -225,7 +225,7 @@ def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> R
     responses=_json(CurvesDocument, "The curves."),
 )
 async def curve(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """What ``affidavit curve --json`` prints: ε at any δ, attacks, beliefs, trade-off."""
+    """The output of ``affidavit curve --json``: ε at any δ, attacks, beliefs, trade-off."""
     return Response((await _curves(services, certificate_id)).document, media_type=JSON)
 
 
@@ -239,7 +239,7 @@ async def curve(_: Reader, services: TheServices, certificate_id: CertificateId)
     },
 )
 async def chart(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
-    """What ``affidavit curve --svg`` draws."""
+    """The output of ``affidavit curve --svg``."""
     curves = await _curves(services, certificate_id)
     return Response(
         curves.svg,
@@ -257,7 +257,7 @@ async def _curves(services: Services, certificate_id: str) -> CurvesText:
         raise Problem(
             404,
             "no_curve",
-            "This certificate has no curve: nothing is claimed about its plan, or at one δ only.",
+            "This certificate has no curve: it claims nothing about its plan, or only at one δ.",
             *error.reasons,
         ) from None
 
@@ -303,7 +303,7 @@ def approve_certificate(
     certificate_id: CertificateId,
     request: DecisionRequest,
 ) -> Response:
-    """With the last required approval, the certificate is issued with all approvals in it."""
+    """The last required approval issues the certificate, which then contains all approvals."""
     about = (certificate_id, request, actor, services.clock.now())
     result = approve(services.engine, services.keyring, *about)
     if result is None:
@@ -319,7 +319,7 @@ def approve_certificate(
     status_code=201,
     responses={
         201: {"description": "Revoked."},
-        200: {"description": "It was revoked before.", "model": Revocation},
+        200: {"description": "It was already revoked.", "model": Revocation},
         **problems(404, 409),
     },
 )
@@ -330,7 +330,7 @@ def revoke_certificate(
     request: RevocationRequest,
     response: Response,
 ) -> Revocation:
-    """Revokes the current issue and all before it, for good; requesters may revoke too."""
+    """Permanently revokes the current issue and all before it; requesters may revoke too."""
     result = revoke(services.engine, certificate_id, request, actor, services.clock.now())
     if result is None:
         raise no_such(certificate_id)
@@ -388,7 +388,7 @@ async def reissue_certificate(
     services: TheServices,
     certificate_id: CertificateId,
 ) -> Response:
-    """A person's decision: sending the plan again never brings back a revoked certificate."""
+    """Requires a person: sending the plan again never restores a revoked certificate."""
     certificate = await run_in_threadpool(find, services, certificate_id)
     now = services.clock.now()
     answer = await reissue(services.policies, services.submit_plan, certificate, actor, now)
@@ -414,7 +414,7 @@ def _location(issue: StoredCertificate) -> dict[str, str]:
     responses={
         200: {
             "model": Diagnosis,
-            "description": "What is certified, and which mistakes explain the claim.",
+            "description": "What is certified, and the mistakes that explain the claim.",
         },
     },
     openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),

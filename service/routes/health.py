@@ -22,23 +22,25 @@ router = APIRouter()
 
 
 class Alive(ResponseModel):
-    """The process answers."""
+    """The process is alive."""
 
     status: Literal["alive"] = "alive"
 
 
 class Signer(ResponseModel):
-    """The key that signs; ``development`` is true while it is nobody's."""
+    """The signing key; ``development`` is true for a development key."""
 
     key_id: str
     development: bool
 
 
 class Ready(ResponseModel):
-    """The service can do its work; ``warnings`` name what the operator should still fix."""
+    """The service is ready; ``warnings`` list what the operator should fix."""
 
     status: Literal["ready"] = "ready"
-    revision: str | None = Field(serialization_alias="schema", description="Of the database.")
+    revision: str | None = Field(
+        serialization_alias="schema", description="The database's schema revision."
+    )
     signer: Signer
     warnings: list[ProblemReason]
 
@@ -49,7 +51,7 @@ class Ready(ResponseModel):
     summary="Liveness probe",
 )
 async def livez() -> Alive:
-    """On the event loop itself, so that it answers when every thread is busy."""
+    """Runs on the event loop, so it answers even when every thread is busy."""
     return Alive()
 
 

@@ -32,7 +32,7 @@ ENVELOPE = {"description": "The keyset.", "model": SignedKeysetEnvelope}
     responses={200: ENVELOPE, **problems(404, 503)},
 )
 def keyset(services: TheServices) -> Response:
-    """Verify it with roots that you have from elsewhere."""
+    """Verify it with root keys from another source."""
     return _envelope(services.keysets.newest(), "No keyset has been published yet.")
 
 
@@ -44,7 +44,7 @@ def keyset(services: TheServices) -> Response:
     responses={200: ENVELOPE, **problems(404, 503)},
 )
 def keyset_version(services: TheServices, version: Version) -> Response:
-    """For verifiers that missed a change of the roots."""
+    """For verifiers that missed a change of the root keys."""
     return _envelope(services.keysets.find(version), f"Keyset version {version} not found.")
 
 
@@ -54,7 +54,7 @@ def keyset_version(services: TheServices, version: Version) -> Response:
     status_code=201,
     responses={
         201: {"description": "Published."},
-        200: {"description": "It is the newest already.", "model": PublishedKeyset},
+        200: {"description": "It is already the newest version.", "model": PublishedKeyset},
         **problems(409),
     },
     openapi_extra=json_body("SignedKeysetEnvelope", "A keyset that enough root keys have signed."),
@@ -65,9 +65,9 @@ def publish(
     content: Annotated[bytes, Depends(read_json)],
     response: Response,
 ) -> PublishedKeyset:
-    """Accepted only if it follows the previous version and is signed by that one's roots.
+    """Accepted only if it follows the previous version and that version's roots signed it.
 
-    Where that asks for several administrators, they send this one too.
+    If that version requires several administrators, each of them sends the keyset.
     """
     now = services.clock.now()
     try:

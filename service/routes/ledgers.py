@@ -61,7 +61,7 @@ class DeclineQuery(QueryModel):
     response_description="Budgets and what was spent.",
 )
 def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
-    """One for each data set, privacy unit and adjacency that has a budget."""
+    """One for each data set, privacy unit and adjacency with a budget."""
     stored = services.ledger_store.ledgers()
     return Page[LedgerSummary](items=[summary_of(ledger) for ledger in stored])
 
@@ -75,7 +75,7 @@ def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
 async def ledger(
     _: BudgetReader, services: TheServices, dataset: DatasetName, certificate: ForecastFor = None
 ) -> Page[Ledger]:
-    """What was spent by each composition, what is left, and the entries, latest first."""
+    """The spending by each composition, the remaining budget, and the entries, latest first."""
     result = await services.ledger.ledgers(dataset, certificate)
     if not result:
         raise _no_budget(dataset)
@@ -88,7 +88,7 @@ async def ledger(
     status_code=201,
     response_description="In force from now on.",
     responses={
-        200: {"model": LedgerSummary, "description": "Set before, with this Idempotency-Key."},
+        200: {"model": LedgerSummary, "description": "Already set, with this Idempotency-Key."},
         **problems(409),
     },
 )
@@ -101,9 +101,9 @@ def set_budget(
     request: BudgetRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> LedgerSummary:
-    """Each is a version; one that is below what was spent leaves the ledger exhausted.
+    """Creates a new version; a budget below what has been spent exhausts the ledger.
 
-    What somebody without the scope `admin` sends waits for administrators, who send the same.
+    A request without the scope `admin` waits until administrators send the same.
     """
     call = CommandContext.of(actor, http, idempotency_key, request)
     stored, created = change_budget(services, actor, call, dataset, request)
@@ -139,7 +139,7 @@ def change_budget(
     response_description="Requested budgets and grants, newest first.",
 )
 def proposals(actor: BudgetReader, services: TheServices, dataset: DatasetName) -> Page[Proposal]:
-    """Each takes effect once enough administrators send its content; it waits for a week."""
+    """Each takes effect once enough administrators send the same content within a week."""
     waiting = services.second_person.waiting(actor, services.clock.now(), dataset)
     if not waiting and not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
@@ -159,7 +159,7 @@ def decline_proposal(
     digest: ProposalDigest,
     query: Annotated[DeclineQuery, Query()],
 ) -> Page[Proposal]:
-    """One administrator is enough. Whoever wants it asks again; the log has both."""
+    """One administrator is enough. It can be requested again; the log records both."""
     decline(services, actor, dataset, digest, query.reason)
     return proposals(actor, services, dataset)
 
@@ -174,14 +174,14 @@ def decline(services: Services, actor: Actor, dataset: str, digest: str, reason:
 @router.get(
     "/v1/ledgers/{dataset}/grants",
     summary="List a data set's grants",
-    response_description="What each team may do with it, by the last grant.",
+    response_description="What each team may do with it, according to its last grant.",
 )
 def grants(
     _: Annotated[Actor, needs(Scope.AUDIT, Scope.ADMIN)],
     services: TheServices,
     dataset: DatasetName,
 ) -> Page[Grant]:
-    """Beside the team that it belongs to."""
+    """Does not include the team that owns the data set."""
     return _grants(services.ledger_store.grants(dataset))
 
 
@@ -198,7 +198,7 @@ def grant_use(
     dataset: DatasetName,
     request: GrantRequest,
 ) -> Page[Grant]:
-    """The last grant of a team counts; ``nothing`` takes back what it was granted."""
+    """A team's last grant applies; ``nothing`` withdraws it."""
     call = CommandContext.of(actor, http, None, request)
     return _grants(change_grant(services, actor, call, dataset, request))
 
@@ -236,7 +236,7 @@ def _no_budget(dataset: str) -> Problem:
     status_code=201,
     response_description="Reserved.",
     responses={
-        200: {"model": Reservation, "description": "Reserved before, with this Idempotency-Key."},
+        200: {"model": Reservation, "description": "Already reserved, with this Idempotency-Key."},
         **problems(409),
     },
 )
@@ -249,7 +249,7 @@ async def reserve_budget(
     request: ReservationRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
-    """Refused with ``over_budget`` when the filter does not admit the run."""
+    """Refused with ``over_budget`` if the privacy filter does not admit the run."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     stored, created = await services.ledger.reserve(dataset, request.certificate, call)
     response.status_code = 201 if created else 200
@@ -265,7 +265,7 @@ async def reserve_budget(
 def reservation(
     _: BudgetReader, services: TheServices, reservation_id: ReservationId
 ) -> Reservation:
-    """What was reserved, and what it is charged with."""
+    """The reserved and the charged amount."""
     return reservation_of(services.ledger_store.reservation(reservation_id))
 
 
@@ -278,7 +278,7 @@ def commit(
     request: CommitRequest = COMMIT,
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
-    """Before the run's first step: from here on it can only be settled."""
+    """Call it before the run's first step; afterwards the run can only be settled."""
     reserved = services.ledger_store.reservation(reservation_id)
     require_serves(actor, dataset=reserved.scope.dataset)
     call = CommandContext.of(actor, http, idempotency_key, request)
@@ -295,7 +295,7 @@ def settle(
     request: SettlementRequest = SETTLE_IN_FULL,
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
-    """In full; a run of a queue settles itself, on the steps that its record shows."""
+    """Charges in full; a run of a queue settles itself, by the steps in its record."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     store, steps = services.ledger_store, request.steps_run
     reserved = store.reservation(reservation_id)
@@ -317,7 +317,7 @@ def release(
     request: ReleaseRequest = RELEASE,
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
-    """Before it is committed; who may only submit releases their own reservations."""
+    """Only before it is committed; with only the scope `submit`, only your own."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     reserved = services.ledger_store.reservation(reservation_id)
     if actor.name == reserved.reserved_by or actor.may(Scope.ADMIN):

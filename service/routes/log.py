@@ -89,7 +89,7 @@ class LogEntry(_CamelModel):
 
     leaf_index: Index
     leaf_hash: Hash
-    content: str = Field(description="Canonical JSON, the very bytes that were hashed.")
+    content: str = Field(description="Canonical JSON, exactly as hashed.")
 
 
 @router.get(
@@ -105,7 +105,7 @@ class LogEntry(_CamelModel):
     },
 )
 def checkpoint(_: Reader, services: TheServices) -> Response:
-    """With its witnesses' cosignatures; keep it elsewhere, to detect that the log was rewritten."""
+    """With its witnesses' cosignatures. Keep a copy elsewhere, to detect a rewritten log."""
     note = services.log.published().note
     return Response(note, headers={"Content-Type": f"{TEXT}; charset=utf-8"})
 
@@ -137,7 +137,7 @@ def inclusion(
 def consistency(
     _: Reader, services: TheServices, query: Annotated[ConsistencyQuery, Query()]
 ) -> ConsistencyProof:
-    """The tree of ``second`` leaves, by default the newest, extends that of ``first``."""
+    """Shows that the tree of ``second`` leaves (default: newest) extends that of ``first``."""
     proof = services.log.consistency(query.first, query.second)
     return ConsistencyProof.model_validate(proof.as_document())
 
@@ -152,7 +152,7 @@ def entries(
     query: Annotated[EntriesQuery, Query()],
     response: Response,
 ) -> Page[LogEntry]:
-    """From ``start`` to ``end``, at most 500 at a time; ``next`` is the path of the rest."""
+    """From ``start`` to ``end``, at most 500 at a time; ``next`` is the path of the next page."""
     logged = services.log.entries(query.start, min(query.end, query.start + PAGE_SIZE - 1))
     more = len(logged) == PAGE_SIZE and logged[-1].index < query.end
     start = logged[-1].index + 1 if more else None

@@ -35,7 +35,9 @@ router = APIRouter(route_class=JsonRoute)
 
 PolicyReader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.ADMIN)]
 """Whoever is judged by policies, sets them or checks them may read them."""
-PolicyName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Its name.")]
+PolicyName = Annotated[
+    str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The policy's name.")
+]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="Counts from 1.")]
 
 
@@ -96,7 +98,7 @@ def policy(
     status_code=201,
     responses={
         201: {"description": "Active from now on."},
-        200: {"description": "It is active already.", "model": PolicyVersion},
+        200: {"description": "It is already active.", "model": PolicyVersion},
         **problems(409),
     },
     openapi_extra=body("Policy", "A policy."),
@@ -107,7 +109,7 @@ def activate_policy(
     policy: PolicyBody,
     response: Response,
 ) -> PolicyVersion:
-    """Versions of a name count up; certificates name the version that judged them."""
+    """Versions of a policy are consecutive; certificates name the version that judged them."""
     stored, new = activate_agreed(services, actor, policy)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
@@ -141,7 +143,7 @@ def simulate_policy(
     draft: PolicyBody,
     response: Response,
 ) -> SimulationResult:
-    """Judges stored certificates by the draft, newest first, without accounting or storing."""
+    """Applies the draft to stored certificates, newest first, without accounting or storing."""
     result = simulate(services.policies, services.store, draft, page.cursor, page.limit)
     return SimulationResult(
         policy=PolicyReference.model_validate(draft.reference()),
@@ -213,9 +215,9 @@ def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> Waive
 def grant_waiver(
     actor: Approver, services: TheServices, request: WaiverRequest, response: Response
 ) -> WaiverView:
-    """Takes four eyes: the granter is neither the owner nor a requester of the plan.
+    """The granter must be neither the owner nor a requester of the plan.
 
-    Where a keyset asks for several people, as many approvers send the same.
+    If the keyset requires several people, as many approvers send the same request.
     """
     stored = grant_agreed(services, actor, request)
     response.headers["Location"] = f"/v1/waivers/{stored.waiver.id}"

@@ -38,7 +38,7 @@ class Keys(ResponseModel):
 
 @router.get("/v1/keys", summary="List public keys", responses=problems(503))
 def keys(services: TheServices) -> Keys:
-    """Every key that the service signs with or has signed with.
+    """All keys that the service signs or has signed with.
 
     Where a key is both stored and in the directory, the directory's record counts.
     """
@@ -55,7 +55,7 @@ def keys(services: TheServices) -> Keys:
     },
 )
 def status(services: TheServices) -> Response:
-    """The signed list of certificates that no longer count; ``verify --status`` reads it."""
+    """The signed list of revoked certificates; ``verify --status`` reads it."""
     services.safety.require()
     document = services.status_lists.at(services.clock.now())
     return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
@@ -71,7 +71,7 @@ class Hyperparameter(ResponseModel):
 
 
 class Mechanism(ResponseModel):
-    """What an optimiser releases, and what it obliges the trainer to."""
+    """What an optimiser releases, and its obligations for the trainer."""
 
     name: str
     kind: Literal["optimizer", "wrapper"]
@@ -119,7 +119,7 @@ def mechanism(
         str, Path(pattern=r"^[a-z0-9_]{1,64}$", description="An optimiser's name, or ``denoise``.")
     ],
 ) -> JSONResponse:
-    """One description, with the document of a smallest plan."""
+    """Its description, with a minimal plan."""
     described = all_mechanisms().get(name)
     if described is None:
         raise Problem(

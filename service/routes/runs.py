@@ -92,7 +92,7 @@ async def request(
     request: RunRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> Run:
-    """A worker of its queue will claim it. Nothing about privacy can be chosen here."""
+    """A worker of the queue claims it. The certificate sets all privacy parameters."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     run, created = await services.runs.request(
         request, call, any_reservation=actor.may(Scope.ADMIN)
@@ -127,7 +127,7 @@ def runs(
 
 @router.get("/v1/runs/{run_id}", summary="Get a run", responses=problems(404))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
-    """What was requested, who works on it, how far it is, and how it ended."""
+    """The request, its worker, its progress and its outcome."""
     run = services.runs.queue.find(run_id)
     return run_of(run, services.dispatcher.refusal(run))
 
@@ -144,7 +144,7 @@ def cancel(
     run_id: RunId,
     request: CancelRequest = NO_REASON,
 ) -> Run:
-    """One that waits costs nothing; one that began is stopped, and charged in full."""
+    """A waiting run costs nothing; a run that has begun is stopped and charged in full."""
     queue = services.runs.queue
     if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(
@@ -165,14 +165,14 @@ def cancel(
             "reconnect with `Last-Event-ID`.",
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
         },
-        204: {"description": "The run is over and every event was sent: do not reconnect."},
+        204: {"description": "The run has ended and every event was sent: do not reconnect."},
         **problems(404),
     },
 )
 async def events(
     _: BudgetReader, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
 ) -> Response:
-    """State, steps and ε spent so far; it resumes where ``Last-Event-ID`` says."""
+    """State, steps and ε spent so far; ``Last-Event-ID`` resumes the stream."""
     run_events = services.run_events
     last = EventId() if last_event_id is None else EventId.read(last_event_id)
     if await run_in_threadpool(run_events.is_over, run_id, last):
@@ -215,9 +215,9 @@ def _call(services: Services, actor: Actor) -> CommandContext:
 def claim_run(
     actor: Worker, services: TheServices, queue: Queue, request: RunClaimRequest
 ) -> Job | None:
-    """The oldest run of the queue, or the one named, is this worker's until its lease ends.
+    """Leases the oldest run of the queue, or the named run, to this worker.
 
-    Every report on it takes the ``secret`` that is returned here and nowhere else.
+    Every report about the run needs the ``secret``, which only this response contains.
     """
     require_serves(actor, queue=queue)
     claimed = services.runs.queue.claim(queue, request, _call(services, actor))
@@ -231,7 +231,7 @@ def claim_run(
     responses={200: answers("The bundle.", "BundleDocument"), **problems(404)},
 )
 def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
-    """The issue of the certificate that the run was requested with, as it was signed."""
+    """The signed issue of the certificate that the run was requested with."""
     run = services.runs.queue.find(run_id)
     require_serves(actor, queue=run.queue)
     issue = services.store.issue(run.certificate_id, run.issue, untrusted=run.untrusted)
@@ -240,7 +240,7 @@ def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
 
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
 def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> StartedRun:
-    """Check certificate, status, validity, reservation and plan again, and commit the budget."""
+    """Checks certificate, status, validity, reservation and plan again and commits the budget."""
     return started_run(services.runs.queue.start(run_id, request, _call(services, actor)))
 
 
@@ -248,7 +248,7 @@ def start(actor: Worker, services: TheServices, run_id: RunId, request: StartReq
 def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> Renewal:
-    """The lease starts again now."""
+    """The lease starts anew."""
     return services.runs.queue.change(run_id, _call(services, actor), LockedRun.renew, request)
 
 
@@ -266,7 +266,7 @@ def upload_record(
 async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
-    """Charged by its record; failed where that does not conform."""
+    """Charged by its record; a run whose record does not conform fails."""
     return run_of(await services.runs.complete(run_id, request, _call(services, actor)))
 
 
@@ -274,6 +274,6 @@ async def complete(
 def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
-    """Free if it did not begin; charged in full if it did, unless another worker may continue."""
+    """Free if it did not begin; otherwise charged in full, unless another worker may continue."""
     call = _call(services, actor)
     return run_of(services.runs.queue.change(run_id, call, LockedRun.fail, request))

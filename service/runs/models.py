@@ -53,7 +53,7 @@ class Requirements(StrictModel):
 
 
 class SearchRequest(StrictModel):
-    """What trials of a search try, and the public data that they are compared on."""
+    """The choices of a search's trials, and the public data that compares them."""
 
     choices: Annotated[dict[str, list[str | float]], BeforeValidator(_choices)]
     score: Reference
@@ -62,8 +62,8 @@ class SearchRequest(StrictModel):
 class RunRequest(RunRequestModel):
     """A run of a certificate; ``time_limit`` is in seconds from its first step.
 
-    Data and model are named as ``affidavit train`` takes them; output is a folder below the
-    one that the worker keeps runs in. Without ``reservation`` one is made. ``search`` is for a
+    Data and model are named as for ``affidavit train``; output is a folder below the worker's
+    output folder. Without ``reservation`` one is created. ``search`` is for a
     certificate that repeats the run and selects.
     """
 
@@ -80,7 +80,7 @@ class RunRequest(RunRequestModel):
 
 
 class CancelRequest(RunRequestModel):
-    """Why a run is to be stopped."""
+    """Why the run is cancelled."""
 
     noun = "a cancellation"
     reason: Comment = ""
@@ -103,7 +103,7 @@ class FencedRequest(RunRequestModel):
 
 
 class StartRequest(FencedRequest):
-    """The first step is about to be taken, of the plan with this digest.
+    """The run begins its first step, of the plan with this digest.
 
     A worker that gives ``wants`` charges no step that it was not granted (``HeartbeatRequest``),
     so that another may continue the run.
@@ -136,16 +136,16 @@ class RecordPartRequest(FencedRequest):
 
 
 class CompletionRequest(FencedRequest):
-    """What was run: a DSSE envelope with in-toto provenance."""
+    """The completed run: a DSSE envelope with in-toto provenance."""
 
     noun = "a completion"
     provenance: dict[str, Any]
 
 
 class FailureRequest(FencedRequest):
-    """Why the run cannot begin, or end with a record that counts.
+    """Why the run cannot begin, or cannot end with a valid record.
 
-    With ``again`` another worker may continue it.
+    With ``again``, another worker may continue it.
     """
 
     noun = "a failure"

@@ -252,8 +252,8 @@ class LockedRun:
         states = ("running",) if running else HELD
         if not (genuine and current_claim and run.state in states):
             raise LeaseLost(
-                f"fencing token {report.fence} of run {run.id} is no longer valid, or not in "
-                "this state.",
+                f"fencing token {report.fence} of run {run.id} is no longer valid, or the "
+                "run's state does not allow this.",
                 "Stop the run: further work does not count.",
             )
 

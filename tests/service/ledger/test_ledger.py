@@ -235,7 +235,7 @@ def test_each_status_that_is_not_usable_has_the_remedy_that_works(
     [
         ({"target": {"epsilon": 0.1, "delta": 1e-5}}, "under_noised"),
         ({"dataset": {"name": "other", "size": 1000}}, "about other"),
-        ({"dataset": {"size": 1000}}, "about no data set"),
+        ({"dataset": {"size": 1000}}, "about a data set without a name"),
     ],
 )
 def test_a_certificate_that_is_not_for_this_is_refused(
