@@ -21,7 +21,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class InvalidCursor(ValueError):
-    """A cursor that this service did not make."""
+    """A cursor that this service did not issue."""
 
 
 def cursor_at(moment: datetime, *rest: str | bool) -> str:

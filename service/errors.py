@@ -52,38 +52,38 @@ class DomainError(Exception):
 
 
 class WrongState(DomainError):
-    """The resource's state does not allow the change (any more, or not yet)."""
+    """The resource's state no longer allows the change, or does not allow it yet."""
 
     code = "wrong_state"
 
 
 class IdempotencyKeyReused(DomainError):
-    """The key came before, with another request."""
+    """The key was already used for a different request."""
 
     code = "idempotency_key_reused"
     status = 422
 
 
 class OtherTeam(DomainError):
-    """The request names a team whose this is not, or one that the caller is not of."""
+    """The request names a team that does not own this, or that the caller is not in."""
 
     code = "other_team"
 
 
 class AccountingUnavailable(Exception):
-    """Base of the reasons why accounting came to no end; nothing was stored."""
+    """Base of the errors of accounting that did not finish; nothing was stored."""
 
 
 class AccountingTimeout(AccountingUnavailable):
-    """The accounting passed its time limit and was killed."""
+    """The accounting exceeded its time limit and was killed."""
 
 
 class AccountingFailed(AccountingUnavailable):
-    """The accounting's process died."""
+    """The accounting process died."""
 
 
 class TooBusy(AccountingUnavailable):
-    """So many plans are waiting that another would wait too long."""
+    """Too many plans are waiting."""
 
 
 class MalformedRequest(PlanError):

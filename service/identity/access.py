@@ -100,7 +100,7 @@ class Guard:
             raise Problem(
                 503,
                 "identity_provider_unavailable",
-                "the OpenID provider's keys cannot be read, so that its tokens cannot be checked; "
+                "the OpenID provider's keys cannot be read, so its tokens cannot be verified; "
                 "nothing was done. Try again later.",
                 headers={"Retry-After": "5"},
             ) from None

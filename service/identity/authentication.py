@@ -188,12 +188,12 @@ def bearer(headers: Sequence[str], query: str) -> str | None:
     token = token.strip(" ")
     if len(token) > LONGEST:
         raise AuthenticationError(
-            "malformed_credentials", f"a token has at most {LONGEST} characters; this one has more."
+            "malformed_credentials", f"the token is longer than {LONGEST} characters."
         )
     if _TOKEN.fullmatch(token) is None:
         raise AuthenticationError(
             "malformed_credentials",
-            "after Bearer there must be one token of the letters A to Z, digits and . _ ~ + / - =.",
+            "Bearer must be followed by one token of letters A to Z, digits and . _ ~ + / - =.",
         )
     return token
 
@@ -204,7 +204,7 @@ def _refuse_in_url(query: str) -> None:
     if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in parameters):
         raise AuthenticationError(
             "token_in_url",
-            "the URL holds a token, which others can now read: revoke it, and send another "
+            "the URL contains a token, which others can now read: revoke it, and send a new one "
             "as Authorization: Bearer TOKEN.",
         )
 

@@ -231,9 +231,9 @@ class ProviderTokens:
         if len(teams) > 1:
             raise AuthenticationError(
                 "several_teams",
-                f"your groups are of several teams ({', '.join(teams)}), and a request is for one; "
-                "sign in to the pages and choose, or use a token of one team: affidavit tokens "
-                "new --team TEAM --person oidc:SUBJECT.",
+                f"your groups belong to several teams ({', '.join(teams)}), and a request acts for "
+                "one; sign in to the pages and choose, or use a token of one team: affidavit "
+                "tokens new --team TEAM --person oidc:SUBJECT.",
             )
         return first
 

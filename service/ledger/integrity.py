@@ -84,7 +84,7 @@ _LAST = (
 
 
 class LedgerAltered(DomainError):
-    """A ledger is not what the log says of it; nothing is reserved or given back any more."""
+    """A ledger does not match the log; nothing more is reserved or released."""
 
     code = "ledger_altered"
     status: ClassVar[int] = 503

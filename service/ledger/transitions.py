@@ -41,14 +41,14 @@ class NoBudget(DomainError):
 
 
 class NotGranted(DomainError):
-    """The certificate's team may read the data set's ledger, and not reserve from it."""
+    """The certificate's team may read the data set's ledger, but not reserve from it."""
 
     code = "not_granted"
     status = 403
 
 
 class OverBudget(DomainError):
-    """The filter does not admit the run beside what was spent."""
+    """The privacy filter does not admit the run on top of what was spent."""
 
     code = "over_budget"
 
@@ -73,13 +73,13 @@ class UnknownReservation(DomainError):
 
 
 class StepsAboveCertificate(DomainError):
-    """More steps were run than the certificate is for."""
+    """More steps were run than the certificate covers."""
 
     code = "steps_above_certificate"
 
 
 class RecordRequired(DomainError):
-    """Charging fewer steps than certified takes a run record that the service has judged."""
+    """Charging fewer steps than certified requires a run record that the service has judged."""
 
     code = "record_required"
     status = 422

@@ -61,7 +61,7 @@ HELD = ("claimed", "running")
 
 
 class LeaseLost(DomainError):
-    """The run is held under another fencing token, by another, or is over."""
+    """The run is held under another fencing token or by another worker, or has ended."""
 
     code = "lease_lost"
 
@@ -347,7 +347,7 @@ T = TypeVar("T")
 
 
 class RunNotStarted(DomainError):
-    """The run may not begin any more, and is over."""
+    """The run can no longer begin and has ended."""
 
     code = "run_not_started"
 

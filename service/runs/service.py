@@ -56,13 +56,13 @@ from affidavit.service.store import CertificateStore, current
 
 
 class ReservationNotUsable(DomainError):
-    """The reservation is of another certificate, not open any more, or another run's."""
+    """The reservation is for another certificate, no longer open, or another run's."""
 
     code = "reservation_not_usable"
 
 
 class WrongSearch(DomainError):
-    """A run of a certificate for searches says nothing of a search, or the other way round."""
+    """The run has no search, but its certificate covers one, or the other way round."""
 
     code = "wrong_search"
     status = 422
@@ -76,7 +76,7 @@ class BadProvenance(DomainError):
 
 
 class HostsNotAvailable(DomainError):
-    """The run wants several hosts, and no engine here gives them to one run."""
+    """The run requires several hosts, and no engine of this service gives them to one run."""
 
     code = "hosts_not_available"
     status = 422

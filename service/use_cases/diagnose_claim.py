@@ -85,7 +85,7 @@ def _read(data: Any) -> tuple[Plan, Claim]:
                     "unknown_field",
                     pointer_to(name),
                     f"{name[:80]} is not a field of a diagnosis.",
-                    f"It takes {', '.join(FIELDS)}.",
+                    f"The fields are {', '.join(FIELDS)}.",
                 )
                 for name in unknown[:20]
             )
