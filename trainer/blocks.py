@@ -102,12 +102,12 @@ def layout_of(execution: Execution, model: ModelAdapter) -> Layout:
     """The plan's releases over the adapter's groups; raises ``NotCertified``."""
     first, *others = execution.plan.phases
     if any(phase.clipping != first.clipping for phase in others):
-        raise _refused("the phases clip in different ways (clipping). Give all the same.")
+        raise _refused("clipping differs between phases. Give all phases the same clipping.")
     result = {name: tuple(groups) for name, groups in model.blocks().items()}
     requested = [release.name for release in first.releases]
     if result.keys() != set(requested):
         raise _refused(
-            f"the plan releases {', '.join(requested)} and the model has blocks for "
+            f"the plan releases {', '.join(requested)}, but the model has blocks for "
             f"{', '.join(sorted(result)) or 'nothing'}. Name the plan's releases as the model does."
         )
     flat = first.clipping == "flat"
@@ -125,10 +125,10 @@ def _require_counts(phase: Phase, found: Mapping[str, Sequence[Group]], *, flat:
     for release in phase.releases:
         groups = found[release.name]
         if flat and any(group.uses for group in groups):
-            raise _refused("uses that are clipped by themselves need per-block clipping.")
+            raise _refused("uses with separate clip norms need per-block clipping.")
         if not flat and len(groups) != release.count:
             raise _refused(
-                f"release {release.name} has count {release.count} and the model has "
+                f"release {release.name} has count {release.count}, but the model has "
                 f"{len(groups)} blocks for it. Certify the plan with count: {len(groups)}."
             )
 

@@ -156,7 +156,7 @@ def require_true_float32() -> None:
     if torch.get_float32_matmul_precision() != "highest":
         raise RuntimeError(
             "torch.set_float32_matmul_precision is "
-            f"{torch.get_float32_matmul_precision()!r}: norms would be taken from operands rounded "
-            "to TF32 or bfloat16 and contributions could pass the clip norm. Leave it at "
-            "'highest' and use autocast for speed."
+            f"{torch.get_float32_matmul_precision()!r}: norms would be computed from operands "
+            "rounded to TF32 or bfloat16, and contributions could exceed the clip norm. Set it "
+            "to 'highest' and use autocast for speed."
         )

@@ -156,12 +156,12 @@ def private(
     bundle = certificate if isinstance(certificate, bytes) else Path(certificate).read_bytes()
     if plan.optimizer.name in ("dp_disk", "dp_dice"):
         raise UnsupportedModel(
-            f"{plan.optimizer.name} takes gradients in a way of its own, which a loop of yours "
-            "does not. Run it with affidavit train."
+            f"{plan.optimizer.name} computes gradients in its own way, which your own loop does "
+            "not. Run it with affidavit train."
         )
     if plan.canaries is not None:
         raise UnsupportedModel(
-            "the plan has canaries, which a loop of yours does not train on. Run it with "
+            "the plan has canaries, which your own loop does not train on. Run it with "
             "affidavit train, or certify it without canaries."
         )
     records = _Records(loader, digest)
@@ -244,7 +244,7 @@ class PrivateRun:
         """
         if self._lossless is None:
             raise LoopError(
-                "loop", "take the loss once of every batch that the run hands out, in its loop."
+                "loop", "call run.loss once for every batch of the run, inside its loop."
             )
         (records, idle), self._lossless = self._lossless, None
         self._private.forget_sums()
@@ -298,16 +298,16 @@ class PrivateRun:
         if hasattr(self.optimizer, "grad_scale"):
             raise LoopError(
                 "loop",
-                "a GradScaler took the step. The scale of a loss has no meaning here, because each "
-                "record's gradient is clipped: call run.loss(batch).backward() and "
-                "optimizer.step() themselves, and autocast to bfloat16.",
+                "a GradScaler took the step. Loss scaling has no effect, because each record's "
+                "gradient is clipped: call run.loss(batch).backward() and optimizer.step() "
+                "directly, and autocast to bfloat16.",
             )
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if not self._open:
-            raise LoopError("loop", "step once after every batch of the run, in its loop.")
+            raise LoopError("loop", "call optimizer.step() once for every batch of the run.")
         self._close_microbatch()
         self._training.require_as_begun()
         self._private.require_no_gradients()
@@ -348,7 +348,7 @@ class PrivateRun:
             self.end()
             return
         if self._over is None and self._due is not None:
-            raise LoopError("loop", "pause right after optimizer.step() has taken a step.")
+            raise LoopError("loop", "pause only right after optimizer.step().")
         self._say()
         self._run.charged(self._training, self.step, self._secrets, lambda: True)
         self._stream.close()
@@ -378,20 +378,20 @@ def _require_loader(loader: Any) -> None:
     dataset = getattr(loader, "dataset", None)
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UnsupportedModel(
-            "loader: its records have no numbers, by which lots are drawn. Give a DataLoader of a "
+            "loader: its records have no indices, which drawing lots needs. Give a DataLoader of a "
             "map-style data set (__getitem__ and __len__)."
         )
     if loader.batch_size is None and loader.batch_sampler is None:
         raise UnsupportedModel(
-            "loader: it makes no batches. Give it a batch_size, which is that of microbatches."
+            "loader: it makes no batches. Give it a batch_size, the size of a microbatch."
         )
 
 
 def _require_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if signature(type(optimizer).step).parameters["closure"].default is Parameter.empty:
         raise UnsupportedModel(
-            f"optimizer: {type(optimizer).__name__} takes gradients several times a step, and a "
-            "step releases one. Use an optimiser that takes one, SGD or AdamW say."
+            f"optimizer: {type(optimizer).__name__} evaluates several gradients per step, but a "
+            "step releases one. Use an optimiser that evaluates one, like SGD or AdamW."
         )
 
 
@@ -406,8 +406,8 @@ def _tensors(batch: Batch) -> list[Tensor]:
     if isinstance(batch, Tensor):
         if batch.is_nested:
             raise UnsupportedModel(
-                "loader: its batches have nested tensors, which are not cut into records. Pad them "
-                "in collate_fn."
+                "loader: its batches have nested tensors, which cannot be split into records. Pad "
+                "them in collate_fn."
             )
         return [batch]
     if isinstance(batch, Mapping):
@@ -426,8 +426,8 @@ def _groups(
     if blocks is None:
         if len(releases) > 1:
             raise UnsupportedModel(
-                f"the plan releases {', '.join(releases)}: say which tensors are of which, by "
-                'patterns of their names: blocks={"hidden": ["*.mlp.*.weight"], ...}.'
+                f"the plan releases {', '.join(releases)}: assign tensors to releases by "
+                'patterns of names: blocks={"hidden": ["*.mlp.*.weight"], ...}.'
             )
         blocks = dict.fromkeys(releases, ("*",))
     result: dict[str, tuple[Group, ...]] = {}
@@ -441,6 +441,6 @@ def _groups(
             result[release] = tuple(Group(names=(name,)) for name in mine)
     if left:
         raise UnsupportedModel(
-            f"{', '.join(left)}: trainable, and in no pattern of blocks. Name or freeze it."
+            f"{', '.join(left)}: trainable, but matched by no pattern in blocks. Add or freeze it."
         )
     return result

@@ -191,7 +191,7 @@ def full_batch(*, size: int) -> Sampler:
 
 def _chosen(words: Words, size: int, probability: Fraction) -> Tensor:
     if not 0 <= probability <= 1:
-        raise ValueError(f"{probability} is no probability")
+        raise ValueError(f"{probability} is not a probability")
     threshold = math.floor(probability * (1 << BITS))
     if threshold >= 1 << BITS:
         return torch.arange(size)
@@ -200,7 +200,7 @@ def _chosen(words: Words, size: int, probability: Fraction) -> Tensor:
 
 def _require_some(count: int, what: str) -> None:
     if count < 1:
-        raise ValueError(f"there is at least one of {what}, not {count}")
+        raise ValueError(f"the number of {what} must be at least 1, not {count}")
 
 
 def _lots_per_epoch(size: int, lot_size: int) -> int:

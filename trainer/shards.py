@@ -208,7 +208,7 @@ class Shards:
         fully = _require_known(module, sharded, mesh, peers)
         if fully and (left := [name for name in trained if name not in sharded]):
             raise UnsupportedModel(
-                f"{', '.join(left)}: trainable and not sharded, where other tensors are. Call "
+                f"{', '.join(left)}: trainable and not sharded, although others are. Call "
                 "fully_shard on the whole model last, without ignored_params, or freeze the tensor."
             )
         rows_dim = int(fully and any(map(_has_replicas, sharded.values())))
@@ -375,10 +375,10 @@ def _require_known(module: nn.Module, sharded: Mapping[str, Any], mesh: Any, pee
         if partial or not (known and same and ordered and within == bool(wrapped)):
             raise UnsupportedModel(
                 f"{name}: its placement is {tuple(item.placements)} on a mesh of shape "
-                f"{tuple(own.shape)}. The trainer takes nn.Linear cut by ColwiseParallel and "
+                f"{tuple(own.shape)}. The trainer supports nn.Linear under ColwiseParallel and "
                 "RowwiseParallel, rows sharded by fully_shard, with or without replicas, or both "
-                f"without replicas, over one mesh of all {peers.size} ranks in their order. Leave "
-                "out other parallel styles and shard_placement_fn."
+                f"without replicas, over one mesh of all {peers.size} ranks in their order. Remove "
+                "other parallel styles and shard_placement_fn."
             )
     return bool(wrapped)
 

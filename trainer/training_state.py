@@ -140,13 +140,13 @@ class TrainingState:
         }
         if self.shards is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
             raise UnsupportedModel(
-                f"{plan.optimizer.name} takes gradients in a way of its own, and not of sharded "
-                "parameters. Leave out fully_shard."
+                f"{plan.optimizer.name} computes gradients in its own way, without sharded "
+                "parameters. Remove fully_shard."
             )
         if self._adaptation is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
             raise UnsupportedModel(
-                f"{plan.optimizer.name} clips gradients in a way of its own, and its clip norms "
-                "cannot be adapted. Leave adaptive_clipping_quantile out of extra."
+                f"{plan.optimizer.name} clips gradients in its own way, so its clip norms cannot "
+                "be adapted. Remove adaptive_clipping_quantile from extra."
             )
         if isinstance(self.optimizer, DiSK):
             if self._masters:
@@ -217,13 +217,13 @@ class TrainingState:
             changed |= {n for n in now.keys() - changed if now[n] is not self._trained[n]}
         if changed:
             raise UnsupportedModel(
-                f"{', '.join(sorted(changed))}: was made trainable, frozen, added or replaced "
-                "after the run began, which clips and adds noise to what was trainable then. Do it "
-                "before the run, and freeze what is not to be trained."
+                f"{', '.join(sorted(changed))}: made trainable, frozen, added or replaced after "
+                "the run began; only tensors that were trainable then are clipped and noised. "
+                "Change them before the run, and freeze what is not to be trained."
             )
         if _updated_by(self.optimizer) != self._updated:
             raise UnsupportedModel(
-                "the optimiser got other tensors after the run began. Hand it all before the run."
+                "the optimiser's tensors changed after the run began. Give it all tensors before."
             )
 
     def public(self, step: int) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class TrainingState:
     def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         source = self._noise[required.phase]
         if source.step != required.place:
-            raise RuntimeError("the noise is at another step than the run")
+            raise RuntimeError("the noise and the run are at different steps")
         source.rekey(ratchet.key_for("noise"))
         return source
 
@@ -588,12 +588,12 @@ def require_trained(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
     updated = _updated_by(optimizer)
     if missing := [name for key, name in trained.items() if key not in updated]:
         raise UnsupportedModel(
-            f"{', '.join(missing)}: trainable, and not in the optimiser. Hand it all trainable "
+            f"{', '.join(missing)}: trainable, but not in the optimiser. Give it all trainable "
             "tensors, or freeze these."
         )
     frozen = {id(item) for item in module.parameters()} - trained.keys()
     if len(updated - frozen - trained.keys()):
         raise UnsupportedModel(
-            "the optimiser updates tensors that are not the model's, which would be trained "
-            "without noise. Hand it the model's own."
+            "the optimiser updates tensors outside the model, which would be trained without "
+            "noise. Give it only the model's tensors."
         )

@@ -42,7 +42,7 @@ log = logging.getLogger("affidavit.worker")
 def main(
     queue: Annotated[str, typer.Option(help="Queue to claim runs from.")] = "default",
     run: Annotated[
-        str | None, typer.Option("--run", help="Claim this run only, and exit with it.")
+        str | None, typer.Option("--run", help="Claim only this run, and exit when it ends.")
     ] = None,
     server: Annotated[
         str, typer.Option(envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")

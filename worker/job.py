@@ -153,9 +153,9 @@ def _prepare(config: WorkerConfig, job: Job, folder: Path) -> dict[str, Any]:
     if predicate["verdict"] != "certified":
         raise Refused("not_certified", f"the verdict is {predicate['verdict']}.")
     if predicate["certificate_id"] != job.certificate:
-        raise Refused("other_certificate", "the bundle holds another certificate.")
+        raise Refused("other_certificate", "the bundle contains a different certificate.")
     if "sha256:" + subject["digest"]["sha256"] != job.plan_digest:
-        raise Refused("other_plan", "the bundle certifies another plan.")
+        raise Refused("other_plan", "the bundle certifies a different plan.")
     folder.mkdir(mode=0o700, parents=True)
     (folder / "bundle.json").write_bytes(bundle)
     (folder / "status.json").write_bytes(status)

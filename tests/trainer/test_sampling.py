@@ -257,12 +257,12 @@ def test_certain_and_impossible_sampling() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: poisson(KEY, size=3, probability=Fraction(4, 3))(0), "4/3 is no probability"),
-        (lambda: poisson(KEY, size=3, probability=Fraction(-1, 3))(0), "no probability"),
+        (lambda: poisson(KEY, size=3, probability=Fraction(4, 3))(0), "4/3 is not a probability"),
+        (lambda: poisson(KEY, size=3, probability=Fraction(-1, 3))(0), "not a probability"),
         (lambda: fixed_size(KEY, size=3, lot_size=4), "1 to 3 records, not 4"),
         (lambda: shuffled(KEY, size=3, lot_size=0), "1 to 3 records, not 0"),
-        (lambda: balls_in_bins(KEY, size=3, bins=0), "at least one of bins"),
-        (lambda: cyclic_poisson(KEY, size=3, groups=0, probability=THIRD), "one of groups"),
+        (lambda: balls_in_bins(KEY, size=3, bins=0), "the number of bins must be at least 1"),
+        (lambda: cyclic_poisson(KEY, size=3, groups=0, probability=THIRD), "number of groups"),
     ],
 )
 def test_what_is_no_sampler_is_refused(make: Callable[[], object], message: str) -> None:

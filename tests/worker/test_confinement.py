@@ -98,7 +98,7 @@ def test_a_file_is_read_below_the_folders_that_were_named(
             if taken:
                 assert options.file(None if options.first else "words") == Path(named).resolve()
             else:
-                with pytest.raises(FileRefused, match="below a folder"):
+                with pytest.raises(FileRefused, match="not in a folder"):
                     options.file(None if options.first else "words")
         FOLDERS.set(())
         with pytest.raises(FileRefused):

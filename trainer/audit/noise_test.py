@@ -212,6 +212,6 @@ def _grow(sums: dict[str, tuple[float, int]], name: str, value: float, size: int
 def _refused(what: str) -> RunFailure:
     return RunFailure(
         "noise_not_certified",
-        f"{what}. The step was not released and stays charged. Look for what changes sums after "
-        "their noise was added, or the noise itself.",
+        f"{what}. The step was not released and stays charged. Look for code that changes the "
+        "noise, or the sums after their noise was added.",
     )

@@ -132,7 +132,7 @@ class Block:
         if self.caught > self.uses:
             raise MixedRecords(
                 f"block {self.name}: {self.caught} gradients for {self.uses} uses in the forward "
-                "pass; a layer ran where it could not be counted."
+                "pass; a layer ran where its use was not counted."
             )
         if self.uses > 1 or self.counted or self.shared:
             self.kept.append((target, factors))
@@ -305,4 +305,4 @@ def full(factors: Factors) -> Tensor:
             return table.scatter_add_(1, factors.ids.unsqueeze(2).expand_as(b), b)
         case DenseFactors():
             return factors.gradients
-    raise TypeError(f"{type(factors).__name__} has no full form")
+    raise TypeError(f"{type(factors).__name__} has no dense form")

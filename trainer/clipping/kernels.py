@@ -158,7 +158,7 @@ def register_kernel(
     records = len(inputs[0])
     if type(layer) is not kind or records < 2:
         raise KernelRefused(
-            f"{kind.__name__}: give a layer of that very class and at least two records."
+            f"{kind.__name__}: give a layer of exactly this class and at least two records."
         )
     layer = copy.deepcopy(layer).double()
     values = [item.double() if item.is_floating_point() else item for item in inputs]
@@ -175,8 +175,8 @@ def register_kernel(
                 or float((here - full[i]).abs().max()) > AGREEMENT * size
             ):
                 raise KernelRefused(
-                    f"{kind.__name__}: of record {i} the kernel has another gradient of {name} "
-                    "than vmap(grad). Its factors must be that record's alone."
+                    f"{kind.__name__}: for record {i} the kernel's gradient of {name} differs from "
+                    "vmap(grad). Its factors must depend on that record alone."
                 )
     KERNELS[kind] = kernel
 

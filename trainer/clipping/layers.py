@@ -75,7 +75,7 @@ def summed_over_steps(values: Tensor, dims: int) -> Tensor:
     if values.ndim <= dims:
         raise MixedRecords(
             f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "
-            "the records in the first."
+            "records in the first dimension."
         )
     middle = tuple(range(1, values.ndim - dims))
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
@@ -242,7 +242,7 @@ def _linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool) -
     if x.ndim < 2:
         raise MixedRecords(
             f"a linear layer got an input of shape {tuple(x.shape)}, without a dimension of "
-            "records; keep the records in the first."
+            "records; keep records in the first dimension."
         )
     both = (taps.get("weight"), taps.get("bias"))
     if is_sharded(layer.weight):
@@ -264,9 +264,9 @@ def _parallel_linear(layer: Any, taps: tuple[MaybeTap, MaybeTap], records: int, 
     (kind,) = x.placements if is_sharded(x) else (None,)
     if kind is None or not (kind.is_replicate() if by_outputs else kind.is_shard(x.ndim - 1)):
         raise UnsupportedModel(
-            f"a linear layer of shape {tuple(layer.weight.shape)} that is cut among ranks got an "
-            f"input with placement {kind}. Cut it by parallelize_module, with ColwiseParallel or "
-            "RowwiseParallel, whose hooks place the input."
+            f"a linear layer of shape {tuple(layer.weight.shape)} that is sharded over ranks got "
+            f"an input with placement {kind}. Shard it by parallelize_module, with ColwiseParallel "
+            "or RowwiseParallel, whose hooks place the input."
         )
     weight, bias = _leaf(layer.weight), None if bias is None else _leaf(bias)
     if by_outputs:

@@ -223,7 +223,7 @@ class Unit:
         if not places and not everything:
             raise MixedRecords(
                 f"{self.path} ({type(self.module).__name__}): none of its inputs has one row for "
-                "each record, so that nobody's share of its parameters is known. Hand it the "
+                "each record, so per-record gradients are unknown. Give it the "
                 "records in the first dimension; pad them to one length instead of packing several "
                 "into a row.",
                 path=self.path,
@@ -233,7 +233,7 @@ class Unit:
         if any(is_sharded(holder._parameters[name]) for holder, name in self.taps):
             raise UnsupportedModel(
                 f"{self.path} ({type(self.module).__name__}) uses parameters of a module inside it "
-                "that fully_shard or parallelize_module cut by itself. Leave that module whole."
+                "that fully_shard or parallelize_module sharded separately. Do not shard it."
             )
         copies = [
             Copies.apply(holder._parameters[name], lot.records, tap)
@@ -269,7 +269,7 @@ class Unit:
             result, spec = tree_flatten(of_one(anchor, values, own))
             if hidden := [item for item in result if _hides_tensors(item)]:
                 raise MixedRecords(
-                    f"it returns a {type(hidden[0]).__name__}, whose tensors would be left inside. "
+                    f"it returns a {type(hidden[0]).__name__}, whose tensors are hidden. "
                     "Return tensors, or tuples or dictionaries of them.",
                     path=self.path,
                 )
@@ -287,7 +287,7 @@ class Unit:
                     raise MixedRecords(
                         f"{self.path} ({type(self.module).__name__}) cannot be run one record at "
                         f"a time: {str(error).strip().splitlines()[0]} Register a kernel for it, "
-                        "or freeze the parameters that it holds itself.",
+                        "or freeze its own parameters.",
                         path=self.path,
                     ) from error
                 self.one_by_one = True

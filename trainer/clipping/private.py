@@ -155,7 +155,7 @@ class PrivateModel:
             )
             if unknown:
                 raise UnsupportedModel(
-                    f"block {spec.name}: {', '.join(unknown)} is no layer that uses its tensor."
+                    f"block {spec.name}: {', '.join(unknown)} is not a layer that uses its tensor."
                 )
 
     def widen(self, error: Exception) -> bool:
@@ -193,7 +193,7 @@ class PrivateModel:
         (spec,) = (spec for spec in self.specs if target.name in spec.names)
         if spec.uses and path not in spec.uses:
             raise UnsupportedModel(
-                f"block {spec.name}: {path} uses {target.name} too, and has no clip norm in uses."
+                f"block {spec.name}: {path} uses {target.name} too, but has no clip norm in uses."
             )
         key = (spec.name, path if spec.uses else "")
         clip_norm = spec.uses.get(path, spec.clip_norm)
@@ -254,9 +254,9 @@ class PrivateModel:
             return
         if self._lot.rows is None:
             raise MixedRecords(
-                f"{path}: the layer sees {rows} rows for {records} records, and nothing showed "
-                "whose they are. Probe the model first (trainer.clipping.probe), or keep the "
-                "records in the first dimension.",
+                f"{path}: the layer sees {rows} rows for {records} records, and it is "
+                "unknown whose they are. Probe the model first (trainer.clipping.probe), or keep "
+                "the records in the first dimension.",
                 path=path,
             )
         self._folds.add(path)
@@ -269,7 +269,7 @@ class PrivateModel:
         require_partition({t.name: t.parameter for t in self._targets.values()}, blocks)
         before = {(spec.name, spec.names, tuple(spec.uses)) for spec in self.specs}
         if before != {(spec.name, spec.names, tuple(spec.uses)) for spec in blocks}:
-            raise UnsupportedModel("these are other blocks; only clip norms may change.")
+            raise UnsupportedModel("the blocks changed; only clip norms may change.")
         self.specs = tuple(blocks)
         for spec in blocks:
             for path in spec.uses or ("",):
@@ -357,9 +357,9 @@ class PrivateModel:
             grad = target.parameter.grad
             if grad is not None and bool(local(grad).any()):
                 raise UnsupportedModel(
-                    f"{name} has a gradient of a loss that is not the run's, and would not be "
-                    "trained by it. Put every term into the losses of its records, or set the "
-                    "gradient to None after taking it."
+                    f"{name} has a gradient from a loss outside the run, which is not trained "
+                    "on. Include every term in the losses of the records, or set the gradient "
+                    "to None after using it."
                 )
 
     def forget_sums(self) -> None:
@@ -376,8 +376,8 @@ class PrivateModel:
         for spec in self.specs:
             if spec.uses:
                 raise UnsupportedModel(
-                    f"block {spec.name}: each use of its tensor is clipped by itself, and its clip "
-                    "norms cannot be adapted. Leave uses out, or adaptive_clipping_quantile."
+                    f"block {spec.name}: each use of its tensor is clipped separately, so its clip "
+                    "norms cannot be adapted. Remove uses or adaptive_clipping_quantile."
                 )
         self._counted = True
         for block in self._blocks.values():
@@ -441,9 +441,9 @@ class PrivateModel:
                 gap = float((row[0] - all_rows[only]).abs().max())
                 if not gap <= tolerance * (float(row[0, 1]) + largest / 1000):
                     raise MixedRecords(
-                        f"{tap.target.name}: the gradient of a record changes with the losses of "
-                        "the others: a gradient hook or a backward pass above the layer compares "
-                        "records. Have it treat each row by itself.",
+                        f"{tap.target.name}: the gradient of a record depends on the losses of "
+                        "others: a gradient hook or a backward pass above the layer compares "
+                        "records. Make it treat each row separately.",
                         path=tap.path,
                     )
 
@@ -459,9 +459,9 @@ class PrivateModel:
             if any(not float((first - other).abs().max()) <= tolerance * scale for other in others):
                 raise UnsupportedModel(
                     f"{tap.target.name}: each rank of tensor parallelism has another gradient, "
-                    "because its layer sees a part of a record there (a part of the sequence or of "
-                    "the heads). Hand it whole activations (output_layouts=Replicate()), or "
-                    "freeze the tensor."
+                    "because its layer sees only a part of a record (of the sequence or the "
+                    "heads). Give it whole activations (output_layouts=Replicate()), or freeze "
+                    "the tensor."
                 )
 
     def require_true(
@@ -487,8 +487,8 @@ class PrivateModel:
                     size = sum(float(item[1]) for item in mine) * target.parameter.numel() ** 0.5
                     if not abs(gap) <= tolerance * (size + least):
                         raise UnsupportedModel(
-                            f"{target.name}: run one record at a time its layer has another "
-                            "gradient than autograd's. Take gradient hooks out of the model, or "
+                            f"{target.name}: run one record at a time, its layer's gradient "
+                            "differs from autograd's. Remove gradient hooks from the model, or "
                             "freeze the tensor."
                         )
 
@@ -522,8 +522,8 @@ class PrivateModel:
         outside = [t.name for t in self._targets.values() if t.parameter.grad is not None]
         if outside:
             raise UnsupportedModel(
-                f"{', '.join(outside)}: used outside its layer as well, where no record's share is "
-                "known. Call the layer itself, or freeze the tensor.",
+                f"{', '.join(outside)}: used outside its layer as well, where per-record gradients "
+                "are unknown. Call the layer itself, or freeze the tensor.",
                 outside=tuple(outside),
             )
         # Of what a pass leaves out (a layer that is dropped at random) the sum is zero. Ranks that

@@ -78,8 +78,8 @@ def probe(private: PrivateModel, losses: Losses, *, alone: Losses | None = None)
         ]
         if changed:
             raise UnsupportedModel(
-                f"{', '.join(sorted(changed))}: changes in a forward pass, and would keep what it "
-                "saw of raw data. Leave such statistics out."
+                f"{', '.join(sorted(changed))}: changes in a forward pass, and would store "
+                "statistics of raw data. Remove such statistics."
             )
         sharded = any(is_sharded(item) for item in private.model.parameters())
         if not sharded:  # fully_shard has two parameters for one tensor
@@ -112,7 +112,7 @@ MIXED = (
     "when another record is replaced or left out of the lot: the model, the loss or its padding "
     "mixes records (statistics or comparisons over the batch, packed sequences)"
 )
-STATEFUL = "in a second pass with the same random draws: something of what it saw stays"
+STATEFUL = "in a second pass with the same random draws: the model keeps state of its inputs"
 
 
 def _require_own_tensors(model: nn.Module, losses: Losses) -> None:
@@ -126,8 +126,7 @@ def _require_own_tensors(model: nn.Module, losses: Losses) -> None:
     for key in first.keys() & second.keys() - own:
         raise UnsupportedModel(
             f"the losses train a tensor of shape {tuple(first[key].shape)} that the model does not "
-            "have, which no noise would be added for. Make it a parameter of the model, or detach "
-            "it."
+            "have, so it would get no noise. Make it a parameter of the model, or detach it."
         )
 
 

@@ -104,14 +104,14 @@ def run_recurrent(
     """
     if not isinstance(x, Tensor) or x.ndim != 3:
         raise MixedRecords(
-            f"a {type(layer).__name__} got no tensor of records, steps and entries. Give padded "
+            f"a {type(layer).__name__} needs a tensor of records, steps and entries. Give padded "
             "sequences (torch.nn.utils.rnn.pad_packed_sequence), not packed ones."
         )
     x = x if layer.batch_first else x.transpose(0, 1)
     if len(x) != records:
         raise MixedRecords(
-            f"a {type(layer).__name__} sees {len(x)} sequences for {records} records; say "
-            "batch_first=True where the records come first."
+            f"a {type(layer).__name__} sees {len(x)} sequences for {records} records; set "
+            "batch_first=True if records come first."
         )
     first: State = () if hx is None else (hx if isinstance(hx, tuple) else (hx,))
     ends: list[State] = []

@@ -67,14 +67,14 @@ def require_partition(trainable: Mapping[str, nn.Parameter], blocks: Sequence[Bl
         )
     labels = [block.name for block in blocks]
     if len(set(labels)) < len(labels):
-        raise UnsupportedModel("two blocks have one name; blocks are told apart by theirs.")
+        raise UnsupportedModel("two blocks have one name; give each block its own.")
     for block in blocks:
         _require_clip_norm(block)
     for name, parameter in trainable.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise UnsupportedModel(
-                f"{name} has a gradient hook, which would see no gradient: only noisy means come "
-                "to the tensor. Remove the hook."
+                f"{name} has a gradient hook, which would see no gradient: the tensor only gets "
+                "noisy means. Remove the hook."
             )
         if not parameter.is_floating_point():
             raise UnsupportedModel(
@@ -89,10 +89,10 @@ def _require_clip_norm(block: BlockSpec) -> None:
         if not LEAST_CLIP_NORM <= clip_norm <= MOST_CLIP_NORM:
             raise UnsupportedModel(
                 f"block {block.name}: clip_norm {clip_norm:g} lies outside "
-                f"[{LEAST_CLIP_NORM:g}, {MOST_CLIP_NORM:g}], where norms in float32 hold."
+                f"[{LEAST_CLIP_NORM:g}, {MOST_CLIP_NORM:g}], where norms in float32 are valid."
             )
     if block.uses and len(block.names) != 1:
-        raise UnsupportedModel(f"block {block.name}: uses are of one tensor; name one.")
+        raise UnsupportedModel(f"block {block.name}: uses need exactly one tensor; name one.")
     if block.uses and math.fsum(block.uses.values()) > block.clip_norm * (1 + 2.0**-50):
         raise UnsupportedModel(
             f"block {block.name}: its uses are clipped to {math.fsum(block.uses.values()):g} "
@@ -108,7 +108,7 @@ def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> No
     where = f"{path or 'the model'} ({type(layer).__name__})"
     if isinstance(layer, MIXING):
         raise UnsupportedModel(
-            f"{where} mixes records: its output for one record depends on the others of the lot. "
+            f"{where} mixes records: its output for one record depends on others in the lot. "
             "Use group or layer normalisation."
         )
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
@@ -130,6 +130,6 @@ def _require_plain(where: str, layer: nn.Module) -> None:
         layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
     ):
         raise UnsupportedModel(
-            f"{where}: max_norm, scale_grad_by_freq and sparse change the table or its gradient "
-            "by what the lot holds; leave them off."
+            f"{where}: max_norm, scale_grad_by_freq and sparse make the table or its gradient "
+            "depend on the lot; turn them off."
         )

@@ -64,7 +64,7 @@ def nonce_of(step: int, tensor: int) -> bytes:
     Raises ``ValueError`` for a step above 64 bits or a tensor above 32.
     """
     if not (0 <= tensor < 1 << 32 and 0 <= step < 1 << 64):
-        raise ValueError(f"no stream has {step=} and {tensor=}: they have 64 and 32 bits")
+        raise ValueError(f"{step=} and {tensor=} must fit in 64 and 32 bits")
     return struct.pack("<IQ", tensor, step)
 
 

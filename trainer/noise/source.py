@@ -88,7 +88,7 @@ class TensorNoise:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"the scale of noise is a positive number, not {self.scale}")
+            raise ValueError(f"the scale of noise must be a positive number, not {self.scale}")
 
 
 class NoiseSource:
@@ -118,7 +118,7 @@ class NoiseSource:
         self._is_z = leaves_as_it_is(self._strategy)
         self._device, self._dtype, self._exact = device, dtype, exact
         if exact and not self._is_z:
-            raise ValueError("exact noise is independent noise; leave exact out")
+            raise ValueError("exact noise needs independent noise; remove exact")
         self._kept: dict[str, list[Tensor]] = {name: [] for name in tensors}
         self._step = 0
 
@@ -142,12 +142,12 @@ class NoiseSource:
         Each sum has the shape of its parameter.
         """
         if self._most is not None and self._step >= self._most:
-            raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
+            raise WrongState(f"the noise was certified for {self._most} steps, and all were taken")
         wrong = sums.keys() ^ self._tensors.keys() or {
             name for name, item in self._tensors.items() if tuple(sums[name].shape) != item.here
         }
         if wrong:
-            raise ValueError(f"{', '.join(sorted(wrong))}: not the tensors that noise is made for")
+            raise ValueError(f"{', '.join(sorted(wrong))}: not among the tensors that get noise")
         at, self._step = self._step, self._step + 1
         scales = self.scales() if scales is None else scales
         with torch.no_grad():
@@ -174,7 +174,7 @@ class NoiseSource:
         Raises ``WrongState`` after the last step of the strategy.
         """
         if self._most is not None and self._step >= self._most:
-            raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
+            raise WrongState(f"the noise was certified for {self._most} steps, and all were taken")
         at, self._step = self._step, self._step + 1
         if self._is_z:
             return
@@ -226,7 +226,7 @@ class NoiseSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``; raises ``WrongState`` for that of another strategy or model."""
         if state["of"] != self._fingerprint():
-            raise WrongState("the checkpoint's noise is of another strategy, or of other tensors")
+            raise WrongState("the checkpoint's noise has another strategy or other tensors")
         self._step = int(state["step"])
         self._kept = {
             name: [item.to(self._device, self._dtype, copy=True) for item in state["kept"][name]]

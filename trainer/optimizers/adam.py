@@ -151,8 +151,8 @@ def floor_of(settings: Settings) -> float:
         raise refused(
             "unsupported",
             "floor",
-            "without a floor an entry whose second moment is zero would be divided by zero.",
-            f"Give a positive floor ({FLOOR:g} is used where none is given), or use dp_adam.",
+            "without a floor, an entry whose second moment is zero would be divided by zero.",
+            f"Give a positive floor (default: {FLOOR:g}), or use dp_adam.",
         )
     return FLOOR if settings.floor is None else settings.floor
 
@@ -245,8 +245,7 @@ def rule_of(inputs: OptimizerInputs, *, without_any: str) -> Rule:
         raise refused(
             "conflict",
             "momentum",
-            f"{settings.name} is run with the heavy ball's momentum or with Adam's moments, and "
-            "the plan gives both.",
+            f"{settings.name} takes either momentum or Adam's moments, but the plan gives both.",
             "Give momentum alone, or beta1 and beta2 alone.",
         )
     if adaptive or (settings.momentum is None and without_any == "adam"):

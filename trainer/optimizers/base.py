@@ -211,13 +211,13 @@ class DPOptimizer(Optimizer):
             (group.get("optimizer"), group.get("name")) for group in state_dict["param_groups"]
         ]
         if mine != theirs:
-            raise ValueError(f"the checkpoint is of {theirs}, not of {mine}")
+            raise ValueError(f"the checkpoint is from {theirs}, not {mine}")
         super().load_state_dict(state_dict)
 
     def _require_means(self, group: dict[str, Any]) -> None:
         if group["step"] >= self._steps:
             raise BeyondThePlan(
-                f"{self._steps} steps were certified and all are taken. Certify a longer plan."
+                f"{self._steps} steps were certified, and all were taken. Certify a longer plan."
             )
         for parameter in group["params"]:
             if parameter.grad is None or parameter.grad.is_sparse:
@@ -240,7 +240,7 @@ def _require_tensors(release: ReleasedTensors, *, sharded: bool) -> None:
         ):
             raise ValueError(
                 f"{name} in release {release.name}: {tensor.dtype} of shape {tuple(tensor.shape)}. "
-                "Trainable tensors have entries, in float32 or float64; use autocast for speed."
+                "Trainable tensors must be non-empty float32 or float64; use autocast for speed."
             )
     if not release.tensors:
         raise ValueError(f"release {release.name} has no tensors")

@@ -71,8 +71,8 @@ class ErrorFeedback:
             raise refused(
                 "unsound_optimizer",
                 "error_clip_norm",
-                "the error state is made of raw gradients and is certified only where it is "
-                "clipped, on a mean of known divisor.",
+                "the error state contains raw gradients and is certified only if it is clipped, "
+                "on a mean with a known divisor.",
                 "Give optimizer.error_clip_norm and sampling.lot_size.",
             )
         return cls(shapes, clip_norm=clip_norm, divisor=float(divisor), device=device)

@@ -100,8 +100,8 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
             Reason(
                 code="too_large",
                 pointer="/noise",
-                message=f"the noise of each of {strategy.steps} steps is needed by this optimiser "
-                "and is not computed for a strategy without Toeplitz structure.",
+                message=f"this optimiser needs the noise of each of {strategy.steps} steps, which "
+                "is only computed for Toeplitz strategies.",
                 remedy="Use an optimiser that needs no noise variance (dp_sgd, dp_adam, dp_muon) "
                 "without denoise, or Toeplitz noise.",
             )
@@ -156,8 +156,8 @@ class OptimizerInputs:
             raise refused(
                 "missing_learning_rate",
                 "learning_rate",
-                "the plan does not say how long a step is.",
-                "Give optimizer.learning_rate; it costs nothing, and is part of the plan's digest.",
+                "the plan has no learning rate.",
+                "Give optimizer.learning_rate; it costs no ε, and is part of the plan's digest.",
             )
         return self.settings.learning_rate
 
@@ -167,9 +167,9 @@ class OptimizerInputs:
             raise refused(
                 "unsupported",
                 "name",
-                f"{self.settings.name} needs to know the noise of every step beforehand, and clip "
-                "norms that are adapted change it.",
-                "Leave adaptive_clipping_quantile out of extra, or use dp_sgd, dp_adam or dp_muon "
+                f"{self.settings.name} needs to know the noise of every step beforehand, but "
+                "adaptive clip norms change it.",
+                "Remove adaptive_clipping_quantile from extra, or use dp_sgd, dp_adam or dp_muon "
                 "without denoise.",
             )
 
@@ -227,7 +227,7 @@ def _require_strategies(
 ) -> None:
     for phase, strategy, length in zip(plan.phases, strategies, steps, strict=True):
         if (phase.noise.kind == "independent") != (strategy is None):
-            raise ValueError(f"noise {phase.noise.kind}: give its strategy, and only then one")
+            raise ValueError(f"noise {phase.noise.kind}: give a strategy for correlated noise only")
         if strategy is not None and strategy.steps != length:
             raise ValueError(f"a strategy of {strategy.steps} steps in a phase of {length}")
 

@@ -225,13 +225,13 @@ class MuonBC(Muon):
     def __init__(self, inputs: OptimizerInputs) -> None:
         inputs.require_fixed_clip_norms()
         if inputs.probe_key is None:
-            raise ValueError("dp_muonbc draws probes: give a probe_key of their own, 32 bytes")
+            raise ValueError("dp_muonbc draws probes: give a separate probe_key of 32 bytes")
         super().__init__(inputs)
         self._key = inputs.probe_key
         self._probes = inputs.settings.probes or PROBES
         counts = [len(release.tensors) for release in inputs.releases]
         if self._probes * sum(counts) > 1 << 32:
-            raise ValueError(f"there are no streams for {self._probes} probes of every tensor")
+            raise ValueError(f"too few streams for {self._probes} probes of every tensor")
         firsts = accumulate(counts, initial=0)
         self._first = {r.name: first for r, first in zip(inputs.releases, firsts, strict=False)}
         self._probe_std = {

@@ -76,8 +76,8 @@ def optimizer_of(
         raise refused(
             "unsupported",
             "name",
-            f"{name} is an optimiser of another package, which is handed whole tensors only.",
-            "Leave out fully_shard.",
+            f"{name} is an optimiser of another package, which supports whole tensors only.",
+            "Remove fully_shard.",
         )
     elif name in installed("affidavit.optimizers"):
         optimizer = extension("affidavit.optimizers", name)
@@ -85,7 +85,7 @@ def optimizer_of(
         raise refused(
             "unsupported",
             "name",
-            f"{name} is a mechanism of another package, which installs no optimiser of that name.",
+            f"{name} is a mechanism of another package, which installs no optimiser by that name.",
             "Install one as an entry point of affidavit.optimizers, or train with that package.",
         )
     return optimizer(

@@ -83,7 +83,7 @@ class Tied(nn.Module):
     ("uses", "message"),
     [
         ({"words": 0.5}, "head uses words.weight too"),
-        ({"words": 0.5, "head": 0.3, "tail": 0.2}, "tail is no layer"),
+        ({"words": 0.5, "head": 0.3, "tail": 0.2}, "tail is not a layer"),
         ({"words": 0.7, "head": 0.5}, "clipped to 1.2 together, above its clip_norm 1"),
         ({"words": 1.0, "head": 0.0}, "clip_norm 0 lies outside"),
     ],

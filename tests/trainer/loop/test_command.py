@@ -77,8 +77,8 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(folder: Path) -> No
     ("options", "code", "said"),
     [
         (("--data", "python:own:data:59"), 1, "dataset_size"),
-        (("--plan", "none.yaml"), 2, "cannot be read"),
-        (("--data", "nowhere"), 2, "there is no such data"),
+        (("--plan", "none.yaml"), 2, "cannot read"),
+        (("--data", "nowhere"), 2, "unknown data"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_begun(

@@ -425,7 +425,7 @@ def test_a_tied_tensor_of_which_each_use_is_clipped_keeps_to_both_shares(run: Ru
 
 
 def test_unknown_data_is_told_by_name() -> None:
-    with pytest.raises(UnknownSource, match="there is no such data"):
+    with pytest.raises(UnknownSource, match="unknown data"):
         data_of("nowhere")
     with pytest.raises(UnknownSource, match="no_such_module"):
         data_of("python:no_such_module:function")

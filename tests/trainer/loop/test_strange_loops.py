@@ -82,10 +82,10 @@ def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
-        (unfreezing, "0.bias, 0.weight: was made trainable"),
-        (adding, "more.bias, more.weight: was made"),
-        (replacing, "2.bias: was made"),
-        (regularising, "0.weight has a gradient of a loss that is not the run's"),
+        (unfreezing, "0.bias, 0.weight: made trainable"),
+        (adding, "more.bias, more.weight: made"),
+        (replacing, "2.bias: made"),
+        (regularising, "0.weight has a gradient from a loss outside the run"),
     ],
 )
 def test_what_would_train_without_noise_stops_the_run(

@@ -216,9 +216,9 @@ def test_what_is_not_this_run_is_refused() -> None:
     louder = source_of(Bidiagonal.of(0.5, STEPS), 2.0).state_dict()
     refused(lambda s: s.load_state_dict(louder), WrongState, "another strategy")
     part = {"weight": torch.zeros(3, 4)}
-    refused(lambda s: s.add_to(part), ValueError, "bias: not the tensors")
+    refused(lambda s: s.add_to(part), ValueError, "bias: not among the tensors")
     wrong = {"weight": torch.zeros(4, 3), "bias": torch.zeros(5)}
-    refused(lambda s: s.add_to(wrong), ValueError, "weight: not the tensors")
+    refused(lambda s: s.add_to(wrong), ValueError, "weight: not among the tensors")
 
 
 def test_no_noise_is_made_beyond_the_steps_certified() -> None:
