@@ -41,6 +41,7 @@ from affidavit.accountants.fourier.inversion import inverted_delta, inverted_eps
 from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
+    SAFE_DELTA,
     SMALLEST_WIDTH,
     DeltaSearch,
     EpsilonSearch,
@@ -55,7 +56,7 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.plan import Event
 
-SMALLEST_DELTA = 1e-20
+SMALLEST_DELTA = 1e-30
 LARGEST_DELTA = 0.999
 LARGEST_EPSILON = 1000.0
 """Nats."""
@@ -73,6 +74,9 @@ they hide of it, of which the upper end is."""
 
 _LEAST_REST = 0.1
 """Of δ, what lots that hide a cut have to leave after what they concede."""
+
+_HIDDEN_BY_ROUNDING = 0.05
+"""Relative width from which on, below ``SAFE_DELTA``, rounding hides the losses that decide."""
 
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
@@ -205,12 +209,17 @@ class FourierCurve:
             )
         order = sorted(range(len(guesses)), key=lambda i: -guesses[i])
         laws = [both[index] for index in order]
-        return nested(
+        result = nested(
             lambda widths: _epsilon(laws, delta, widths),
             self.relative_width,
             least=SMALLEST_WIDTH,
             gapped=self._gapped,
         )
+        if delta < SAFE_DELTA and result.width > _HIDDEN_BY_ROUNDING * result.upper:
+            raise OutOfReach(
+                f"at delta {delta:g} rounding hides the losses that decide", "choose a larger δ"
+            )
+        return result
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of the smallest δ at ``epsilon`` (nats).

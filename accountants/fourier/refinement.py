@@ -171,6 +171,9 @@ def _down_to(relative_width: float, rungs: Sequence[float]) -> Sequence[float]:
 SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
 
+SAFE_DELTA = 1e-20
+"""Below it a first lower end of 0 is due to rounding, which no finer step mends."""
+
 RARE = 0.5
 """Where the saddle promises this much more log δ than there is, one rare loss decides."""
 
@@ -235,6 +238,8 @@ class EpsilonSearch:
             elif self._laws.direction.gapped:
                 tolerance = max(requested, _COARSE * self._guess)
             if not self._once(tolerance):
+                break
+            if self.bracket.lower == 0 and self._delta < SAFE_DELTA:
                 break
             requested = max(relative_width * self.bracket.upper, SMALLEST_WIDTH)
             if self.bracket.width > previous and not self._cheap:

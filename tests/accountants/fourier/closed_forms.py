@@ -18,7 +18,7 @@ import mpmath
 Side = Literal["remove", "add", "replace"]
 
 DIGITS = 70
-"""Enough for δ = 1e-20 as a difference of terms near one, with 40 digits left."""
+"""Enough for δ = 1e-30 as a difference of terms near one, with 40 digits left."""
 
 
 def gaussian(mu: mpmath.mpf, alpha: mpmath.mpf) -> mpmath.mpf:

@@ -279,7 +279,7 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
         (poisson(0.1, 2000.0, 10), 1e-5),
         (poisson(1e-7, 1.0, 10), 1e-5),
         (poisson(0.1, 1.0, 10**10 + 1), 1e-5),
-        (poisson(0.1, 1.0, 10), 1e-21),
+        (poisson(0.1, 1.0, 10), 1e-31),
         (WithoutReplacementGaussian(dataset_size=9, sample_size=3, noise_multiplier=1.0), 0.9999),
     ],
 )

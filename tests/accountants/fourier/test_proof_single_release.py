@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mpmath
 import numpy as np
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, FourierCurve
+from affidavit.accountants.protocol import OutOfReach
 from affidavit.accountants.registry import accountant
 from affidavit.plan import (
     Composed,
@@ -96,6 +97,34 @@ def test_random_single_releases_hold_their_closed_form(seed: int) -> None:
         assert result.lower == 0 or one.exact(result.lower) >= one.delta, (one, result)
         narrow += result.width <= max(1.0001e-4 * result.upper, 1.0001e-6)
     assert narrow >= 97
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_below_what_most_ask_for_releases_hold_their_closed_form_or_are_refused(seed: int) -> None:
+    source = np.random.default_rng(100 + seed)
+    drawn = (replace(draw(source), delta=between(source, 1e-30, 1e-20)) for _ in range(60))
+    cases = [one for one in drawn if not is_long(one)]
+    answered = 0
+    for one in cases:
+        try:
+            result = FourierAccountant().curve(one.event).epsilon(one.delta)
+        except OutOfReach:
+            continue
+        assert one.exact(result.upper) <= one.delta <= one.exact(result.lower), (one, result)
+        answered += 1
+    assert answered >= len(cases) / 2
+
+
+@pytest.mark.parametrize("delta", [1e-22, 1e-26, 1e-30])
+@pytest.mark.parametrize(("sigma", "steps"), [(0.5, 1), (5.0, 7), (20.0, 1000)])
+def test_runs_without_sampling_equal_the_exact_gaussian_there(
+    sigma: float, steps: int, delta: float
+) -> None:
+    event = Repeated(event=Gaussian(noise_multiplier=sigma), count=steps)
+    exact = accountant("gaussian").curve(event).epsilon(delta)
+    result = FourierAccountant().curve(event).epsilon(delta)
+    assert result.lower <= exact.lower <= exact.upper <= result.upper
+    assert result.width <= 1.0001e-4 * result.upper
 
 
 def test_the_reverse_direction_alone_holds_its_closed_form() -> None:

@@ -535,4 +535,4 @@ def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(neighbours: Nei
     leaf = cut(520, neighbours, size=50_000, q=0.01, sigma=1.0)
     curve = FourierAccountant().curve(Repeated(event=leaf, count=2000))
     with pytest.raises(OutOfReach):
-        curve.epsilon(1e-25)
+        curve.epsilon(1e-31)
