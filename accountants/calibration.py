@@ -83,7 +83,7 @@ def least_noise(
     if result is None:
         raise NoSolution(
             "no noise meets the target.",
-            "Raise target.epsilon, or take out what costs more than it whatever the noise.",
+            "Raise target.epsilon, or remove what exceeds it regardless of the noise.",
         )
     if result == NOISE[0]:
         raise NoSolution("the target holds without noise.", "Lower target.epsilon.")
@@ -399,7 +399,7 @@ def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon) -> float:
             break
     if best is None:
         raise OutOfReach(
-            "no noise was confirmed to meet the target.", "Give the noise, and have it checked."
+            "no noise could be confirmed to meet the target.", "Give the noise to check it."
         )
     return math.exp(best)
 
@@ -428,7 +428,7 @@ def _crossing(excess: Epsilon, at: float) -> tuple[float, float]:
         at = _next_guess(low, above, high, below, at)
     if math.isfinite(above) and math.isfinite(below):
         return at, _slope_between(excess, at)
-    raise NoSolution("no noise in range is found to meet the target.", "Change target.epsilon.")
+    raise NoSolution("no noise in range meets the target.", "Change target.epsilon.")
 
 
 def _next_guess(low: float, above: float, high: float, below: float, at: float) -> float:

@@ -80,7 +80,7 @@ class ParticipationCurve:
         mu = np.sqrt(self.base + self.gain * edges)
         low, high = 0.0, float(mu[-1] ** 2 / 2 + 40 * mu[-1])
         if self._mean(mu, above, high) > delta:
-            raise OutOfReach("no ε is found for this δ.", "Choose a larger δ.")
+            raise OutOfReach("no ε was found for this δ.", "Choose a larger δ.")
         while high - low > 1e-7 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._mean(mu, above, middle) <= delta else (middle, high)

@@ -243,4 +243,4 @@ def _of_leaf(
             step = library.from_gaussian_mechanism(sigma, sampling_prob=rate, **shape)
             return step.self_compose(count)
         case _:
-            raise Unsupported(f"the PLD engine does not know {type(leaf).__name__}.")
+            raise Unsupported(f"the PLD engine does not support {type(leaf).__name__}.")

@@ -151,7 +151,7 @@ def _direction(
         margin = max(math.log(max(nearer, 1e-300) / bound), 1e-9)
         excess = math.log(bound / delta) + margin
         nodes = min(most, math.ceil(nodes * min(8.0, max(1.2, math.sqrt(excess / margin * 1.4)))))
-    raise Unproved("not_proved", "The search for a witness failed.", "Rest on the accountants.")
+    raise Unproved("not_proved", "The search for a witness failed.", "Rely on the accountants.")
 
 
 def _delta(measure: Measure | GaussianCurve, epsilon: float) -> float:
@@ -239,7 +239,7 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
             ),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise Unproved("bad_witness", f"This is no witness: {error}.", "Search again.") from None
+        raise Unproved("bad_witness", f"This is not a witness: {error}.", "Search again.") from None
 
 
 def _cover_document(cover: Cover) -> dict[str, Any]:

@@ -224,12 +224,12 @@ def _bench(plan: Plan, progress: Progress) -> _Bench:
     if len(plan.phases) > 1:
         raise _missing("/phases", "the plan has several phases.", "Give a plan of one phase.")
     if epsilon is None or delta is None:
-        raise _missing("/target", "a budget is an ε and a δ.", "Give both in target.")
+        raise _missing("/target", "a budget needs both ε and δ.", "Give both in target.")
     lot, size = plan.phases[0].sampling.lot_size, plan.dataset.size
     if lot is None or size is None:
         raise _missing(
             "/sampling",
-            "the samplers to compare need a lot size and a data set size.",
+            "comparing samplers needs a lot size and a data set size.",
             "Give sampling.lot_size and dataset.size.",
         )
     steps = schedule.steps(plan, plan.phases[0])

@@ -207,7 +207,7 @@ def verdict_sentence(verdict: str, bound: str | None, target: str, *, by_policy:
     'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
-        return "Undecided: independent engines contradict each other, so nothing is certified."
+        return "Undecided: independent engines disagree, so nothing is certified."
     if bound is None or (verdict == "refused" and not by_policy):
         return "Refused: no guarantee can be certified for this plan."
     match verdict:

@@ -120,8 +120,8 @@ class Solver:
             return lower(with_noise(plan, self._least_scale(with_noise)))
         if plan.is_open and isinstance(self.engine, Sampling):
             raise Unsupported(
-                f"the {self.engine.name} accountant takes seconds a plan, too long to search "
-                "for anything but the noise.",
+                f"the {self.engine.name} accountant takes seconds per plan and can search only for "
+                "the noise.",
                 "Give the steps and the lot size, and leave the noise open.",
             )
         if plan.asks_for_steps:

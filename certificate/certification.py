@@ -63,7 +63,7 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
     ``ValueError`` for an ``engine`` that does not exist.
     """
     if engine is not None and engine not in NAMES:
-        raise ValueError(f"there is no accountant {engine!r}; choose one of {', '.join(NAMES)}.")
+        raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(NAMES)}.")
     result = _certify(plan, engine, second_opinion)
     if plan.claim is None:
         return result
@@ -297,7 +297,7 @@ def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:
                 message=f"{first.name} gives ε in [{first.epsilon.lower:.6g}, "
                 f"{first.epsilon.upper:.6g}] and {other.name} in [{other.epsilon.lower:.6g}, "
                 f"{other.epsilon.upper:.6g}]; they do not meet.",
-                remedy="Please report the plan; until it is understood nothing is certified.",
+                remedy="Please report the plan; nothing is certified until this is resolved.",
             )
     return None
 

@@ -92,8 +92,8 @@ class ClipAdaptation:
             )
         if any(item.clip_schedule is not None for item in plan.phases):
             raise ValueError(
-                "clip norms that are adapted follow no schedule. Leave one of clip_schedule and "
-                "adaptive_clipping_quantile out"
+                "adaptive clip norms cannot follow a schedule. Remove clip_schedule or "
+                "adaptive_clipping_quantile"
             )
         return cls(
             plan=plan,

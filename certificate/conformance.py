@@ -154,8 +154,8 @@ def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
         ]
     if not replay.ended and not broken:
         message = (
-            "the record has no last line: the run goes on, or lines were cut off. Until it ends "
-            "every certified step counts."
+            "the record has no final line: the run is still going, or lines were removed. Until it "
+            "ends, every certified step counts."
         )
         findings.append(ConformanceFinding(code="unfinished", line=0, message=message))
     steps, charged = replay.execution.steps, replay.charged
@@ -178,7 +178,7 @@ def _entries(record: bytes) -> Iterator[RecordEntry | ConformanceFinding]:
     previous = START
     for number, line in enumerate(io.BytesIO(record), start=1):
         if not line.endswith(b"\n"):
-            message = "the last line has no end: it was cut off while it was written, or since."
+            message = "the last line is incomplete: it was truncated."
             yield ConformanceFinding(code="not_json", line=number, message=message)
             return
         try:
@@ -228,9 +228,9 @@ class RecordCheck:
     def of(self, number: int, entry: RecordEntry) -> Mismatches:
         """What does not fit in line ``number``, counted from 1."""
         if number == 1 and entry["type"] != "header":
-            yield "out_of_order", "a record begins with its header."
+            yield "out_of_order", "the record does not begin with a header."
         if self.ended:
-            yield "out_of_order", "nothing follows the last line of a run."
+            yield "out_of_order", "there are entries after the run's final line."
         if entry["type"] == "header":
             self._guarded = is_guarded(entry)
         wrong = ", ".join(invalid_fields(entry, guarded=self._guarded))
@@ -257,9 +257,9 @@ class RecordCheck:
 
     def _header(self, number: int, entry: RecordEntry) -> Mismatches:
         if number != 1:
-            yield "out_of_order", "a record has one header, its first line."
+            yield "out_of_order", "the record has more than one header."
         if entry["version"] != VERSION:
-            yield "unknown_fields", f"version {entry['version']} of the record is not known."
+            yield "unknown_fields", f"record version {entry['version']} is not supported."
         self.run, self._parameters = entry["run"], entry["parameters"]
         plan = self.plan
         for code, what, stated, certified in (
@@ -309,7 +309,7 @@ class RecordCheck:
             return
         for index, (one, other) in enumerate(zip(recorded, certified, strict=True)):
             if one.keys() != other.keys():
-                yield "unknown_fields", f"phase {index} has other fields."
+                yield "unknown_fields", f"phase {index} has the wrong fields."
                 continue
             for field, code in CODES.items():
                 if not _same(one[field], other[field]):
@@ -319,7 +319,7 @@ class RecordCheck:
         phase = self.plan.phases[0]
         names = [tensor["name"] for tensor in recorded]
         if len(set(names)) < len(names) or not names:
-            yield "other_blocks", "a tensor is in two blocks, or there is none."
+            yield "other_blocks", "a tensor is in two blocks, or there are no blocks."
         blocks: dict[str, set[str]] = {}
         for tensor in recorded:
             blocks.setdefault(tensor["release"], set()).add(tensor["block"])
@@ -336,7 +336,7 @@ class RecordCheck:
 
     def _checkpoint(self, entry: RecordEntry) -> Mismatches:
         if self._open or entry["step"] != self.charged:
-            yield "out_of_order", "a checkpoint stands between two steps."
+            yield "out_of_order", "a checkpoint must lie between two steps."
         if self._parameters is not None and entry["parameters"] != self._parameters:
             yield "wrong_weights", "the checkpoint's parameters are not those of the last step."
         # A release may say nothing of its weights; the checkpoint after it always does.
@@ -347,9 +347,9 @@ class RecordCheck:
     def _resumed(self, entry: RecordEntry) -> Mismatches:
         step, before = entry["step"], entry["from_step"]
         if step != self.charged or entry["lost"] != step - before or before > step:
-            yield "out_of_order", f"{self.charged} steps were charged when the run went on."
+            yield "out_of_order", f"{self.charged} steps were charged when the run resumed."
         if self._checkpoints.get(before) != entry["parameters"]:
-            yield "wrong_weights", f"the run went on from no checkpoint of step {before}."
+            yield "wrong_weights", f"the run resumed without a checkpoint of step {before}."
         self._open, self._parameters = False, entry["parameters"]
         if self._adaptation is not None and before in self._factors:
             self._adaptation.factors = dict(self._factors[before])
@@ -357,7 +357,7 @@ class RecordCheck:
     def _charge(self, entry: RecordEntry) -> Mismatches:
         step = entry["step"]
         if self._open or step != self.charged:
-            yield "out_of_order", f"step {step} is charged where step {self.charged} is due."
+            yield "out_of_order", f"step {step} is charged, but step {self.charged} is due."
         if not self._checkpoints:
             yield "out_of_order", "a step is charged before there is a checkpoint."
         self.charged += 1
@@ -365,7 +365,7 @@ class RecordCheck:
         if entry["plan_digest"] != self.plan_digest:
             yield "other_plan", f"step {step} is of another plan."
         if (before := self._keys.get(entry["key_commitment"])) is not None:
-            yield "key_reused", f"steps {before} and {step} have one noise key."
+            yield "key_reused", f"steps {before} and {step} share a noise key."
         self._keys[entry["key_commitment"]] = step
         if self.charged > self.execution.steps:
             yield "too_many_steps", f"{self.execution.steps} steps were certified."
@@ -378,7 +378,7 @@ class RecordCheck:
 
     def _release(self, entry: RecordEntry) -> Mismatches:
         if not self._open or entry["step"] != self.charged - 1:
-            yield "out_of_order", "a release follows its own charge."
+            yield "out_of_order", "a release does not follow its charge."
         self._open = False
         self.released += 1
         self._parameters = entry["parameters"]
@@ -412,7 +412,7 @@ class RecordCheck:
             if self._open or self._parameters not in (None, entry["parameters"]):
                 yield "wrong_weights", "the weights are not those of the last step."
         elif entry["ended"] != "completed":
-            yield "unknown_fields", f"a run does not end as {entry['ended']!r}."
+            yield "unknown_fields", f"a run cannot end as {entry['ended']!r}."
         elif self.charged != self.execution.steps:
             yield "wrong_counts", f"it is completed after {self.charged} steps."
         elif self._open or entry["parameters"] != self._parameters:
@@ -452,7 +452,7 @@ def _parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:
     """A charge's public parameters against what its step must be."""
     step = entry["step"]
     if entry["phase"] != required.phase:
-        yield "other_plan", f"step {step} is in phase {required.phase}, not {entry['phase']}."
+        yield "other_plan", f"step {step} belongs to phase {required.phase}, not {entry['phase']}."
     if entry["divisor"] != required.divisor:
         yield "other_sampler", f"step {step} is divided by {entry['divisor']}."
     for field in ("clip_norm", "noise_std"):

@@ -126,7 +126,7 @@ def read_envelope(document: Any) -> Envelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
     fields = _fields(document)
     if len(fields["signatures"]) != 1:
-        raise BadEnvelope("the envelope does not have exactly one signature")
+        raise BadEnvelope("the envelope must have exactly one signature")
     return Envelope(**fields)
 
 
@@ -152,7 +152,7 @@ def _fields(document: Any) -> dict[str, Any]:
         for part in parts
     )
     if len({signature.key_id for signature in signatures}) != len(signatures):
-        raise BadEnvelope("a key has signed more than once")
+        raise BadEnvelope("a key signed more than once")
     return {
         "payload_type": _text(fields["payloadType"], "payloadType"),
         "payload": _base64(fields["payload"], "payload"),

@@ -144,7 +144,7 @@ def _length(plan: Plan, phase: Phase) -> int:
     if result is None or any(not release.has_noise for release in phase.releases):
         raise ValueError("the plan leaves its steps or its noise open")
     if phase.clip_schedule is not None and len(phase.clip_schedule) != result:
-        raise ValueError("the clip schedule has not one factor a step")
+        raise ValueError("the clip schedule does not have one factor per step")
     return result
 
 
@@ -256,7 +256,7 @@ def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) ->
     if unknown:
         raise NotTrainable(
             "unknown_obligation",
-            f"the certificate requires {', '.join(unknown)}, which this trainer does not fulfil.",
+            f"the certificate requires {', '.join(unknown)}, which this trainer does not support.",
             "Use a trainer that does, or certify a plan without it.",
         )
     try:

@@ -178,7 +178,7 @@ class KeyStore:
             roles=None if roles is None else frozenset(roles),
         )
         if public.key_id in {known.key_id for known in self.public_keys()}:
-            raise KeyFailure(f"the key {public.key_id[:16]} is there already.")
+            raise KeyFailure(f"the key {public.key_id[:16]} already exists.")
         self.keep(public)
         return public
 
@@ -191,7 +191,7 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
     document = _json_file(path)
     records = document.get("keys", [document]) if isinstance(document, dict) else document
     if not isinstance(records, list) or not all(isinstance(item, dict) for item in records):
-        raise KeyFailure(f"{path} does not hold public key records.")
+        raise KeyFailure(f"{path} does not contain public key records.")
     return tuple(PublicKey.from_record(record) for record in records)
 
 

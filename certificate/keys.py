@@ -117,7 +117,7 @@ class PublicKey:
         try:
             key = load_pem_public_key(record["public_key"].encode("ascii"))
             if not isinstance(key, Ed25519PublicKey):
-                raise KeyFailure("the record holds a key that is not Ed25519.")
+                raise KeyFailure("the record's key is not an Ed25519 key.")
             result = cls(
                 key=key,
                 not_before=parse_instant(record["not_before"]),
@@ -129,7 +129,7 @@ class PublicKey:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise KeyFailure(f"this is not a public key record: {error}.") from None
         if result.key_id != record.get("key_id"):
-            raise KeyFailure("the record's key id is not that of its key.")
+            raise KeyFailure("the record's key id does not match its key.")
         return result
 
 

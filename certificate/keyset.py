@@ -140,7 +140,7 @@ class Roots(SignedPart):
     def _reachable(self) -> Self:
         ids = _unique(self.keys, "root key")
         if self.threshold > len(ids):
-            raise ValueError(f"a threshold of {self.threshold} is not reached by {len(ids)} keys")
+            raise ValueError(f"a threshold of {self.threshold} cannot be met by {len(ids)} keys")
         return self
 
     @classmethod
@@ -180,12 +180,14 @@ class Keyset(SignedPart):
         if (self.previous is None) != (self.version == 1):
             raise ValueError("the first version, and no other, has no previous one")
         if self.expires_at <= self.issued_at:
-            raise ValueError("it would expire before it is issued")
+            raise ValueError("it would expire before its issue date")
         known = _unique(self.keys, "key")
         if shared := known & {key.key_id for key in self.roots.keys}:
             raise ValueError(f"{min(shared)[:16]} is a root key and cannot sign certificates")
         if self.trust and (name := self.trust.dependent(key.public() for key in self.keys)):
-            raise ValueError(f"the witness {name} has a key of this keyset, and witnesses itself")
+            raise ValueError(
+                f"the witness {name} has a key of this keyset, so it would witness itself"
+            )
         if missing := _unique(self.revoked, "revoked key") - known:
             raise ValueError(f"the revoked key {min(missing)[:16]} is not among the keys")
         for key in self.keys:
@@ -262,7 +264,7 @@ def read_keyset(raw: bytes) -> SignedKeyset:
     except MalformedPlan as error:
         raise _malformed(error.reasons[0].message) from None
     if envelope.payload_type != PAYLOAD_TYPE:
-        raise _malformed("the envelope does not hold a keyset.")
+        raise _malformed("the envelope does not contain a keyset.")
     try:
         document = load_json(envelope.payload, MOST_BYTES).data
     except MalformedPlan as error:

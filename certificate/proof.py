@@ -100,7 +100,9 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
     elif isinstance(signed, Mapping):
         proof = prove(witness_from(signed), _event(predicate))
     else:
-        raise Unproved("bad_witness", "The proof is no object.", "Ask for a new certificate.")
+        raise Unproved(
+            "bad_witness", "The proof is not a JSON object.", "Ask for a new certificate."
+        )
     return _within(proof, predicate)
 
 
@@ -162,7 +164,7 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
             raise Unproved(
                 "not_proved",
                 f"Phase {index + 1} is not proved to have the noise that was accounted.",
-                "Rest on the accountants of the certificate.",
+                "Rely on the certificate's accountants.",
             )
 
 

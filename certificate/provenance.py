@@ -144,26 +144,28 @@ def read_provenance(
     key = by_id(trusted).get(envelope.key_id)
     if key is None:
         raise BadProvenance(
-            f"the key {envelope.key_id[:16]!r} is none of a worker that is trusted here; put its "
-            "public record into worker-keys."
+            f"the key {envelope.key_id[:16]!r} is not a trusted worker's key; put its public "
+            "record into worker-keys."
         )
     if not key.may(KeyRole.RUN):
         raise BadProvenance(f"the key {envelope.key_id[:16]!r} is not for run records.")
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
         envelope.signature, envelope.signed_bytes
     ):
-        raise BadProvenance("the signature does not fit.")
+        raise BadProvenance("the signature does not match.")
     try:
         result = _reported(json.loads(envelope.payload), envelope.key_id)
     except (KeyError, IndexError, TypeError, ValueError):
-        raise BadProvenance("this is no provenance of a run.") from None
+        raise BadProvenance("this is not the provenance of a run.") from None
     now = datetime.now(UTC)
     if (
         key.development
         or key.revoked_at(now)
         or not key.covers(result.finished_at if later else now)
     ):
-        raise BadProvenance("the key may not sign now: outside its window, revoked, or for trials.")
+        raise BadProvenance(
+            "the key is not allowed to sign now: outside its window, revoked, or for trials."
+        )
     return result
 
 

@@ -80,7 +80,7 @@ class CertifiedRun:
         Raises ``ValueError`` for a number of steps that the run does not have.
         """
         if not 0 <= steps_run <= self.steps:
-            raise ValueError(f"steps run lie between 0 and {self.steps}, got {steps_run}")
+            raise ValueError(f"steps run must lie between 0 and {self.steps}, got {steps_run}")
         if steps_run == self.steps or self.lowered.extra.selection is not None:
             return self.lowered.event()
         result, left = [], steps_run
@@ -165,7 +165,7 @@ def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracke
             return name, engine.curve(event).epsilon(delta)
         except (AccountantError, ArithmeticError, ValueError):
             continue
-    raise Unsupported("no engine composes these runs.", "Read the filter's number.")
+    raise Unsupported("no engine can compose these runs.", "Use the privacy filter's number.")
 
 
 def _agrees(lowered: Lowered, predicate: dict[str, Any]) -> bool:

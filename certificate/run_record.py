@@ -26,7 +26,7 @@ set are committed to under a secret of the run.
 >>> decode_line(line.replace(b":0", b":1"), START)
 Traceback (most recent call last):
     ...
-affidavit.certificate.run_record.BrokenLine: the line is not what its digest says.
+affidavit.certificate.run_record.BrokenLine: the line does not match its digest.
 """
 
 from __future__ import annotations
@@ -184,18 +184,18 @@ def decode_line(line: bytes, previous: str) -> RecordEntry:
     except MalformedPlan as error:
         raise BrokenLine("not_json", error.reasons[0].message) from None
     if not isinstance(stated, dict) or not isinstance(stated.get("type"), str):
-        raise BrokenLine("not_an_entry", "the line is no entry of a run record.")
+        raise BrokenLine("not_an_entry", "the line is not a run record entry.")
     if canonical_json(stated) + b"\n" != line:
-        raise BrokenLine("not_canonical", "the line is not written as the trainer writes it.")
+        raise BrokenLine("not_canonical", "the line is not in the trainer's format.")
     rest = {key: value for key, value in stated.items() if key != "digest"}
     if stated.get("digest") != digest_of(rest):
-        raise BrokenLine("wrong_digest", "the line is not what its digest says.")
+        raise BrokenLine("wrong_digest", "the line does not match its digest.")
     if stated.get("previous") != previous:
         raise BrokenLine("broken_chain", "the line does not follow the one before it.")
     requested = FIELDS.get(stated["type"])
     present = stated.keys() - MAY_HAVE.get(stated["type"], frozenset())
     if requested is None or present != requested | {"type", "previous", "digest"}:
-        raise BrokenLine("unknown_fields", f"an entry {stated['type']!r} has other fields.")
+        raise BrokenLine("unknown_fields", f"an entry {stated['type']!r} has the wrong fields.")
     return stated
 
 

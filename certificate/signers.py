@@ -71,7 +71,7 @@ def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
     names = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
     named = [name for name in names if environ.get(name)]
     if len(named) > 1:
-        raise KeyFailure(f"{' and '.join(named)} are both set; the key is kept in one place.")
+        raise KeyFailure(f"{' and '.join(named)} are both set; give only one.")
     if not named:
         return None
     if named == [KEY_VARIABLE]:
@@ -109,7 +109,7 @@ class EnvironmentKey:
                 f"{KEY_VARIABLE} cannot be read as a private key; {_KEY_REMEDY}."
             ) from None
         if not isinstance(private, Ed25519PrivateKey):
-            raise KeyFailure(f"{KEY_VARIABLE} holds a key that is not Ed25519; {_KEY_REMEDY}.")
+            raise KeyFailure(f"{KEY_VARIABLE} contains a key that is not Ed25519; {_KEY_REMEDY}.")
         return cls(private)
 
     def find(self, public: PublicKey) -> SigningPort | None:
@@ -191,7 +191,7 @@ class CommandKey:
             raise KeyFailure(f"the command of {COMMAND_VARIABLE} printed no Ed25519 signature.")
         if not self.public.accepts(signature, message):
             raise KeyFailure(
-                f"the command of {COMMAND_VARIABLE} signed with another key than "
+                f"the command of {COMMAND_VARIABLE} signed with a key other than "
                 f"{self.key_id[:16]}, or not the whole message, or not with pure Ed25519."
             )
         return signature

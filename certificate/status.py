@@ -116,14 +116,14 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     except BadEnvelope as error:
         raise _bad(f"{error}.") from None
     if envelope.payload_type != PAYLOAD_TYPE:
-        raise _bad("the envelope does not hold a status list.")
+        raise _bad("the envelope does not contain a status list.")
     key = by_id(trusted).get(envelope.key_id)
     if key is None or key.development:
-        raise _bad("it is not signed by a key that you trust.")
+        raise _bad("it was not signed by a key that you trust.")
     if not key.may(KeyRole.STATUS):
         raise _bad(f"the key {key.key_id[:16]} is not for status lists.")
     if not key.accepts(envelope.signature, envelope.signed_bytes):
-        raise _bad("its signature does not fit its content.")
+        raise _bad("its signature does not match its content.")
     try:
         status_list = validated(StatusList, load_json(envelope.payload, MOST_BYTES).data)
     except MalformedPlan as error:
@@ -131,7 +131,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     except ValueError as error:
         raise _bad(f"{error}.") from None
     if not key.covers(parse_instant(status_list.issued_at)):
-        raise _bad("it was signed when its key might not sign.")
+        raise _bad("its key was not allowed to sign when it was signed.")
     return status_list, envelope
 
 
@@ -150,7 +150,7 @@ def current_status(
     """
     status_list, signed = read_status(raw, trusted)
     if not by_id(trusted)[signed.key_id].covers(now):
-        raise _bad("its key was revoked or has expired, so that its dates prove nothing.")
+        raise _bad("its key was revoked or has expired, so its dates prove nothing.")
     _require_fresh(status_list, now)
     last = seen.get(status_list.issuer)
     if last is not None:
@@ -176,22 +176,22 @@ def check_status(
         if options.require_status or hours is not None:
             raise _error(
                 "no_status",
-                "no status list is at hand.",
+                "no status list was given.",
                 "Fetch one with `affidavit status` and pass --status.",
             )
-        return StatusCheck("revocation not checked: no status list at hand", False)
+        return StatusCheck("revocation not checked: no status list given", False)
     status_list, _ = current_status(options.status, trusted, options.status_seen, now)
     issued_at = parse_instant(status_list.issued_at)
     if options.trust is not None and options.trust.stale(hours, issued_at, now):
         raise _error(
             "stale_status",
-            f"the status list is of {status_list.issued_at}, longer ago than {hours} hours.",
+            f"the status list is from {status_list.issued_at}, older than {hours} hours.",
             _FETCH,
         )
     if envelope.key_id not in status_list.keys:
         raise _error(
             "other_status",
-            "the status list is of another service: it does not speak for the certificate's key.",
+            "the status list is from another service and does not cover the certificate's key.",
             "Fetch the list of the service that issued the certificate.",
         )
     _require_unlisted(status_list, envelope.digest)
@@ -213,11 +213,11 @@ def _require_approved(predicate: Mapping[str, Any]) -> None:
     if len(others) < approvals.required:
         raise _error(
             "not_approved",
-            f"{len(others)} of the {approvals.required} approvals that it needs were given.",
+            f"{len(others)} of the {approvals.required} required approvals were given.",
             remedy,
         )
     if any(entry.envelope != predicate.get("supersedes") for entry in approvals.given):
-        raise _error("not_approved", "its approvals are of another envelope.", remedy)
+        raise _error("not_approved", "its approvals are for another envelope.", remedy)
 
 
 _FETCH = "Fetch a new one with `affidavit status`."
@@ -228,10 +228,12 @@ def _require_fresh(status_list: StatusList, now: datetime) -> None:
         raise _bad("it is from the future; check this machine's clock.")
     life = parse_instant(status_list.next_update) - parse_instant(status_list.issued_at)
     if life > LONGEST_LIFE:
-        raise _bad(f"it would be good for {life.days} days, and {LONGEST_LIFE.days} are allowed.")
+        raise _bad(
+            f"it would be valid for {life.days} days; at most {LONGEST_LIFE.days} are allowed."
+        )
     if parse_instant(status_list.next_update) < now:
         raise _error(
-            "stale_status", f"the status list was good until {status_list.next_update}.", _FETCH
+            "stale_status", f"the status list was valid until {status_list.next_update}.", _FETCH
         )
 
 
@@ -247,7 +249,7 @@ def _require_newer(
         if former is not None and not former.revoked_at(now) and key.not_before < former.not_before:
             raise _error(
                 "status_rollback",
-                "a status list of a newer key was seen before.",
+                "a status list from a newer key was seen before.",
                 _FETCH,
             )
         if former is None or former.revoked_at(now) or key.not_before > former.not_before:
@@ -255,7 +257,7 @@ def _require_newer(
     if status_list.sequence < last.sequence:
         raise _error(
             "status_rollback",
-            f"status list {status_list.sequence} is older than {last.sequence}, which was seen "
+            f"status list {status_list.sequence} is older than {last.sequence}, which you saw "
             "before.",
             _FETCH,
         )
@@ -280,7 +282,7 @@ def _require_unlisted(status_list: StatusList, digest: str) -> None:
         raise _error(
             "revoked",
             f"it was revoked at {item.since}: {item.reason}.",
-            "Do not use it; ask those who revoked it.",
+            "Do not use it; ask whoever revoked it.",
         )
 
 

@@ -128,7 +128,7 @@ def strategy_of(plan: Plan) -> tuple[Strategy, Streamed | None]:
             Reason(
                 code="steps_open",
                 pointer="/steps",
-                message="the errors of a strategy need its number of steps.",
+                message="errors of a strategy depend on the number of steps.",
                 remedy="Give steps or epochs.",
             )
         )
@@ -304,8 +304,7 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
             Reason(
                 code="one_phase",
                 pointer="/phases",
-                message="the errors of a strategy are those of one phase, and the plan has "
-                f"{len(plan.phases)}.",
+                message=f"errors are computed for one phase, but the plan has {len(plan.phases)}.",
                 remedy="Give a plan of the one phase.",
             )
         )

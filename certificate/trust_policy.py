@@ -84,7 +84,7 @@ class Witnesses(SignedPart):
         if len(keys) < len(self.keys):
             raise ValueError("a witness is listed twice")
         if self.threshold > len(keys):
-            raise ValueError(f"a threshold of {self.threshold} is not reached by {len(keys)} keys")
+            raise ValueError(f"a threshold of {self.threshold} cannot be met by {len(keys)} keys")
         return self
 
     def parsed(self) -> tuple[WitnessKey, ...]:

@@ -95,8 +95,8 @@ def _without_conflict(keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
     for key in keys:
         if trusted.setdefault(key.key_id, key) != key:
             raise KeyFailure(
-                f"--keys has two records of the key {key.key_id[:16]}, which differ; give the "
-                "newest alone."
+                f"--keys has two records of the key {key.key_id[:16]}, which differ; give only the "
+                "newest."
             )
     return tuple(trusted.values())
 
@@ -205,7 +205,7 @@ def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
     if same or (version == known + 1 and candidate.keyset.previous != last.digest):
         raise KeysetError(
             "keyset_fork",
-            f"there are two keysets of version {known}, and this one is not of yours.",
+            f"there are two keysets of version {known}, and this is not the one you have.",
             "Ask the holders of the root keys which one they signed; trust neither until then.",
         )
     now_revoked = candidate.keyset.revoked_since()
@@ -213,9 +213,9 @@ def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
         if key_id not in now_revoked or now_revoked[key_id] > since:
             raise KeysetError(
                 "keyset_unrevoked",
-                f"the key {key_id[:16]} was revoked from {since:%Y-%m-%d %H:%M:%S}Z on, and "
-                "this keyset takes that back.",
-                "A revocation is permanent; issue the keyset again with it.",
+                f"the key {key_id[:16]} was revoked from {since:%Y-%m-%d %H:%M:%S}Z on, but this "
+                "keyset undoes that.",
+                "Revocations are permanent; reissue the keyset with it.",
             )
 
 
@@ -223,7 +223,7 @@ def _current(keyset: Keyset, now: datetime) -> None:
     if now < parse_instant(keyset.issued_at):
         raise KeysetError(
             "keyset_not_yet",
-            f"the keyset is issued at {keyset.issued_at}, which is yet to come.",
+            f"the keyset is dated {keyset.issued_at}, which is in the future.",
             "Check this machine's clock.",
         )
     if now > parse_instant(keyset.expires_at):

@@ -82,7 +82,7 @@ def verify(
     _window(key, not_before, now, log, cosigned, options)
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
-    report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
+    report.passed(7, subject + ("" if plan is not None else " (no plan given to compare)"))
     report.passed(8, _rules(predicate, options))
     not_after = _validity(key, not_before, not_after, now)
     report.passed(9, f"until {format_instant(not_after)}")
@@ -125,7 +125,7 @@ def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
         raise VerificationError(
             1,
             "bad_form",
-            "the bundle is of another type or version.",
+            "the bundle has a different type or version.",
             "Verify it with the release that wrote it, or a later one.",
         )
     try:
@@ -142,7 +142,7 @@ def _payload_type(envelope: Envelope) -> None:
         raise VerificationError(
             2,
             "bad_payload_type",
-            "the envelope does not hold an in-toto statement.",
+            "the envelope does not contain an in-toto statement.",
             "Fetch the bundle again.",
         )
 
@@ -154,14 +154,14 @@ def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
         raise VerificationError(
             3,
             "unknown_key",
-            f"the key {envelope.key_id[:16]!r} is not one that you trust.",
+            f"the key {envelope.key_id[:16]!r} is not trusted.",
             "Get the issuer's keys (GET /v1/keys) over a channel you trust and pass --keys.",
         )
     if key.development:
         raise VerificationError(
             3,
             "untrusted_key",
-            "it was signed with a development key, which vouches for nothing.",
+            "it was signed with a development key, which nobody vouches for.",
             "Have it issued by a service that has a signing key (affidavit keys new).",
         )
     if not key.may(KeyRole.CERTIFICATE):
@@ -194,7 +194,7 @@ def _signature(envelope: Envelope, key: PublicKey, trusted: tuple[PublicKey, ...
         raise VerificationError(
             4,
             "bad_signature",
-            "the signature does not fit the statement.",
+            "the signature does not match the statement.",
             "The bundle was changed after it was signed; fetch it again.",
         )
 
@@ -218,7 +218,7 @@ def _statement(envelope: Envelope) -> dict[str, Any]:
         raise VerificationError(
             5,
             "unknown_critical_field",
-            "it has critical fields this release does not know.",
+            "it has critical fields that this release does not support.",
             remedy,
         )
     missing = [name for name in (*CRITICAL, "plan", "certificate_id") if name not in predicate]
@@ -264,7 +264,7 @@ def _window(
         raise VerificationError(
             6,
             "key_outside_window",
-            "it was issued when its key might not sign.",
+            "its key was not allowed to sign when it was issued.",
             "Ask for a certificate signed by a current key.",
         )
 
@@ -287,8 +287,8 @@ def _require_dated(
         raise VerificationError(
             6,
             "key_revoked",
-            f"its key was revoked from {revoked} on, and that it was issued before is said by that "
-            f"key{'' if log is None else ' and the log'} alone.",
+            f"its key was revoked from {revoked} on, and that it was issued before is said only by "
+            f"that key{'' if log is None else ' and the log'}.",
             "Fetch its bundle from the service again: with the log's checkpoint of then, and the "
             "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
             "is not backdated. Or certify the plan again.",
@@ -312,15 +312,15 @@ def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
         raise VerificationError(
             7,
             "bad_subject",
-            "its subject is not the plan that it carries.",
+            "its subject does not match the plan in the statement.",
             "Ask for a new certificate.",
         )
     if plan is not None and digest(plan) != carried:
         raise VerificationError(
             7,
             "other_plan",
-            f"it is about another plan, {carried[:23]}…; the plan at hand is {digest(plan)[:23]}….",
-            "Certify the plan at hand, or compare it with the certified one.",
+            f"it is about another plan, {carried[:23]}…; your plan is {digest(plan)[:23]}….",
+            "Certify your plan, or compare it with the certified one.",
         )
     return carried
 
@@ -405,7 +405,7 @@ def _log(
     if part is None:
         log_steps.require_logged(options)
         for step in (10, 11, 12):
-            report.unchecked(step, "not logged: the bundle has no proof of a log")
+            report.unchecked(step, "not logged: the bundle has no log proof")
         return None
     checkpoint = log_steps.included(envelope, statement, part)
     report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")

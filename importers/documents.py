@@ -29,9 +29,7 @@ def source_of(raw: bytes) -> bytes:
             if cell.get("cell_type") == "code" and cell.get("source")
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise not_imported(
-            "notebook", "it has no cells that can be read.", "Save it again."
-        ) from None
+        raise not_imported("notebook", "it has no readable cells.", "Save it again.") from None
     return "\n".join(_plain(text) for text in texts).encode("utf-8", "replace")
 
 

@@ -48,7 +48,7 @@ REMEDIES = {
     "ZCDpEvent": "Write the releases that its rho stands for: zCDP alone bounds no lower end.",
     "DiscreteLaplaceDpEvent": "Use Laplace or Gaussian noise.",
     "RandomizedResponseDpEvent": "Account for it by itself; plans describe training.",
-    "NonPrivateDpEvent": "Take the release out: with it nothing is private.",
+    "NonPrivateDpEvent": "Remove the release: it makes the run non-private.",
     "UnsupportedDpEvent": "Write what is released.",
 }
 """What to do about kinds that are dp-accounting's and are not read."""
@@ -96,7 +96,7 @@ def _walk(
 ) -> None:
     name = _name(event)
     if depth > 16 or len(phases) + len(extra) > MAX_PARTS:
-        raise not_imported(KIND, "it is nested too deep, or too long.", "Write a plan instead.")
+        raise not_imported(KIND, "it is nested too deeply, or too long.", "Write a plan instead.")
     match name:
         case "NoOpDpEvent":
             return
@@ -175,7 +175,9 @@ def _name(event: Any) -> str:
         raise not_imported(KIND, "a part of it has no class_name.", "Write the whole named tuple.")
     name: str = event["class_name"]
     if not str(event.get("module_name", "dp_accounting")).startswith("dp_accounting"):
-        raise not_imported(KIND, f"{name[:80]} is not dp-accounting's.", "Write a plan instead.")
+        raise not_imported(
+            KIND, f"{name[:80]} is not a dp-accounting event.", "Write a plan instead."
+        )
     if name not in FIELDS:
         return name[:80]
     only(f"{KIND}: {name}", event, ("module_name", "class_name", *FIELDS[name]))

@@ -239,7 +239,7 @@ def _adjacency(accountant: Any) -> str:
     if relation is None:
         raise not_imported(
             KIND,
-            "accountant is no neighbouring relation.",
+            "accountant is not a neighbouring relation.",
             f"Use one of {', '.join(RELATIONS)}.",
         )
     return relation

@@ -29,28 +29,28 @@ from affidavit.plan import MalformedPlan
 PRIVATE_DIVISOR = Broken(
     code="private_divisor",
     adjacencies=("add_remove",),
-    message="Opacus divides each sum by ⌊qN⌋, which is another number when a record is added or "
-    "removed, so add_remove is not what this script provides (opacus#571, arXiv:2605.15648).",
+    message="Opacus divides each sum by ⌊qN⌋, which changes when a record is added or removed, so "
+    "this script does not provide add_remove (opacus#571, arXiv:2605.15648).",
     remedy="Call guard.opacus(...) after make_private, which fixes the divisor, or claim "
     "adjacency zero_out, under which the number of records is public.",
 )
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
-    message="A PrivacyEngine is made more than once, and each starts its ε at 0: the ε that this "
-    "script reports leaves out what was spent before.",
-    remedy="Make one PrivacyEngine before the first round, or keep its accountant's history.",
+    message="The script creates several PrivacyEngines, and each starts its ε at 0: the reported ε "
+    "leaves out earlier spending.",
+    remedy="Create one PrivacyEngine before the first round, or keep its accountant's history.",
 )
 UNCLIPPED = Broken(
     code="unclipped_loss",
-    message="with ghost clipping only the loss that make_private returns clips, and backward() is "
-    "not known to be called on it alone.",
+    message="with ghost clipping, only the loss that make_private returns clips, and backward() "
+    "may be called on another.",
     remedy="Form the loss with the criterion that make_private returns.",
 )
 SKIPPED = Broken(
     code="private_call_skipped",
-    message="the private call stands in a try whose handler goes on: where the call fails, the "
-    "script trains without privacy.",
-    remedy="Let its error stop the script.",
+    message="the private call is in a try whose handler continues: if the call fails, the script "
+    "trains without privacy.",
+    remedy="Let the error stop the script.",
 )
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
@@ -111,7 +111,7 @@ class OpacusReading(Reading):
         poisson = self.pick("poisson_sampling", True if node is None else own)
         if poisson is False:
             self.is_poisson = False
-            self.unread["/sampling/scheme"] = "poisson_sampling=False draws no Poisson lots."
+            self.unread["/sampling/scheme"] = "poisson_sampling=False does not draw Poisson lots."
             return "shuffled" if self._shuffles() else None
         return "poisson" if poisson else None
 
@@ -204,7 +204,7 @@ class OpacusReading(Reading):
         node = self._made(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
             return None if any(item.arg is None for item in node.keywords) else node
-        self.unread.setdefault("/sampling/lot_size", "the text does not show the data_loader.")
+        self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
         return None
 
     def _made(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
@@ -426,7 +426,7 @@ class OpacusReading(Reading):
                 f"Install opacus, or {STATE_NOISE}",
             ) from None
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-            message = f"Opacus' calibration fails: {error}."
+            message = f"Opacus' calibration failed: {error}."
             raise self.refusal(message, "Change the target.") from None
 
     def _of_epsilon(self, plan: dict[str, Any], lots: int | None) -> dict[str, Any]:
@@ -462,7 +462,7 @@ class OpacusReading(Reading):
         }
 
     def _unsettled(self, function: str, why: str, remedy: str) -> MalformedPlan:
-        message = f"the noise that {function} calibrates is not settled by the text"
+        message = f"the noise that {function} calibrates cannot be read from the script"
         message += f": {why}." if why else "."
         return self.refusal(message, f"Add {remedy}")
 
@@ -476,13 +476,13 @@ class OpacusReading(Reading):
             if isinstance(value, Unreadable)
         ]
         why += [
-            f"{name} is no number"
+            f"{name} is not a number"
             for name in needed
             if not isinstance(calibration.get(name), Unreadable)
             and not is_number(calibration.get(name))
         ]
         why += [
-            f"{name} is not read" for name in calibration if name not in (*needed, "accountant")
+            f"{name} cannot be read" for name in calibration if name not in (*needed, "accountant")
         ]
         if why:
             sizes = "" if self.sizes else '"# affidavit: dataset_size=... lot_size=...", or '
@@ -503,7 +503,8 @@ class OpacusReading(Reading):
             if isinstance(name, str):
                 return name
         raise self.refusal(
-            "the accountant of its PrivacyEngine is not settled by the text.", f"Add {STATE_NOISE}"
+            "the accountant of its PrivacyEngine cannot be read from the script.",
+            f"Add {STATE_NOISE}",
         )
 
 

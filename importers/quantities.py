@@ -80,14 +80,14 @@ class Quantities:
         if not read:
             return None
         if name == "steps" and running > 1:
-            self.unread[POINTERS[name]] = "several calls say how many steps there are."
+            self.unread[POINTERS[name]] = "several calls set the number of steps."
             return None
         value, line = read[0]
         for other, where in read[1:]:
             if other != value:
                 raise self.refusal(
                     f"{name} is {value} on line {line}, and {other} on line {where}.",
-                    "Make them the same, so that what is accounted is what runs.",
+                    "Make them the same, so that the accounting matches the run.",
                     where,
                 )
         return value

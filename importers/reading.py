@@ -28,23 +28,23 @@ from affidavit.plan import MalformedPlan, Reason
 
 ACCUMULATED = Broken(
     code="accumulated_lots",
-    message="optimizer.step() does not run for each lot. Lots are drawn independently, so that a "
-    "record in several of those that one step sums moves it by a multiple of the clip norm, and "
-    "the noise is that of one.",
+    message="optimizer.step() does not run for each lot. Lots are drawn independently, so a record "
+    "in several lots of one step moves it by a multiple of the clip norm, but the noise covers "
+    "only one.",
     remedy="Step at each lot, and split large lots with BatchMemoryManager.",
     schemes=NOT_SHUFFLED,
 )
 SKIPPED_LOTS = Broken(
     code="skipped_lots",
-    message="a condition skips the step of some lots. No noise is released for these, so that "
-    "what the condition tells of their records is seen.",
+    message="a condition skips the step for some lots. No noise is released for these, so the "
+    "condition reveals something about their records.",
     remedy="Step at every lot; an empty one releases noise alone.",
 )
 STOPPED = Broken(
     code="data_dependent_stop",
-    message="the training ends by what it sees of the records. No noise is released for that, so "
-    "that its length tells of them.",
-    remedy="End it by a number of steps, by ε, or by a metric of public data.",
+    message="when training stops depends on the records. No noise covers that decision, so the "
+    "length reveals something about them.",
+    remedy="Stop after a number of steps, at an ε, or by a metric on public data.",
 )
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
@@ -98,10 +98,10 @@ class Reading(Quantities):
         noise = self.pick("noise_multiplier", self.quantity("noise_multiplier"))
         if noise is None:
             raise self.refusal(
-                "noise_multiplier is not settled by the text: "
+                "noise_multiplier cannot be read from the script: "
                 + self.unread.get(POINTERS["noise_multiplier"], self._no_argument()),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
-                "that runs.",
+                "used.",
             )
         if noise <= 0:
             message = f"noise_multiplier is {noise}, which adds no noise."
@@ -162,7 +162,7 @@ class Reading(Quantities):
                 return name, value, self.call.lineno
         trainings = list(self.trainings())
         if trainings:
-            raise Unreadable(trainings[0], "how long it trains is not settled")
+            raise Unreadable(trainings[0], "the length of training cannot be determined")
         self.values.plain_loaders = True
         own = passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line

@@ -17,18 +17,18 @@ from affidavit.importers.training_loop import WRAPPERS, steps_of
 
 OTHER_OPTIMIZER = Broken(
     code="other_optimizer",
-    message="a step is taken by another optimiser than the one that the private call makes, which "
-    "alone clips and adds noise.",
-    remedy="Train with what the private call returns, alone.",
+    message="a step uses an optimiser other than the one the private call returns, the only one "
+    "that clips and adds noise.",
+    remedy="Train only with what the private call returns.",
 )
 RAW = ("grad", "grad_sample", "summed_grad")
 """Attributes of parameters that hold gradients."""
 KERAS = ("tensorflow", "keras", "tf_keras")
 OTHER_LOADER = Broken(
     code="other_loader",
-    message="the training goes over another loader than the one that make_private returns, which "
-    "alone draws Poisson lots.",
-    remedy="Go over the loader that make_private returns, or give poisson_sampling=False.",
+    message="training uses a loader other than the one make_private returns, the only one that "
+    "draws Poisson lots.",
+    remedy="Use the loader that make_private returns, or give poisson_sampling=False.",
     schemes=NOT_SHUFFLED,
 )
 

@@ -96,7 +96,7 @@ def gin_binding(values: Values, function: ast.FunctionDef | ast.ClassDef, name: 
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        raise Unreadable(function, f"a file binds {name} to {text}, which is no value") from None
+        raise Unreadable(function, f"a file binds {name} to {text}, which is not a value") from None
 
 
 def _gin_lines_parsed(values: Values, call: ast.Call) -> Iterator[str]:
@@ -258,7 +258,7 @@ def read_settings(values: Values, node: ast.AST, name: str) -> Any:
 def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = None) -> str:
     folder = folder or (values.main or values.script).folder
     if folder is None:
-        raise Unreadable(node, f"{name} is not read from here")
+        raise Unreadable(node, f"{name} cannot be read from here")
     file = folder / name
     try:
         inside = Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve())

@@ -117,7 +117,7 @@ class _Default:
         required = self.values.known(self.arguments.get("required")) not in (None, False)
         action = self.values.known(self.arguments.get("action"))
         if not optional or required:
-            return Unreadable(self.call, f"{name} has to be given on the command line")
+            return Unreadable(self.call, f"{name} must be given on the command line")
         if action in ("store_true", "store_false") and "default" not in self.arguments:
             return action == "store_false"
         if "default" not in self.arguments:
@@ -246,7 +246,7 @@ def typer_option(values: Values, call: ast.Call) -> Any:
     node = next(iter(call.args), None) or keywords_of(call).get("default")
     value = ... if node is None else values.of(node)
     if value is ... or isinstance(value, str):
-        raise Unreadable(call, "it has to be given on the command line")
+        raise Unreadable(call, "it must be given on the command line")
     return value
 
 
@@ -460,7 +460,7 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = _made(values, node)
     if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
-        raise Unreadable(call, "this length is not settled")
+        raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")
     size = SIZES.get(last_name(made.func) or "")
     cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}

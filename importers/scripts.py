@@ -71,8 +71,8 @@ def read(
     if any(other.data != partials[0].data for other in partials):
         raise not_imported(
             f"{library.name} script",
-            f"one of several private calls runs (lines {lines}), and they do not say the same.",
-            'Add "# affidavit: noise_multiplier=..." with the noise that runs, or write a plan.',
+            f"one of several private calls runs (lines {lines}), and their arguments differ.",
+            'Add "# affidavit: noise_multiplier=..." with the noise used, or write a plan.',
             calls[0].lineno,
         )
     broken = dict.fromkeys(fault for other in partials for fault in other.broken)
@@ -96,7 +96,7 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
     named = [node for node in _named(script, OPACUS) if isinstance(script.parents[node], ast.Call)]
     if named and not entries:
-        message = f"{text_of(named[0])} is called, and no library that is read is imported."
+        message = f"{text_of(named[0])} is called, but no supported library is imported."
         raise not_imported("script", message, "Write a plan.", named[0].lineno)
     if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
         # The class alone, whose method make_private is private.
@@ -116,8 +116,8 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
         lines = ", ".join(map(str, sorted(numbers)))
         raise not_imported(
             "script",
-            f"it calls {names}, and only one library is read (lines {lines}).",
-            "Put each in a script of its own, or write a plan for each.",
+            f"it calls {names}, but only one library is supported (lines {lines}).",
+            "Put each in its own script, or write a plan for each.",
             max(numbers),
         )
     return entries[0]
@@ -133,9 +133,11 @@ def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], li
     )
     lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
     if len(named) > len(calls) or not _exclude_each_other(script, calls):
-        problem = "has several private calls" if calls else "names a private call and makes none"
+        problem = (
+            "has several private calls" if calls else "names a private call but never makes it"
+        )
         line = getattr(named[-1], "lineno", None)
-        remedy = "Put each in a script of its own, or write a plan for each."
+        remedy = "Put each in its own script, or write a plan for each."
         raise not_imported(f"{library.name} script", f"it {problem} (lines {lines}).", remedy, line)
     return calls, others, lines
 
@@ -184,9 +186,8 @@ def _require_nothing_private(script: Script) -> None:
             names = " or ".join(known[:3])
             raise not_imported(
                 "script",
-                f"it imports {entry.modules[0]}, and makes no call of it that is read, such as "
-                f"{names}.",
-                "Check the file that makes it, or write a plan.",
+                f"it imports {entry.modules[0]}, but makes no supported call, such as {names}.",
+                "Check the file that makes the call, or write a plan.",
                 statement.lineno,
             )
 

@@ -331,16 +331,18 @@ def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
     """
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     if depth > 20:
-        raise Unreadable(node, "its calls go in a circle")
+        raise Unreadable(node, "its calls are recursive")
     for outer in values.script.above(node):
         match outer:
             case ast.While():
-                raise Unreadable(outer, "how often this loop runs is not settled")
+                raise Unreadable(
+                    outer, "the number of iterations of this loop cannot be determined"
+                )
             case ast.For() | ast.AsyncFor():
                 times = _times(values, outer.iter)
                 line = outer.lineno
                 if times is None and is_epochs:
-                    raise Unreadable(outer, "loops over loaders stand inside each other")
+                    raise Unreadable(outer, "loops over loaders are nested")
                 is_epochs = is_epochs or times is None
                 count *= 1 if times is None else times
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
@@ -349,7 +351,7 @@ def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
                 called = _calls(values, outer)
                 rest = around(values, called, depth + 1)
                 if rest.is_epochs and is_epochs:
-                    raise Unreadable(outer, "loops over loaders stand inside each other")
+                    raise Unreadable(outer, "loops over loaders are nested")
                 whole = count * rest.count
                 line = rest.line if rest.count != 1 else line
                 return Passes(count=whole, is_epochs=is_epochs or rest.is_epochs, line=line)

@@ -169,7 +169,7 @@ class Certification:
     def headline(self) -> str:
         """The verdict in one line."""
         if self.epsilon is None or self.delta is None:
-            return f"{self.verdict}: nothing may be claimed about this plan"
+            return f"{self.verdict}: no claim can be made about this plan"
         confidence = self.assessment.confidence
         return (
             f"{self.verdict.replace('_', '-')}: ε ≤ {decimal_up(self.epsilon, SHOWN_DIGITS)} at "

@@ -73,7 +73,7 @@ class Sweep:
         x = x or list(self.grid)[-1]
         for name in (x, y):
             if not rows or name not in rows[0]:
-                raise ValueError(f"there is no column {name}; use one of {', '.join(rows[0])}.")
+                raise ValueError(f"unknown column {name}; use one of {', '.join(rows[0])}.")
         ax = axes(ax)
         others = [name for name in self.grid if name != x and name in rows[0]]
         lines: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-LARGE_DELTA_REASON = "δ is asked for, not chosen."
+LARGE_DELTA_REASON = "δ is the result here; do not give delta."
 """Why δ of 1/N or more is no refusal where it is the question."""
 
 
@@ -112,7 +112,7 @@ def group_epsilon(
     if plan.is_open:
         plan = certify(plan, second_opinion=False).plan
     if plan.target.delta is None:
-        raise ValueError("ε is bounded at a δ: give delta.")
+        raise ValueError("ε needs a δ: give delta.")
     bound = group_bound(plan, plan.target.delta, records, relation or plan.adjacency)
     if bound.epsilon is None:
         refused = replace(assess(plan), verdict="refused", reasons=bound.reasons, epsilon=None)

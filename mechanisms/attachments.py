@@ -35,8 +35,8 @@ def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Pa
             Reason(
                 code="digest_mismatch",
                 pointer=plan.pointer(index, "noise", "sha256"),
-                message=f"{name} has the sha256 {content_digest(content)}.",
-                remedy="Give the file that was meant, or its digest.",
+                message=f"{name} has sha256 {content_digest(content)}.",
+                remedy="Give the intended file, or correct its digest.",
             )
         )
     try:
@@ -48,13 +48,13 @@ def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Pa
 def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\x00" in name:
-        raise _bad(pointer, "the file is not below the folder of the plan.")
+        raise _bad(pointer, "the file is outside the plan's folder.")
     path = directory / parts
     try:
         if not path.resolve().is_relative_to(directory.resolve()):
-            raise _bad(pointer, "the file is not below the folder of the plan.")
+            raise _bad(pointer, "the file is outside the plan's folder.")
         if not path.is_file():
-            raise _bad(pointer, f"{name} is not a file beside the plan.")
+            raise _bad(pointer, f"file not found beside the plan: {name}.")
         with path.open("rb") as stream:
             content = stream.read(most + 1)
     except OSError as error:

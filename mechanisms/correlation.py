@@ -371,8 +371,8 @@ class Correlation:
             Reason(
                 code="steps_mismatch",
                 pointer=pointer,
-                message=f"the {what} are not one for each of the {steps} steps.",
-                remedy="Give one a step.",
+                message=f"the {what} do not have one value for each of the {steps} steps.",
+                remedy="Give one per step.",
             )
         )
 
@@ -393,7 +393,7 @@ class Correlation:
             Reason(
                 code="steps_not_open",
                 pointer=self.plan.pointer(self.index, field),
-                message=f"the most steps are asked for, and {what}.",
+                message=f"the plan asks for the most steps, but {what}.",
                 remedy="Give the steps.",
             )
         )
@@ -421,10 +421,10 @@ class Correlation:
         code, remedy = "invalid_noise", "Correct the noise."
         message = f"the {kind} noise cannot be used: {error}."
         if isinstance(error, TooLarge | Unaffordable):
-            code, remedy = "too_expensive", "Run fewer steps, or use a strategy with structure."
+            code, remedy = "too_expensive", "Run fewer steps, or use a structured strategy."
             if isinstance(error, TooManyBuffers):
                 remedy = "Ask for fewer buffers, or give the decays and scales."
-            message = f"this is more than is computed for one plan: {error}."
+            message = f"this plan exceeds the computation limit: {error}."
         elif isinstance(error, IllConditioned):
             code, remedy = "ill_conditioned", "Give noise whose inverse is bounded."
         elif isinstance(error, NotOffered):
@@ -433,7 +433,7 @@ class Correlation:
             code, remedy = "steps_mismatch", "Give as many rows as steps."
         elif isinstance(error, NotRemembered):
             code = "file_not_given"
-            message = "the noise is in a file, and files are not opened from here."
+            message = "the noise is in a file, which cannot be opened here."
             remedy = (
                 "At the command line give the plan beside the file (verify: --plan), or give rows."
             )

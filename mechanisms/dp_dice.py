@@ -210,7 +210,7 @@ def _check(plan: Plan) -> list[Reason]:
             _reason(
                 "missing_divisor",
                 plan.pointer(0, "sampling", "lot_size"),
-                "error_clip_norm is on the mean, and what the sum is divided by is not given.",
+                "error_clip_norm is on the mean, but the divisor of the sum is not given.",
                 "Give sampling.lot_size with dataset.size, or optimizer.pre_clip_norm.",
             )
         )

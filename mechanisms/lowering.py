@@ -49,7 +49,7 @@ class LoweredPhase:
         """
         length = self.steps if self.steps is not None else steps
         if length is None:
-            raise ValueError("the plan leaves its steps open; give them")
+            raise ValueError("the plan leaves its steps open; give steps")
         if self.correlation is not None:
             return self.correlation.event(joint, length)
         if self.whole is not None:
@@ -157,6 +157,6 @@ def _unused(plan: Plan, index: int, field: str) -> Reason:
     return Reason(
         code="unsupported",
         pointer=plan.pointer(index, field),
-        message=f"the theorems for {plan.optimizer.name} do not take {field}.",
+        message=f"the theorems for {plan.optimizer.name} do not cover {field}.",
         remedy=f"Remove {field}.",
     )

@@ -170,7 +170,7 @@ class Mechanism:
                 pointer=plan.pointer(index, "noise", "kind"),
                 message=f"{self.name} is defined with {self.noise_in_words} noise, "
                 f"not {phase.noise.kind}.",
-                remedy="Change noise.kind, or name the optimiser that is really run.",
+                remedy="Change noise.kind, or name the optimiser that you run.",
             )
             for index, phase in enumerate(plan.phases)
             if not self.accepts(phase.noise.kind)

@@ -40,7 +40,7 @@ def repetitions(selection: Selection, uniform: int) -> int:
         if selection.distribution == "poisson":
             return _poisson(mean, place)
         if shape is None:
-            raise ValueError("a truncated negative binomial has a shape.")
+            raise ValueError("a truncated negative binomial needs a shape.")
         return 1 if mean == 1 else _negative_binomial(mean, Decimal(shape), place)
 
 

@@ -29,7 +29,7 @@ def _decimal(value: Any) -> float | str:
         raise PydanticCustomError("not_decimal", "a claim is a positive decimal, like 7.9852")
     if not SMALLEST <= (float(value) if isinstance(value, str) else value) <= LARGEST:
         raise PydanticCustomError(
-            "out_of_range", f"a claim lies between {SMALLEST:g} and {LARGEST:g}"
+            "out_of_range", f"a claim must lie between {SMALLEST:g} and {LARGEST:g}"
         )
     return value if isinstance(value, str) else float(value)
 

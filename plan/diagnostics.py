@@ -256,7 +256,7 @@ def _one_of(path: tuple[str | int, ...], field: str, details: ErrorDetails) -> R
     return Reason(
         code="invalid_value",
         pointer=pointer_to(*path),
-        message=f"{field} is {_shown(value)}, which it does not take.",
+        message=f"{field} is {_shown(value)}, which is not an allowed value.",
         remedy=f"Did you mean {near[0]}? {taken}" if near else taken,
     )
 

@@ -40,7 +40,7 @@ Path = tuple[str | int, ...]
 
 
 class Absent(Enum):
-    """The value of a field that is not there."""
+    """The value of a field that is missing."""
 
     ABSENT = "absent"
 

@@ -385,7 +385,7 @@ def event_from(document: Mapping[str, Any]) -> Event:
         gram = Gram(tuple(tuple(row) for row in provided["gram"]))
         return BallsInBinsGaussian(gram=gram, noise_multiplier=provided["noise_multiplier"])
     if kind not in _LEAVES:
-        raise ValueError(f"{kind!r} is no kind of event")
+        raise ValueError(f"{kind!r} is not a kind of event")
     result: Event = _LEAVES[kind](**{name: _read(value) for name, value in provided.items()})
     return result
 

@@ -103,7 +103,7 @@ def plan_from(data: Any) -> Plan:
             Reason(
                 code="wrong_type",
                 pointer="",
-                message="a plan is a mapping of fields.",
+                message="a plan must be a mapping of fields.",
                 remedy="Write a first plan with `affidavit init`.",
             )
         )
@@ -112,7 +112,7 @@ def plan_from(data: Any) -> Plan:
             Reason(
                 code="conflict",
                 pointer=pointer_to(both[0]),
-                message=f"{both[0]} is given beside phases.",
+                message=f"{both[0]} and phases are both given.",
                 remedy="Move it into each phase, or remove phases.",
             )
         )

@@ -102,7 +102,7 @@ class Bidiagonal(NoiseForm):
         if self.lambda_ is None and self.normalized:
             yield missing_field(
                 pointer("lambda"),
-                "the best lambda is found without normalized columns only.",
+                "lambda can only be optimised without normalized columns.",
                 "Give lambda, or remove normalized.",
             )
 
@@ -157,11 +157,11 @@ class SquareRoot(NoiseForm):
         """Every kind but ``sqrt`` has a number of bands."""
         if self.kind == "sqrt" and self.bands is not None:
             yield conflict(
-                pointer("bands"), "sqrt has all its bands.", "Remove bands, or write bsr."
+                pointer("bands"), "sqrt takes no number of bands.", "Remove bands, or write bsr."
             )
         if self.kind != "sqrt" and self.bands is None:
             yield missing_field(
-                pointer("bands"), f"{self.kind} has a number of bands.", "Give bands."
+                pointer("bands"), f"{self.kind} needs a number of bands.", "Give bands."
             )
 
 
@@ -193,20 +193,20 @@ class BufferedLinearToeplitz(NoiseForm):
         if (self.buffers is None) == (self.decays is None):
             yield conflict(
                 pointer(),
-                "a BLT has decays and scales, or buffers to be optimised.",
+                "a BLT takes either decays and scales, or a number of buffers.",
                 "Give one of the two.",
             )
         if self.objective is not None and self.buffers is None:
             yield conflict(
                 pointer("objective"),
-                "given buffers are not optimised.",
+                "objective applies only to a number of buffers.",
                 "Remove objective, or give a number of buffers.",
             )
         if len(self.decays or ()) != len(self.scales or ()):
             yield conflict(
                 pointer("scales"),
-                "a BLT has as many scales as decays.",
-                "Give one scale a decay.",
+                "a BLT needs as many scales as decays.",
+                "Give one scale per decay.",
             )
 
 
@@ -256,13 +256,13 @@ class Matrix(NoiseForm):
         if (self.rows is None) == (self.file is None):
             yield conflict(
                 pointer(),
-                "a noise matrix is given by rows or by file, one of the two.",
+                "a noise matrix takes either rows or file.",
                 "Give rows, or file with its sha256.",
             )
         if self.file is not None and self.sha256 is None:
             yield missing_field(
                 pointer("sha256"),
-                "a file may change; its digest is not given.",
+                "sha256 is missing; the file could change without it.",
                 "Give its sha256.",
             )
         if self.rows is not None:
@@ -273,8 +273,8 @@ def _check_column(pointer: str, coefficients: tuple[float, ...]) -> Iterator[Rea
     if not LEAST <= abs(coefficients[0]) <= LARGEST:
         yield invalid_value(
             f"{pointer}/0",
-            "the first coefficient is each step's own noise and must not be zero, nor beyond "
-            "1e-100 to 1e100.",
+            "the first coefficient is each step's own noise and must lie between 1e-100 and 1e100 "
+            "in absolute value.",
             "Correct it.",
         )
     for place, value in enumerate(coefficients):
@@ -299,8 +299,8 @@ def _check_rows(pointer: str, rows: tuple[tuple[float, ...], ...]) -> Iterator[R
         if not LEAST <= abs(row[place]) <= LARGEST:
             yield invalid_value(
                 f"{at_row}/{place}",
-                "the diagonal is each step's own noise and must not be zero, nor beyond 1e-100 "
-                "to 1e100.",
+                "the diagonal is each step's own noise and must lie between 1e-100 and 1e100 in "
+                "absolute value.",
                 "Correct it.",
             )
             return
@@ -308,7 +308,7 @@ def _check_rows(pointer: str, rows: tuple[tuple[float, ...], ...]) -> Iterator[R
         if later is not None and not _is_rounding(rows, place):
             yield invalid_value(
                 f"{at_row}/{later}",
-                "the noise of a step uses noise that is drawn later.",
+                "a step uses noise that is drawn later.",
                 "Give a lower-triangular matrix.",
             )
             return
@@ -359,19 +359,19 @@ class Participation(StrictModel):
             if self.separation is None:
                 yield missing_field(
                     pointer("separation"),
-                    f"{self.schema_} is a number of steps between participations.",
+                    f"{self.schema_} needs separation, the steps between participations.",
                     "Give separation.",
                 )
             return
         if self.participations not in (None, 1):
             yield conflict(
                 pointer("participations"),
-                "single is one participation.",
+                "single takes one participation.",
                 "Write fixed_epoch, or remove it.",
             )
         if self.separation is not None:
             yield conflict(
-                pointer("separation"), "one participation has no separation.", "Remove it."
+                pointer("separation"), "a single participation has no separation.", "Remove it."
             )
 
 
@@ -397,6 +397,6 @@ class Workload(StrictModel):
         if self.kind == "momentum" and self.momentum is None:
             yield missing_field(
                 pointer("momentum"),
-                "the workload of momentum has a momentum.",
+                "a momentum workload needs momentum.",
                 "Give momentum; 0 is plain SGD with learning rates.",
             )

@@ -304,7 +304,10 @@ class YamlReader:
             next(self._events)  # the document ends
             if not isinstance(next(self._events), StreamEndEvent):
                 raise Refused(
-                    (), "syntax", "the text holds more than one document.", "Keep one plan a file."
+                    (),
+                    "syntax",
+                    "the text holds more than one document.",
+                    "Keep one plan per file.",
                 )
             return tree
         except MarkedYAMLError as error:
@@ -319,7 +322,7 @@ class YamlReader:
         except (YAMLError, StopIteration) as error:
             raise self._not_yaml(str(error).partition("\n")[0] or "it ends too early") from None
         except (ValueError, OverflowError):
-            raise self._not_yaml("an escape stands for no character") from None
+            raise self._not_yaml("an escape does not encode a character") from None
 
     def _not_yaml(self, message: str) -> MalformedPlan:
         line, column = max(self.positions.values(), default=(1, 1))
@@ -363,7 +366,7 @@ class YamlReader:
                 raise Refused(
                     path,
                     "syntax",
-                    "a key of a mapping is not a plain word.",
+                    "a mapping key is not a plain word.",
                     "Use field names as keys.",
                 )
             here = (*path, key.value)

@@ -59,20 +59,20 @@ def _canaries(plan: PlanDocument) -> Iterator[Reason]:
     if size is None:
         yield missing_field(
             "/dataset/size",
-            "canaries are counted among the records of the data set.",
-            "Give dataset.size, with the canaries in it.",
+            "canaries need the size of the data set.",
+            "Give dataset.size, including the canaries.",
         )
     elif count > size:
         yield conflict(
             "/canaries/count",
-            f"{count} canaries are more than the {size} records of the data set, in which they "
-            "are counted.",
+            f"{count} canaries are more than the {size} records of the data set, which includes "
+            "them.",
             "Add them to dataset.size.",
         )
     if guesses is not None and (guesses % 2 or guesses > count):
         yield invalid_value(
             "/canaries/guesses",
-            f"as many canaries are guessed to take part as not, of {count} in all.",
+            f"guesses must be even and at most the {count} canaries.",
             "Give an even number up to the count, or leave it out.",
         )
 
@@ -88,7 +88,7 @@ def _privacy_unit(plan: PlanDocument) -> Iterator[Reason]:
     if plan.dataset.unit == "user" and not provided:
         yield missing_field(
             pointer,
-            "user-level privacy needs the most records of one user.",
+            "user-level privacy needs contributions_per_user.",
             "Give contributions_per_user.",
         )
     if plan.dataset.unit == "example" and provided:
@@ -108,18 +108,18 @@ def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     if "steps" not in phase.model_fields_set:
         yield missing_field(
             pointer,
-            "the length of training is not given.",
+            "the length of training is missing.",
             "Give steps or epochs, or steps: null to ask for the most that fit.",
         )
     elif len(plan.phases) > 1:
         yield conflict(
             pointer,
-            "steps: null is asked of one phase among several.",
+            "steps: null cannot be used with several phases.",
             "Give the steps of every phase.",
         )
     elif plan.asks_for_noise:
         yield conflict(
-            pointer, "both the steps and the noise are left open.", "Give one of the two."
+            pointer, "the steps and the noise cannot both be left open.", "Give one of the two."
         )
 
 
@@ -144,7 +144,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
         if sampling.lot_size is not None or sampling.probability is not None:
             yield conflict(
                 plan.pointer(index, "sampling"),
-                "full_batch uses every record; a lot size says otherwise.",
+                "full_batch uses every record and takes no lot size.",
                 "Remove lot_size and probability.",
             )
     elif sampling.lot_size is not None and sampling.probability is not None:
@@ -154,7 +154,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     elif sampling.probability is not None and sampling.scheme not in BY_PROBABILITY:
         yield conflict(
             at_probability,
-            f"{sampling.scheme} has a lot size, not a probability.",
+            f"{sampling.scheme} takes a lot size, not a probability.",
             "Give lot_size.",
         )
     elif (
@@ -164,7 +164,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     ):
         yield missing_field(
             at_lot,
-            "the size of a lot is not given.",
+            "the lot size is missing.",
             "Give lot_size, or for Poisson sampling probability.",
         )
     if sampling.lot_size is not None and size is None:
@@ -182,7 +182,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     if sampling.scheme == "truncated_poisson" and sampling.lot_size is None and size is None:
         yield missing_field(
             "/dataset/size",
-            "how often a lot is cut depends on the size of the data set.",
+            "truncated lots need the size of the data set.",
             "Give dataset.size.",
         )
 
@@ -231,8 +231,8 @@ def _release_noise(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Rea
     if 0 < len(without) < len(phase.releases):
         yield missing_field(
             plan.pointer(index, "releases", without[0], "noise_multiplier"),
-            "some releases of a step have noise and this one has none.",
-            "Give the noise of every release, or of none to have it solved for.",
+            "this release has no noise, but others of the step do.",
+            "Give noise for every release, or for none to solve for it.",
         )
 
 
@@ -243,14 +243,14 @@ def _blocks(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
             yield conflict(
                 plan.pointer(index, "releases", place, "name"),
                 f"the name {release.name} is used twice.",
-                "Give each its own.",
+                "Give each its own name.",
             )
             return
     norms = {release.clip_norm for release in phase.releases}
     if phase.clipping == "flat" and len(norms) > 1:
         yield conflict(
             plan.pointer(index, "clipping"),
-            "flat clipping has one clip norm over all blocks, and several are given.",
+            "flat clipping takes one clip norm, but several are given.",
             "Give every release the same clip_norm.",
         )
 
@@ -269,25 +269,27 @@ def _unknown(plan: PlanDocument, index: int, name: str, words: str) -> Iterator[
     if len(plan.phases) > 1:
         yield conflict(
             pointer,
-            f"{name}: null is asked of one phase among several.",
+            f"{name}: null cannot be used with several phases.",
             f"Give the {words} of every phase.",
         )
     elif phase.asks_for_lot_size and phase.asks_for_probability:
         if name == "probability":
             yield conflict(
                 pointer,
-                "both the lot size and the probability are asked for.",
+                "the lot size and the probability cannot both be solved for.",
                 "Remove one of the two.",
             )
     elif plan.asks_for_noise or plan.asks_for_steps:
         other = "noise" if plan.asks_for_noise else "steps"
         yield conflict(
-            pointer, f"both the {words} and the {other} are left open.", "Give one of the two."
+            pointer,
+            f"the {words} and the {other} cannot both be left open.",
+            "Give one of the two.",
         )
     if phase.epochs is not None and name == "probability":
         yield conflict(
             plan.pointer(index, "epochs"),
-            "epochs become steps by the probability, which is asked for.",
+            "epochs cannot be converted to steps while the probability is open.",
             "Give steps instead.",
         )
     if name == "lot_size" and plan.dataset.size is None:
@@ -317,14 +319,14 @@ def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
         at = f"/extra/{index}"
         if release.name in names:
             yield conflict(
-                f"{at}/name", f"the name {release.name} is used twice.", "Give each its own."
+                f"{at}/name", f"the name {release.name} is used twice.", "Give each its own name."
             )
         names.add(release.name)
         if isinstance(release, Selection):
             yield from _selection_shape(release, f"{at}/shape")
             if kinds[release.kind] > 1:
                 yield conflict(
-                    f"{at}/kind", "the run is repeated and selected from once.", "Keep one of them."
+                    f"{at}/kind", "repeat_and_select can be given only once.", "Keep one of them."
                 )
         if (
             isinstance(release, Metric | LaplaceMetric)
@@ -333,8 +335,7 @@ def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
         ):
             yield conflict(
                 f"{at}/each_repetition",
-                "each_repetition says that the metric is part of every repetition, and nothing "
-                "is repeated.",
+                "each_repetition needs a repeat_and_select event, and there is none.",
                 "Remove it, or add the repeat_and_select event.",
             )
     if any(isinstance(release, ClippingQuantile) for release in plan.extra):
@@ -346,7 +347,7 @@ def _selection_shape(selection: Selection, pointer: str) -> Iterator[Reason]:
     if has_shape and selection.shape is None:
         yield missing_field(
             pointer,
-            "a truncated negative binomial has a shape.",
+            "a truncated negative binomial needs a shape.",
             "Give shape, or distribution: geometric (shape 1) or logarithmic (shape 0).",
         )
     if not has_shape and selection.shape is not None:
@@ -399,7 +400,7 @@ def _target(plan: PlanDocument) -> Iterator[Reason]:
         yield missing_field(
             "/target",
             "neither epsilon nor delta is given.",
-            "Give delta to be told epsilon, or both to have them checked.",
+            "Give delta to get epsilon, or both to check them.",
         )
     elif plan.asks_for_noise:
         yield from _full_target(plan, "noise")
@@ -425,29 +426,29 @@ def unanswerable(claim: Claim, plan: PlanDocument) -> Iterator[Reason]:
     """Why ``claim`` cannot be held against ``plan``: what either of them leaves open."""
     if (claim.epsilon is None) == (claim.noise_multiplier is None):
         yield _unanswerable(
-            "/claim", "a claim is one number.", "Give claim.epsilon or claim.noise_multiplier."
+            "/claim",
+            "a claim takes exactly one number.",
+            "Give claim.epsilon or claim.noise_multiplier.",
         )
         return
     if plan.is_open and not plan.asks_for_noise:
         yield _unanswerable(
             "/target",
-            "a claim is about a run that is given, and this plan asks for a part of it.",
+            "a claim needs a plan without open steps or sampling.",
             "Give its steps and sampling.",
         )
     if plan.target.delta is None:
-        yield _unanswerable(
-            "/target/delta", "a claimed ε says nothing without its δ.", "Give target.delta."
-        )
+        yield _unanswerable("/target/delta", "a claimed ε needs a δ.", "Give target.delta.")
     if claim.noise_multiplier is not None and plan.target.epsilon is None:
         yield _unanswerable(
             "/target/epsilon",
-            "a claimed noise multiplier needs the ε that it is said to reach.",
+            "a claimed noise multiplier needs the ε that it should meet.",
             "Give target.epsilon.",
         )
     if claim.epsilon is not None and plan.asks_for_noise:
         yield _unanswerable(
             plan.pointer(0, "releases", 0, "noise_multiplier"),
-            "a claimed ε is that of noise, which is left open.",
+            "a claimed ε needs the noise, which is left open.",
             "Give the noise, or claim a noise_multiplier.",
         )
 

@@ -48,8 +48,8 @@ def no_statement(name: str) -> Unproved:
     """The refusal of what no theorem here covers."""
     return Unproved(
         "no_statement",
-        f"The checker has no statement about {name}.",
-        "Rest on the accountants of the certificate, or use a release of docs/theorems/checker.md.",
+        f"The checker does not cover {name}.",
+        "Rely on the certificate's accountants, or use a release of docs/theorems/checker.md.",
     )
 
 

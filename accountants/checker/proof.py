@@ -91,7 +91,7 @@ def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
     last = max(means) * mu + reach if piece.stop is None else piece.stop * mu
     count = (last - first) / spacing
     if not (spacing > 0 and 0 < count < MOST_PLACES):
-        raise bad_witness("the line is cut in no or too many places")
+        raise bad_witness("the line has no cuts or too many")
     between = (first + spacing * k for k in range(1, rounded_up(count)))
     places = [first, *(place for place in between if place < last), last]
     ratios = [_density(piece.over, mu, x) / _density(piece.under, mu, x) for x in places]
@@ -260,5 +260,5 @@ class GaussianCurve:
 
 def _decimal(text: str) -> arb:
     if not (isinstance(text, str) and _DECIMAL.fullmatch(text)):
-        raise bad_witness("ε or δ is no decimal number")
+        raise bad_witness("ε or δ is not a decimal number")
     return arb(text)

@@ -200,14 +200,14 @@ def _sampling_probability(leaf: Leaf) -> float:
             return probability
         case RandomAllocationGaussian():
             raise Unsupported(
-                "random allocation is not known to the fourier engine.",
+                "random allocation is not supported by the fourier engine.",
                 "Use the allocation accountant.",
             )
         case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
             return sample / size
         case BallsInBinsGaussian():
             raise Unsupported(
-                "balls in bins with correlated noise is not known to the fourier engine.",
+                "balls in bins with correlated noise is not supported by the fourier engine.",
                 "Use the monte_carlo accountant.",
             )
         case _:
@@ -259,7 +259,7 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
             return truncated_law(leaf, side)
         case RandomAllocationGaussian() | BallsInBinsGaussian():
             raise Unsupported(
-                f"the fourier engine has no law for {type(leaf).__name__}.",
+                f"the fourier engine does not support {type(leaf).__name__}.",
                 "Use another accountant.",
             )
         case _:

@@ -134,7 +134,7 @@ def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
                 )
     if not binned:
         raise Unsupported(
-            "nothing of this run is balls in bins.", "Use the gaussian or fourier accountant."
+            "this run does not use balls in bins.", "Use the gaussian or fourier accountant."
         )
     copies = sum(count for _, count in binned)
     if copies > MOST_COPIES:
@@ -209,6 +209,6 @@ def _dominating(wanted: Array) -> tuple[Array, Array, float]:
             return factor, products, slack
         lift *= 8
     raise Unsupported(
-        "the products of the means are not those of any vectors.",
+        "the products of the means are not a valid Gram matrix.",
         "Give the Gram matrix of the strategy.",
     )

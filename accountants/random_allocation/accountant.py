@@ -182,7 +182,7 @@ class AllocationAccountant:
         ]
         if not allocations:
             raise Unsupported(
-                "nothing of this run is a random allocation.", "Use the fourier or rdp accountant."
+                "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
         for leaf, _ in allocations:
             check_range(leaf)

@@ -121,7 +121,7 @@ class RenyiAllocationAccountant:
             return RenyiAllocationCurve(divergences=())
         if not any(isinstance(leaf, RandomAllocationGaussian) for leaf, _ in parts):
             raise Unsupported(
-                "nothing of this run is a random allocation.", "Use the fourier or rdp accountant."
+                "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
         if len(parts) > MOST_KINDS:
             raise OutOfReach(

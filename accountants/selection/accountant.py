@@ -73,7 +73,7 @@ class SelectionCurve:
         if self.other is not None:
             upper = min(upper, self.other.epsilon(delta).upper)
         if not math.isfinite(upper):
-            raise OutOfReach("no ε is found for this δ.", "Choose a larger δ.")
+            raise OutOfReach("no ε was found for this δ.", "Choose a larger δ.")
         return Bracket(lower=0.0, upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:

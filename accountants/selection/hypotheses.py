@@ -143,7 +143,9 @@ class Hypotheses:
         for sign in (-1.0, 1.0):
             own = sorted(place for place in self.places * sign if place >= 0)
             if len(own) < 3:
-                raise OutOfReach("too little is known of one run.", "Change the noise or the rate.")
+                raise OutOfReach(
+                    "too little is known about one run.", "Change the noise or the rate."
+                )
             logs = np.array([self._log(sign * place) for place in own])
             at = np.linspace(0.0, own[-1], _SEARCHED)[1:-1]
             value = np.exp(np.interp(at, own, logs))
@@ -206,7 +208,7 @@ class Hypotheses:
 def _step(curve: PrivacyCurve, at: float, middle: Bracket) -> float:
     """How far from ``at`` to end a chord: δ falls by more than its bracket is wide."""
     if not middle.lower > 0:
-        raise OutOfReach("δ has no lower end there.", "Ask at a smaller ε.")
+        raise OutOfReach("δ has no lower bound there.", "Ask at a smaller ε.")
     loose = 2 * math.sqrt(middle.upper / middle.lower - 1 + 10 * ROUNDING)
     probe = 1e-3 * max(at, 1e-6)
     fall = math.log(middle.upper / max(curve.delta(at + probe).lower, 1e-300)) / probe
@@ -220,4 +222,4 @@ def _top(curve: PrivacyCurve, delta: float) -> float:
             return min(curve.epsilon(delta).upper, LARGEST_LOSS)
         except AccountantError:
             delta *= 10
-    raise OutOfReach("the curve of one run cannot be asked.", "Change the noise or the rate.")
+    raise OutOfReach("the curve of one run is not available.", "Change the noise or the rate.")

@@ -289,7 +289,7 @@ def claimed(claim: Claim, about: Plan) -> str:
 def known(truth: Assessment) -> str:
     """What is certified, in words; the lower bound alone can contradict a claim."""
     if truth.epsilon is None:
-        return "nothing may be claimed about this plan"
+        return "no claim can be made about this plan"
     high = decimal_up(truth.epsilon.upper, 6)
     chance = "" if truth.confidence is None else f" {truth.confidence}"
     if truth.epsilon.lower <= 0:

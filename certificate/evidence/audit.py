@@ -151,9 +151,9 @@ def read_canaries(raw: bytes) -> Canaries:
     except BadCanaries:
         raise
     except (MalformedPlan, KeyError, TypeError, ValueError):
-        raise BadCanaries("this is not a file of canaries.") from None
+        raise BadCanaries("this is not a canaries file.") from None
     if canaries.as_bytes() != raw:
-        raise BadCanaries("the file is not written as `affidavit audit-model new` writes it.")
+        raise BadCanaries("the file is not in the format of `affidavit audit-model new`.")
     return canaries
 
 

@@ -320,7 +320,7 @@ def with_claim(card: bytes, of: Claimed) -> bytes:
         tags = metadata.get("tags")
         tags = [] if tags is None else tags
         if not isinstance(tags, list):
-            raise ValueError("tags is no list")
+            raise ValueError("tags is not a list")
     except (ValueError, YAMLError) as error:
         reason = str(error).split("\n", 1)[0]
         raise BadModel(
@@ -375,7 +375,7 @@ def _mapping(text: str) -> Any:
     if loaded is None:
         return CommentedMap()
     if not isinstance(loaded, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     return loaded
 
 

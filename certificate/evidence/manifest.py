@@ -173,7 +173,7 @@ def require_portable(manifest: Manifest) -> None:
         raise BadModel(
             "not_a_file",
             f"{obstacle.name}: {obstacle.reason}.",
-            "Copy what it leads to into the folder, or remove it.",
+            "Copy its target into the folder, or remove it.",
         )
     names: dict[str, str] = {}
     for item in manifest.files:
@@ -181,7 +181,7 @@ def require_portable(manifest: Manifest) -> None:
         if other != item.name:
             raise BadModel(
                 "ambiguous_name",
-                f"{printable(other)} and {printable(item.name)} are one file on some systems.",
+                f"{printable(other)} and {printable(item.name)} are the same file on some systems.",
                 "Rename one of them.",
             )
 
@@ -224,7 +224,7 @@ def _opened(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | sum(FLAGS.values()))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(0, "it is no regular file")
+        raise OSError(0, "it is not a regular file")
     return descriptor
 
 
@@ -258,9 +258,9 @@ def _reason(name: str, entry: os.DirEntry[str]) -> str | None:
     if entry.is_symlink():
         return "it is a symbolic link"
     if entry.is_dir(follow_symlinks=False):
-        return f"it lies more than {MOST_DEPTH} folders deep"
+        return f"it is more than {MOST_DEPTH} folders deep"
     if not entry.is_file(follow_symlinks=False):
-        return "it is no regular file"
+        return "it is not a regular file"
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:

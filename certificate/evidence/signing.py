@@ -77,7 +77,7 @@ def sign_model(
     if openssf_key is None and SIGNATURE_FILE in before.digests():
         raise BadModel(
             "stale_model_signature",
-            f"the folder has a {SIGNATURE_FILE}, which does not cover what is added now.",
+            f"the folder has a {SIGNATURE_FILE}, which does not cover the added files.",
             "Give --openssf-key to sign it anew, or remove the file.",
         )
     training = training_of(

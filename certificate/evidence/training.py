@@ -157,7 +157,7 @@ def _place(path: Path, begin: int, end: int, entry: Mapping[str, Any]) -> _Place
 
 def _bad(message: str) -> BadModel:
     return BadModel(
-        "other_weights", message, "Put the weights of this run into the folder, in safetensors."
+        "other_weights", message, "Put this run's weights into the folder, in safetensors."
     )
 
 
@@ -201,7 +201,9 @@ def training_of(
         header = decode_line(record.split(b"\n", 1)[0] + b"\n", START)
         started_at = parse_instant(header["started_at"])
     except (ValueError, KeyError, TypeError):
-        raise NotTrained(RECORD_FILE, "bad_record", "it does not begin as a run record.") from None
+        raise NotTrained(
+            RECORD_FILE, "bad_record", "the first line is not a run record header."
+        ) from None
     try:
         predicate = _certified(bundle, trusted, started_at, now, options)
     except VerificationError as error:
@@ -216,7 +218,7 @@ def training_of(
             RECORD_FILE,
             first.code,
             f"line {first.line}: {first.message}",
-            "The certificate's guarantee is not that of this run: train it again as certified.",
+            "The certificate's guarantee does not hold for this run: train again as certified.",
         )
     checked, untrained = _weights(folder, manifest, header, record)
     return Training(
@@ -244,7 +246,7 @@ def _audited(
         raise NotTrained(
             CANARIES_FILE if evidence.canaries is None else LOSSES_FILE,
             "no_canaries",
-            "the run was begun with canaries, and what they prove is not here.",
+            "the run started with canaries, but their results are missing.",
             "Give the canaries and the losses that the run left: --canaries, --losses.",
         )
     if guarantee["adjacency"] not in AUDITABLE:
@@ -257,11 +259,11 @@ def _audited(
     try:
         canaries = read_canaries(evidence.canaries)
         if canaries.commitment != committed:
-            raise BadCanaries("they are not the canaries that the run record committed to.")
+            raise BadCanaries("these are not the canaries that the run record commits to.")
         if planned is not None and canaries != Canaries.of(
             canaries.nonce, planned.count, planned.guesses
         ):
-            raise BadCanaries("they are not as many, or as many guesses, as the plan says.")
+            raise BadCanaries("the number of canaries or guesses differs from the plan.")
     except BadCanaries as error:
         raise NotTrained(CANARIES_FILE, "other_canaries", f"{error}") from None
     try:
@@ -324,7 +326,7 @@ def _weights(
         raise NotTrained(
             files[0],
             "other_weights",
-            "the trained tensors are not those with whose digest the run record ends.",
-            "Put the weights of this run into the folder.",
+            "the digest of the trained tensors differs from the one at the end of the run record.",
+            "Put this run's weights into the folder.",
         )
     return True, result.others

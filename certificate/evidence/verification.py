@@ -174,7 +174,7 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
         raw = read_model_file(folder / STATEMENT_FILE, MOST_STATEMENT)
         envelope = read_envelope(load_json(raw, MOST_STATEMENT).data)
         if canonical_json(envelope.as_document()) != raw:  # no digest covers what is around it
-            raise BadEnvelope("it is not written as `affidavit sign-model` writes it.")
+            raise BadEnvelope("it is not in the format of `affidavit sign-model`.")
     except OSError as error:
         raise NotTrained(
             STATEMENT_FILE,
@@ -194,14 +194,12 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
         if len(listed) != len(statement["subject"]):
             raise ValueError("a file is listed twice")
     except (MalformedPlan, KeyError, TypeError, ValueError):
-        raise NotTrained(
-            STATEMENT_FILE, "bad_claim", "it is not a claim of the type dp-training/v1."
-        ) from None
+        raise NotTrained(STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim.") from None
     if not key.covers(signed_at) or key.revoked_at(now) or signed_at > now:
         raise NotTrained(
             STATEMENT_FILE,
             "signer_outside_window",
-            "its key might not sign when it was signed, or was revoked since.",
+            "its key was not allowed to sign at that time, or has been revoked since.",
             "Have the model signed again with a current key.",
         )
     result: dict[str, Any] = statement
@@ -214,14 +212,16 @@ def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
         raise NotTrained(
             STATEMENT_FILE,
             "untrusted_signer",
-            f"the key {printable(envelope.key_id[:16])} is not one that you trust to sign runs.",
+            f"the key {printable(envelope.key_id[:16])} is not trusted to sign runs.",
             "Get the signer's keys or root keys over a channel that you trust.",
         )
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
         envelope.signature, envelope.signed_bytes
     ):
         raise NotTrained(
-            STATEMENT_FILE, "altered_claim", "the signature does not fit: it was changed since."
+            STATEMENT_FILE,
+            "altered_claim",
+            "the signature does not match: the claim was changed after signing.",
         )
     return key
 
@@ -234,14 +234,14 @@ def _files(
     present = manifest.digests()
     altered = {name for name in signed.keys() & present.keys() if signed[name] != present[name]}
     for name in sorted(altered):
-        report.add(name, "altered", "it is not as it was signed.")
+        report.add(name, "altered", "it has changed since it was signed.")
     for obstacle in manifest.obstacles:
         report.add(obstacle.name, "not_a_file", f"{obstacle.reason}.", "Remove it.")
     others = {obstacle.name for obstacle in manifest.obstacles}
     for name in sorted(signed.keys() - present.keys() - others):
-        report.add(name, "missing", "it was signed, and is not there.")
+        report.add(name, "missing", "it was signed but is missing.")
     for name in sorted(present.keys() - signed.keys()):
-        report.add(name, "added", "it was not there when the model was signed.", "Remove it.")
+        report.add(name, "added", "it was added after the model was signed.", "Remove it.")
     if not report.findings:
         git = f"; git's own are not signed: {', '.join(unsigned)}" if unsigned else ""
         report.passed(2, f"{len(present)} files as signed{git}")
@@ -264,8 +264,8 @@ def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
         report.add(
             STATEMENT_FILE,
             "other_claim",
-            f"{', '.join(map(printable, wrong))}: it claims something else than follows from the "
-            "certificate, the record and the files.",
+            f"{', '.join(map(printable, wrong))}: the claim does not follow from the certificate, "
+            "the record and the files.",
             "Do not rely on the claim; ask its signer.",
         )
     else:
@@ -276,7 +276,7 @@ def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
     """Step 8; a manifest without ``model.sig`` has nothing to compare."""
     present = manifest.digests()
     if SIGNATURE_FILE not in present:
-        report.passed(8, f"there is no {SIGNATURE_FILE}")
+        report.passed(8, f"{SIGNATURE_FILE} not found")
         return
     try:
         content = read_model_file(folder / SIGNATURE_FILE, MOST_STATEMENT)
@@ -288,7 +288,7 @@ def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
         report.add(SIGNATURE_FILE, error.code, error.message, error.remedy)
         return
     if listed != manifest.without(SIGNATURE_FILE).digests():
-        report.add(SIGNATURE_FILE, "other_files", "it lists other files, or other digests.")
+        report.add(SIGNATURE_FILE, "other_files", "its list of files or digests differs.")
     else:
         report.passed(8, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
 

@@ -94,7 +94,7 @@ class WitnessKey(VerifierKey):
             key.verify(line.signature[8:], _message(text, seconds))
             return datetime.fromtimestamp(seconds, UTC)
         except (InvalidSignature, ValueError, OverflowError, OSError):
-            raise BadNote(f"the cosignature of {line.name} does not fit the text") from None
+            raise BadNote(f"the cosignature of {line.name} does not match the text") from None
 
 
 def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
@@ -131,10 +131,10 @@ def read_addition(raw: bytes) -> Addition:
         raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
     proof = tuple(decode_base64(line, "the proof") for line in lines)
     if any(len(item) != HASH_BYTES for item in proof):
-        raise BadNote("the proof holds what is no hash")
+        raise BadNote("the proof contains an invalid hash")
     checkpoint = read_checkpoint(note)
     if int(old[1]) > checkpoint.size:
-        raise BadNote("the old size is larger than the checkpoint's")
+        raise BadNote("the old size exceeds the checkpoint's")
     return Addition(old=int(old[1]), proof=proof, note=note, checkpoint=checkpoint)
 
 

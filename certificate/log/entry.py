@@ -134,7 +134,7 @@ def read_inclusion(document: Any) -> Inclusion:
     """The part of JSON data; raises ``BadLogPart`` for any other shape."""
     fields = _fields(document, {"leafIndex", "inclusionProof", "checkpoint"}, {"treeSize"})
     if not isinstance(fields["checkpoint"], str):
-        raise BadLogPart("checkpoint is not a text")
+        raise BadLogPart("checkpoint is not a string")
     return Inclusion(
         leaf_index=_count(fields["leafIndex"], "leafIndex"),
         tree_size=_count(fields["treeSize"], "treeSize") if "treeSize" in fields else None,
@@ -155,7 +155,7 @@ def read_consistency(document: Any) -> Consistency:
 
 def _fields(document: Any, required: set[str], optional: set[str]) -> dict[str, Any]:
     if not isinstance(document, dict) or not required <= document.keys() <= required | optional:
-        raise BadLogPart(f"there are not exactly the fields {', '.join(sorted(required))}")
+        raise BadLogPart(f"it must have exactly the fields {', '.join(sorted(required))}")
     return document
 
 
@@ -173,11 +173,11 @@ def _hashes(document: Any, what: str) -> tuple[bytes, ...]:
 
 def _hash(value: Any, what: str) -> bytes:
     if not isinstance(value, str):
-        raise BadLogPart(f"{what} holds what is not base64")
+        raise BadLogPart(f"{what} contains invalid base64")
     try:
         result = decode_base64(value, what)
     except BadNote as error:
         raise BadLogPart(str(error)) from None
     if len(result) != HASH_BYTES:
-        raise BadLogPart(f"{what} holds what is not a hash of {HASH_BYTES} bytes")
+        raise BadLogPart(f"{what} contains an entry that is not a hash of {HASH_BYTES} bytes")
     return result

@@ -164,7 +164,7 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
     if seen.size > newest.size:
         raise _Alarmed(
             "rolled_back",
-            f"the log has {newest.size} entries, and {seen.size} were seen {where}.",
+            f"the log has {newest.size} entries, but {seen.size} were seen {where}.",
         )
     tree = Frontier(seen.size, frontier_hashes(seen.size, source.hashes))
     if tree.root() != seen.root_hash:
@@ -213,7 +213,7 @@ def _entries(source: Source, first: int, size: int) -> Iterator[tuple[int, bytes
         if len(entries) < width:
             raise _Alarmed(
                 "entry_missing",
-                f"entry {start + len(entries)} is not there.",
+                f"entry {start + len(entries)} is missing.",
                 start + len(entries),
             )
         for index in range(max(first, start), start + width):
@@ -237,7 +237,7 @@ def _entry_alarms(
         at = datetime.fromisoformat(content["at"])
         key_id = body.get("key_id") if kind in SIGNED_KINDS else None
     except (ValueError, KeyError, TypeError, AttributeError):
-        yield Alarm("entry_altered", f"entry {index} is none of an Affidavit log.", index)
+        yield Alarm("entry_altered", f"entry {index} is not an Affidavit log entry.", index)
         return
     if key_id is None:
         return
@@ -246,7 +246,10 @@ def _entry_alarms(
         message = f"entry {index}: a {kind} is signed by {key_id[:16]}, which you do not trust."
         yield Alarm("unknown_signer", message, index)
     elif not key.covers(at):
-        message = f"entry {index}: a {kind} is dated {content['at']}, when its key might not sign."
+        message = (
+            f"entry {index}: a {kind} is dated {content['at']}, when its key was not allowed to "
+            "sign."
+        )
         yield Alarm("unknown_signer", message, index)
     if since is not None and kind in ("certificate", "refusal") and at < since - SLACK:
         message = f"entry {index}: a {kind} is dated {content['at']}, long before it was logged."

@@ -178,7 +178,7 @@ def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[Note
             raise BadNote(f"two keys that you trust share the hash of {line.name}'s signature")
         for key in known:
             if not key.accepts(line, note.text):
-                raise BadNote(f"the signature of {line.name} does not fit the text")
+                raise BadNote(f"the signature of {line.name} does not match the text")
             if key not in signers:
                 signers.append(key)
     if not signers:
@@ -212,7 +212,7 @@ def decode_base64(text: str, what: str) -> bytes:
 def _signature(line: str) -> NoteSignature:
     result = _LINE.fullmatch(line)
     if result is None:
-        raise BadNote("a signature line does not read '— name base64'")
+        raise BadNote("a signature line does not have the form '— name base64'")
     require_name(result[1])
     raw = decode_base64(result[2], "a signature")
     if len(raw) < 5:

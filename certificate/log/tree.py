@@ -23,7 +23,7 @@ to prove about it: its consistency proof is refused.
 >>> verify_inclusion(leaves[3], index=3, size=5, proof=proof, root=tree.root())
 >>> verify_inclusion(leaves[3], index=2, size=5, proof=proof, root=tree.root())
 Traceback (most recent call last):
-affidavit.certificate.log.tree.ProofError: the proof leads to another root
+affidavit.certificate.log.tree.ProofError: the proof leads to a different root
 
 Tiles are a log as files of 256 hashes, and of 256 entries, that never change. A tile of level L
 and number N has the hashes of the perfect subtrees of 256^L leaves from N × 256 on, 32 bytes each.
@@ -203,7 +203,7 @@ def verify_inclusion(
     if last != 0:
         raise ProofError("the proof is too short")
     if result != root:
-        raise ProofError("the proof leads to another root")
+        raise ProofError("the proof leads to a different root")
 
 
 def verify_consistency(
@@ -220,7 +220,7 @@ def verify_consistency(
         if proof:
             raise ProofError("the proof is too long")
         if first_root != second_root:
-            raise ProofError("two trees of one size have different roots")
+            raise ProofError("two trees of the same size have different roots")
         return
     old, new = _roots_of(first, second, first_root, proof)
     if old != first_root:
@@ -297,11 +297,11 @@ def parse_tile_number(text: str) -> tuple[int, int]:
     """Number and width of what follows the level in a tile's path; raises ``BadTile``."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise BadTile("the path is not that of a tile")
+        raise BadTile("the path is not a tile path")
     number = int(match[1].replace("x", "").replace("/", "") + match[2])
     width = int(match[3] or TILE_WIDTH)
     if tile_path("", number, width) != f"tile//{text}":
-        raise BadTile("the path is not that of a tile")
+        raise BadTile("the path is not a tile path")
     return number, width
 
 

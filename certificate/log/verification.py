@@ -37,7 +37,7 @@ def require_logged(options: VerificationOptions) -> None:
         raise VerificationError(
             10,
             "not_logged",
-            "the bundle does not say where in a log the certificate stands.",
+            "the bundle does not give the certificate's place in a log.",
             "Fetch it from the service, which adds the proof within seconds of issuing it.",
         )
 
@@ -69,7 +69,7 @@ def cosigned(
         raise VerificationError(
             11,
             "timestamps_unchecked",
-            "the trust policy relies on timestamps, and what checks them is not installed.",
+            "the trust policy relies on timestamps, but their package is not installed.",
             "Run: pip install 'affidavit[timestamps]'",
         ) from None
 
@@ -110,7 +110,7 @@ def require_trusted(
         raise VerificationError(
             11,
             "stale_checkpoint",
-            f"the checkpoint is of {last:%Y-%m-%d %H:%M:%S}Z, longer ago than "
+            f"the checkpoint is from {last:%Y-%m-%d %H:%M:%S}Z, older than "
             f"{trust.freshness.checkpoint_hours} hours.",
             "Fetch the bundle again.",
         )
@@ -143,13 +143,13 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
         raise VerificationError(10, "bad_checkpoint", f"{error}.", remedy) from None
     if part.tree_size not in (None, checkpoint.size):
         raise VerificationError(
-            10, "bad_tree_size", "the tree's size is not the checkpoint's.", remedy
+            10, "bad_tree_size", "the tree size does not match the checkpoint.", remedy
         )
     try:
         leaf = certificate_entry(envelope, statement).leaf_hash
     except (KeyError, TypeError, ValueError, AttributeError):
         raise VerificationError(
-            10, "bad_leaf", "the statement lacks what its entry in a log is made of.", remedy
+            10, "bad_leaf", "the statement lacks fields that its log entry needs.", remedy
         ) from None
     try:
         verify_inclusion(
@@ -183,7 +183,7 @@ def signed(
         at = checkpoint.signed_at
     except UnknownSigner:
         raise _unsigned(
-            "unknown_checkpoint_key", "no key that you trust for checkpoints signed it."
+            "unknown_checkpoint_key", "it was not signed by a key that you trust for checkpoints."
         ) from None
     except BadNote as error:
         raise _unsigned("bad_checkpoint_signature", f"{error}.") from None
@@ -207,10 +207,11 @@ def signed(
     if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
             "checkpoint_key_revoked",
-            "the checkpoint's key is revoked, so that its date proves nothing.",
+            "the checkpoint's key is revoked, so its date proves nothing.",
         )
     raise _unsigned(
-        "checkpoint_key_outside_window", "the checkpoint was signed when its key might not sign."
+        "checkpoint_key_outside_window",
+        "the checkpoint's key was not allowed to sign at that time.",
     )
 
 
@@ -219,7 +220,7 @@ def _require_past(at: datetime, now: datetime) -> None:
         raise VerificationError(
             11,
             "checkpoint_not_yet",
-            f"the checkpoint is of {at:%Y-%m-%d %H:%M:%S}Z, which is yet to come.",
+            f"the checkpoint is dated {at:%Y-%m-%d %H:%M:%S}Z, which is in the future.",
             "Check this machine's clock; if it is right, ask the log's operator.",
         )
 
@@ -301,7 +302,7 @@ def _require_consistency(older: Checkpoint, newer: Checkpoint, hashes: tuple[byt
         )
     except ProofError as error:
         raise _inconsistent(
-            "log_rewritten", f"the log was rolled back or forked since it was last seen: {error}."
+            "log_rewritten", f"the log was rolled back or forked after you last saw it: {error}."
         ) from None
 
 
@@ -311,7 +312,7 @@ def _unlinked(older: Checkpoint, newer: Checkpoint, options: VerificationOptions
         raise VerificationError(
             12,
             "consistency_unproved",
-            f"nothing links size {older.size} of the log to size {newer.size}.",
+            f"no proof links log size {older.size} to size {newer.size}.",
             f"Pass --consistency with the answer of GET {where}.",
         )
     return f"not checked: pass --consistency with the answer of GET {where}"

@@ -86,7 +86,7 @@ def _distinct_in_order(values: tuple[str, ...]) -> tuple[str, ...]:
 
 def _known_engine(name: str) -> str:
     if name not in NAMES:
-        raise PydanticCustomError("no_engine", f"there are the engines {', '.join(NAMES)}")
+        raise PydanticCustomError("no_engine", f"engines are {', '.join(NAMES)}")
     return name
 
 
@@ -227,7 +227,7 @@ def policy_from(data: Any) -> Policy:
             Reason(
                 code="wrong_type",
                 pointer="",
-                message="a policy is a mapping of fields.",
+                message="a policy must be a mapping of fields.",
                 remedy="Start from one of examples/policies/.",
             )
         )
@@ -280,7 +280,7 @@ def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[s
     try:
         result = read_envelope(load_json(envelope, LARGEST_ENVELOPE).data)
         if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
-            raise BadSignedDocument("the envelope is of another type or key")
+            raise BadSignedDocument("the envelope has a different type or key")
         if not key.may(KeyRole.CERTIFICATE):
             raise BadSignedDocument("the key is not for certificates and policies")
         if not key.accepts(result.signature, result.signed_bytes):

@@ -173,7 +173,7 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
             Reason(
                 code="policy_unreadable",
                 pointer="",
-                message=f"the statement lacks what the policy judges by ({type(error).__name__}).",
+                message=f"the statement lacks fields the policy needs ({type(error).__name__}).",
                 remedy="Ask for a new certificate.",
             ),
         )

@@ -139,7 +139,7 @@ def _dataset(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
             code="policy_dataset",
             pointer="/dataset/name",
             message=f"{stated}, and the policy {policy.name} is for {_listed(policy.datasets)}.",
-            remedy="Take the policy of this data set, or name the data set that is meant.",
+            remedy="Use this data set's policy, or name the intended data set.",
         )
 
 
@@ -195,7 +195,7 @@ def _second_opinion(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         yield Reason(
             code="policy_second_opinion",
             pointer="",
-            message=f"only {facts.engines[0][0]} was heard; the policy {policy.name} asks for a "
+            message=f"only {facts.engines[0][0]} was used; the policy {policy.name} asks for a "
             "second, independent engine.",
             remedy="Choose sampling and noise that two engines cover, and ask for both.",
         )
@@ -295,8 +295,8 @@ def _budget(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         return
     message, remedy = {
         "exceeded": ("its cost does not fit the data set's budget", "Train with a smaller ε."),
-        "none": ("the data set has no budget", "Have a budget opened for it."),
-        "unknown": ("no ledger was asked for a budget", "Certify the plan at the service."),
+        "none": ("the data set has no budget", "Ask for a budget for it."),
+        "unknown": ("no ledger was checked for a budget", "Certify the plan at the service."),
     }[facts.budget]
     yield Reason(
         code="policy_budget",

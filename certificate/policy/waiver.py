@@ -77,9 +77,9 @@ class Waiver(StrictModel):
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Waiver:
         if (self.plan_digest is None) == (self.dataset is None):
-            raise PydanticCustomError("scope", "a waiver is for a plan_digest or for a dataset")
+            raise PydanticCustomError("scope", "a waiver needs either a plan_digest or a dataset")
         if self.expires <= parse_instant(self.created_at):
-            raise PydanticCustomError("expired", "a waiver ends after it was granted")
+            raise PydanticCustomError("expired", "a waiver must end after it was granted")
         return self
 
     @property

@@ -55,7 +55,7 @@ class Blt(Toeplitz):
         Raises ``ValueError`` unless there are as many scales ω > 0 as decays θ in (0, 1).
         """
         if len(decays) != len(scales) or not decays:
-            raise ValueError("a BLT has as many scales as decays, and at least one")
+            raise ValueError("a BLT needs as many scales as decays, and at least one")
         if not all(0 < decay < 1 for decay in decays) or not all(scale > 0 for scale in scales):
             raise ValueError("decays lie in (0, 1) and scales are positive")
         return cls(

@@ -180,7 +180,7 @@ def _lower(matrix: Array) -> Array:
         raise ValueError("the matrix must be lower triangular: noise may not use later noise")
     if np.any(np.diagonal(result) == 0):
         raise ValueError(
-            "the diagonal must not hold zero: that step would be released without noise"
+            "the diagonal must not contain zero: that step would be released without noise"
         )
     result.flags.writeable = False
     return result

@@ -94,7 +94,7 @@ def _parsed(content: bytes) -> Array:
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise NotAStrategyFile(f"it is not a whole npy or npz file ({error})") from None
     if not np.all(np.isfinite(result)):
-        raise NotAStrategyFile("it holds numbers that are not finite")
+        raise NotAStrategyFile("it contains numbers that are not finite")
     return result
 
 
@@ -133,7 +133,7 @@ def _document(content: bytes) -> Array:
     match noise:
         case Matrix(rows=rows) if rows is not None:
             if len({len(row) for row in rows}) != 1:
-                raise NotAStrategyFile("its rows are not equally long")
+                raise NotAStrategyFile("its rows differ in length")
             return np.array(rows, dtype=np.float64)
         case ToeplitzInverse(coefficients=coefficients):
             return np.array(coefficients, dtype=np.float64)

@@ -45,7 +45,7 @@ class Scheduled(Strategy):
         """
         provided = np.array(factors, dtype=np.float64)
         if len(provided) != unscaled.steps or not np.all(provided > 0):
-            raise ValueError("a clip schedule has one positive factor a step")
+            raise ValueError("a clip schedule needs one positive factor per step")
         return cls(kind=unscaled.kind, steps=unscaled.steps, unscaled=unscaled, factors=provided)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:

@@ -96,14 +96,14 @@ class Store:
             if stored is not None:
                 return stored
         except Corrupt as error:
-            note = f"a kept strategy was corrupt ({error}) and has been computed again"
+            note = f"a stored strategy was corrupt ({error}) and was recomputed"
         except OSError as error:
-            note = f"kept strategies cannot be read ({error.strerror})"
+            note = f"stored strategies cannot be read ({error.strerror})"
         arrays = {name: np.asarray(array, dtype="<f8") for name, array in compute().items()}
         try:
             self._write(key, request, arrays)
         except OSError as error:
-            note = f"the strategy could not be kept ({error.strerror}); {note}".rstrip("; ")
+            note = f"the strategy could not be stored ({error.strerror}); {note}".rstrip("; ")
         return StoredArrays(
             arrays=arrays, digest=coefficients_digest(arrays), source="computed", note=note
         )
@@ -116,13 +116,13 @@ class Store:
         except FileNotFoundError:
             return None
         if description.get("request") != json.loads(canonical_json(request)):
-            raise Corrupt("it answers another request")
+            raise Corrupt("it belongs to another request")
         if description.get("sha256") != hashlib.sha256(content).hexdigest():
-            raise Corrupt("its sha256 is another")
+            raise Corrupt("its sha256 does not match")
         arrays = _unpacked(content)
         digest = coefficients_digest(arrays)
         if description.get("digest") != digest:
-            raise Corrupt("its coefficients have another digest")
+            raise Corrupt("the digest of its coefficients does not match")
         return StoredArrays(arrays=arrays, digest=digest, source="kept")
 
     def _write(self, key: str, request: Mapping[str, Any], arrays: Arrays) -> None:
@@ -206,7 +206,7 @@ def _unpacked(content: bytes) -> dict[str, Array]:
         raise Corrupt(str(error) or "it is cut off") from None
     for array in result.values():
         if array.dtype != np.dtype("<f8") or not np.all(np.isfinite(array)):
-            raise Corrupt("it holds something else than finite doubles")
+            raise Corrupt("it contains values that are not finite doubles")
     return result
 
 

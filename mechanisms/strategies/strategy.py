@@ -72,7 +72,7 @@ def checked_inverse(computed: Array) -> Array:
 def checked_residual(residual: float) -> float:
     """ρ; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``."""
     if not residual <= LARGEST_RESIDUAL:
-        raise IllConditioned(f"the inverse of the noise is known to {residual:.1g} only")
+        raise IllConditioned(f"the inverse of the noise is accurate only to {residual:.1g}")
     return residual
 
 
@@ -141,7 +141,7 @@ class Strategy(ABC):
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError("a strategy has at least one step")
+            raise ValueError("a strategy needs at least one step")
 
     @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:

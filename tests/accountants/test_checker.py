@@ -162,7 +162,7 @@ def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None
     assert witness_from(document) == witness
     assert prove(witness, event).theorems == ("poisson_add_remove", "random_allocation")
     for broken in ({}, document | {"runs": [{}]}, document | {"runs": 3}):
-        with pytest.raises(Unproved, match="no witness"):
+        with pytest.raises(Unproved, match="not a witness"):
             witness_from(broken)
     for epsilon in ("nan", "-1", "eight", "[1 +/- 9]", ""):
         with pytest.raises(Unproved):

@@ -126,7 +126,7 @@ def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
     # Revoked a moment after what it says: who holds the key may have said it just now.
     revoked = replace(key.public, revoked_from=finished + timedelta(microseconds=1))
     for refused, later in ((ended, False), (revoked, False), (revoked, True)):
-        with pytest.raises(BadProvenance, match="may not sign"):
+        with pytest.raises(BadProvenance, match="not allowed to sign"):
             read_provenance(signed, [refused], later=later)
 
 

@@ -113,7 +113,7 @@ def test_a_key_from_elsewhere_is_kept_with_its_label_from_now_on(tmp_path: Path)
     assert (created.key, created.label) == (public, "the vault's")
     assert begin <= created.not_before <= datetime.now(UTC)
     assert created.not_after - created.not_before == WINDOW
-    with pytest.raises(KeyFailure, match="there already"):
+    with pytest.raises(KeyFailure, match="already exists"):
         KeyStore(tmp_path).add(pem)
 
 

@@ -119,7 +119,7 @@ def test_a_signature_over_the_same_bytes_as_another_type_does_not_count(make: Ma
         payload_type="application/vnd.in-toto+json", payload=result.envelope.payload
     )
     signed = other.signed_by(ROOTS[0]).signed_by(ROOTS[1])
-    with pytest.raises(KeysetError, match="does not hold a keyset"):
+    with pytest.raises(KeysetError, match="does not contain a keyset"):
         read_keyset(canonical_json(signed.as_document()))
     moved = replace(result.envelope, signatures=signed.signatures)
     assert code_of(SignedKeyset(result.keyset, moved)) == "keyset_unsigned"

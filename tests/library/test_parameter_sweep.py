@@ -57,7 +57,7 @@ def test_lines_of_a_plot(swept: affidavit.Sweep) -> None:
     for line, noise in zip(ax.get_lines(), GRID["noise_multiplier"], strict=True):
         expected = [row for row in swept if row["noise_multiplier"] == noise]
         assert list(line.get_ydata()) == [row["epsilon"] for row in expected]
-    with pytest.raises(ValueError, match="no column"):
+    with pytest.raises(ValueError, match="unknown column"):
         swept.plot("nothing")
 
 

@@ -127,7 +127,7 @@ def test_what_an_object_does_not_say_is_asked_for_and_what_it_says_stands() -> N
         affidavit.epsilon(EVENT, delta=1e-5)
     with pytest.raises(affidavit.MalformedPlan, match="given_conflict"):
         affidavit.epsilon(EVENT, delta=1e-5, adjacency="add_remove", probability=0.02)
-    with pytest.raises(affidavit.MalformedPlan, match="not read as a plan"):
+    with pytest.raises(affidavit.MalformedPlan, match="cannot be read as a plan"):
         affidavit.epsilon(object())
     with pytest.raises(affidavit.MalformedPlan, match=r"nowhere\.yaml"):
         affidavit.certify("nowhere.yaml")

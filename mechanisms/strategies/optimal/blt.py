@@ -72,7 +72,7 @@ def optimal_blt(
     Raises ``NotOffered`` and ``TooLarge`` for learning rates, as ``ToeplitzLoss.of`` does.
     """
     if buffers < 1:
-        raise ValueError("a buffered strategy has at least one buffer")
+        raise ValueError("a buffered strategy needs at least one buffer")
     error = _squared_error(steps, workload, participation, objective)
 
     def loss(points: Numbers) -> Numbers:

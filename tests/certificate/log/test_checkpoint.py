@@ -132,7 +132,7 @@ def test_a_signature_counts_in_the_name_of_the_origin_alone() -> None:
     [("\n7\n", "\n8\n"), (ROOT, "B" + ROOT[1:]), ("2026-11", "2026-12"), ("time", "mite")],
 )
 def test_no_line_can_be_changed(old: str, new: str) -> None:
-    with pytest.raises(BadNote, match="does not fit"):
+    with pytest.raises(BadNote, match="does not match"):
         open_checkpoint(signed().replace(old, new), [KEY.public])
 
 

@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 def test_a_changed_text_is_refused_and_a_stranger_does_not_help() -> None:
     for changed in (TEXT.replace("your", "their"), TEXT + TEXT, "\n" + TEXT, TEXT[1:]):
-        with pytest.raises(BadNote, match="does not fit"):
+        with pytest.raises(BadNote, match="does not match"):
             open_note(changed + "\n" + LINE, [PETER])
     stranger = made("Stranger")
     with pytest.raises(UnknownSigner):
@@ -127,7 +127,7 @@ def test_signatures_of_strangers_are_passed_over_and_a_false_one_is_not() -> Non
     assert open_note(NOTE + line, [ours, PETER]) == (TEXT, [PETER, ours])
     assert open_note(NOTE + LINE, [PETER]) == (TEXT, [PETER])
     false = str(sign_note("Another text.\n", ours, private.sign)).splitlines()[-1] + "\n"
-    with pytest.raises(BadNote, match="does not fit"):
+    with pytest.raises(BadNote, match="does not match"):
         open_note(NOTE + false, [ours, PETER])
 
 
@@ -138,7 +138,7 @@ def test_two_trusted_keys_that_share_a_hash_are_refused() -> None:
     assert first[0].raw != second[0].raw
     note = str(sign_note(TEXT, first[0], first[1].sign))
     assert open_note(note, [first[0]]) == (TEXT, [first[0]])
-    with pytest.raises(BadNote, match="does not fit"):
+    with pytest.raises(BadNote, match="does not match"):
         open_note(note, [second[0]])
     with pytest.raises(BadNote, match="share the hash"):
         open_note(note, [first[0], second[0]])

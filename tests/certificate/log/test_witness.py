@@ -61,7 +61,7 @@ def test_only_a_cosignature_of_that_key_and_name_counts() -> None:
         line_of(b"\x04", TEXT, seconds),
         line_of(b"\x04", message(seconds).replace("\n9\n", "\n8\n"), seconds),
     ):
-        with pytest.raises(BadNote, match="does not fit"):
+        with pytest.raises(BadNote, match="does not match"):
             cosigned(NOTE + false, NAME, WITNESS)
 
 
@@ -90,8 +90,8 @@ def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
         (b"old 3", "'old SIZE'"),
         (b"old 3\n" + NOTE.partition("\n\n")[0].encode(), "'old SIZE'"),
         (request(hashes=MOST_HASHES + 1), "'old SIZE'"),
-        (b"old 3\nAAAA\n\n" + NOTE.encode(), "no hash"),
-        (request("old 10"), "larger"),
+        (b"old 3\nAAAA\n\n" + NOTE.encode(), "invalid hash"),
+        (request("old 10"), "exceeds"),
     ],
 )
 def test_what_is_no_request_is_refused(raw: bytes, said: str) -> None:

@@ -163,7 +163,7 @@ class TestSuspicion:
         for _ in range(2):
             result = blocked.construct(REQUEST, lambda: ARRAYS)
             assert result.source == "computed"
-            assert "could not be kept" in result.note
+            assert "could not be stored" in result.note
 
 
 class TestDigest:

@@ -213,7 +213,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
     assert [reason["code"] for reason in reasons] == ["log_damaged"]
     bundle = client.get(f"{location}/bundle")
     assert bundle.status_code == 200
-    with pytest.raises(VerificationError, match="does not say where"):
+    with pytest.raises(VerificationError, match="does not give the certificate's place"):
         verify(bundle.content, keys(client), options=VerificationOptions(require_log=True))
 
 
