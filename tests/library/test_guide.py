@@ -9,6 +9,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+from dp_accounting.dp_event import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
 
 from tests.docs.pages import DOCS, ROOT, blocks
 
@@ -73,3 +80,19 @@ def test_an_equivalent_gives_the_number_of_jax_privacy(
 
 def test_every_answer_of_jax_privacy_stands_in_the_guide() -> None:
     assert [theirs for theirs, _ in ROW.findall(OF_JAX)] == list(ANSWERS)
+
+
+@pytest.mark.parametrize(
+    ("call", "event"),
+    [
+        ("pld.compute_epsilon(1000, params)", PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))),
+        (
+            "pld.compute_epsilon(1000, dataclasses.replace(params, truncated_batch_size=750))",
+            TruncatedSubsampledGaussianDpEvent(60_000, 0.01, 750, 1.1),
+        ),
+    ],
+    ids=["Poisson", "truncated"],
+)
+def test_jax_privacy_answers_as_dp_accounting_does(call: str, event: DpEvent) -> None:
+    expected = PLDAccountant().compose(event, 1000).get_epsilon(1e-5)
+    assert ANSWERS[call] == pytest.approx(expected, rel=2e-9)

@@ -183,7 +183,7 @@ def test_what_is_no_request_is_a_400(log: Log, witness: Any) -> None:
 
 
 def test_an_old_size_beyond_the_checkpoint_is_malformed(log: Log) -> None:
-    with pytest.raises(BadNote, match="larger"):
+    with pytest.raises(BadNote, match="exceeds"):
         read_addition(addition(log.grow(2).note, old=3))
 
 

@@ -148,7 +148,7 @@ def test_small_gpt2_has_the_papers_48_matrices() -> None:
     ("change", "message"),
     [
         ({"activation_function": "tanh"}, "activation_function"),
-        ({"n_head": 3}, "no multiple of n_head"),
+        ({"n_head": 3}, "not a multiple of n_head"),
         ({"n_layer": 0}, "n_layer"),
         ({"n_layer": True}, "n_layer"),
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon"),
@@ -231,6 +231,6 @@ def test_files_that_are_no_weights_are_refused_and_nothing_in_them_runs(
         (tmp_path / file).write_bytes(b"\xff" * 64)
     elif file:
         torch.save({"wte.weight": Evil()}, tmp_path / file)
-    with pytest.raises(WrongWeights, match="cannot be read" if file else "neither"):
+    with pytest.raises(WrongWeights, match="cannot read" if file else "neither"):
         pretrained(tmp_path)
     assert "called" not in capsys.readouterr().out
