@@ -428,7 +428,7 @@ def _crossing(excess: Epsilon, at: float) -> tuple[float, float]:
         at = _next_guess(low, above, high, below, at)
     if math.isfinite(above) and math.isfinite(below):
         return at, _slope_between(excess, at)
-    raise NoSolution("no noise in range meets the target.", "Change target.epsilon.")
+    raise NoSolution("no noise in range was found to meet the target.", "Change target.epsilon.")
 
 
 def _next_guess(low: float, above: float, high: float, below: float, at: float) -> float:

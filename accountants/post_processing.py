@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
+from affidavit.accountants.fourier.refinement import SAFE_DELTA
 from affidavit.accountants.participations import Counted
 from affidavit.accountants.protocol import (
     Accountant,
@@ -48,8 +49,6 @@ LEAST_NOISE, DOUBLINGS = 0.2, 12
 """The Fourier accountant's least noise multiplier, and how often it is doubled at most."""
 LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
 """Its least sampling probability, and the most steps that it answers for at once."""
-LEAST_DELTA = 1e-20
-"""Its least δ for any run."""
 
 Known = (
     Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | WithoutReplacementGaussian
@@ -126,7 +125,7 @@ def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
     try:
         return curve.epsilon(delta)
     except OutOfReach:
-        return curve.epsilon(max(delta, LEAST_DELTA))
+        return curve.epsilon(max(delta, SAFE_DELTA))
 
 
 def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:

@@ -287,8 +287,8 @@ def _require_dated(
         raise VerificationError(
             6,
             "key_revoked",
-            f"its key was revoked from {revoked} on, and that it was issued before is said only by "
-            f"that key{'' if log is None else ' and the log'}.",
+            f"its key was revoked from {revoked} on, and that it was issued before is attested "
+            f"only by that key{'' if log is None else ' and the log'}.",
             "Fetch its bundle from the service again: with the log's checkpoint of then, and the "
             "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
             "is not backdated. Or certify the plan again.",

@@ -145,7 +145,7 @@ def main(
     ] = 0,
     stop: Annotated[
         Path | None,
-        typer.Option(help="End the run when this file appears; record and weights are kept."),
+        typer.Option(help="End the run when this file appears; record and weights are saved."),
     ] = None,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""

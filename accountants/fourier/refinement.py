@@ -172,7 +172,8 @@ SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
 
 SAFE_DELTA = 1e-20
-"""Below it a first lower end of 0 is due to rounding, which no finer step removes."""
+"""Down to it a δ is resolved; below it a first lower end of 0 is due to rounding, which no finer
+step removes."""
 
 RARE = 0.5
 """Where the saddle promises this much more log δ than there is, one rare loss decides."""

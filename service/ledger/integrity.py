@@ -252,12 +252,12 @@ def _check(
             yield finding("gap", f"it should be event {number}.")
             return
         try:
-            state, mistakes = _after(state, filter_, event, reservations_by_id)
+            state, discrepancies = _after(state, filter_, event, reservations_by_id)
             differs = state.written() != event["state"]
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
-        for code, message in mistakes:
+        for code, message in discrepancies:
             yield finding(code, message)
         if differs:
             yield finding("state_differs", "its state does not follow from the events.")
@@ -286,8 +286,8 @@ def _after(
     cost = Cost.read(json.loads(reservation["cost"]))
     match event["kind"]:
         case "reserve":
-            mistakes = _reserved(state, filter_, body, reservation, cost)
-            return state.reserved(cost, reservation["rule"]), mistakes
+            discrepancies = _reserved(state, filter_, body, reservation, cost)
+            return state.reserved(cost, reservation["rule"]), discrepancies
         case "commit":
             return state.committed(), []
         case "release":
@@ -306,21 +306,21 @@ def _reserved(
     reservation: Mapping[str, Any],
     cost: Cost,
 ) -> Mistakes:
-    mistakes = []
+    discrepancies = []
     if Cost.read(body["cost"]) != cost:
-        mistakes.append(("cost_differs", "its cost differs from its reservation's."))
+        discrepancies.append(("cost_differs", "its cost differs from its reservation's."))
     if _understated(reservation["event"], cost, state.within(filter_, cost).base):
-        mistakes.append(("understated", "it reserves less than its releases cost."))
+        discrepancies.append(("understated", "it reserves less than its releases cost."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
-        mistakes.append(
+        discrepancies.append(
             (
                 "overspent",
                 f"a run was admitted by {reservation['rule']}, but the rule says "
                 f"{rule or 'that it passes the budget'}.",
             )
         )
-    return mistakes
+    return discrepancies
 
 
 def _understated(event: str, cost: Cost, base: Step | None) -> bool:
@@ -343,17 +343,19 @@ def _bounds(event: str) -> tuple[Steps, tuple[float, ...]]:
 def _settled(
     event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost
 ) -> Mistakes:
-    mistakes = []
+    discrepancies = []
     if not charged.within(cost):
-        mistakes.append(("charged_above_reserved", "its charge is higher than its reservation."))
+        discrepancies.append(
+            ("charged_above_reserved", "its charge is higher than its reservation.")
+        )
     if charged != cost and (body["record"] is None or event["steps_run"] != body["steps_run"]):
-        mistakes.append(
+        discrepancies.append(
             (
                 "freed_without_record",
                 "its charge is lower than its reservation, and no record says why.",
             )
         )
-    return mistakes
+    return discrepancies
 
 
 def _logged(connection: Connection) -> set[str]:

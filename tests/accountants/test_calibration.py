@@ -194,17 +194,17 @@ def test_a_wall_between_what_fails_and_what_would_do_is_no_solution_but_a_limit(
 
 
 def test_a_target_that_flattens_out_below_a_wall_is_given_up_soon() -> None:
-    asked: list[float] = []
+    scales: list[float] = []
 
     def flat(scale: float) -> float:
-        asked.append(scale)
+        scales.append(scale)
         if scale > 1000:
             raise OutOfReach("too much noise")
         return 1.08 + 1 / scale
 
     with pytest.raises(OutOfReach, match="too much"):
         least_noise(flat, 1.0)
-    assert len(asked) < 20
+    assert len(scales) < 20
 
 
 @given(edge=st.floats(1.0, 990.0), steep=st.floats(0.5, 4.0))
