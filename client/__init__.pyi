@@ -1,3 +1,6 @@
+from .calls import CertificateAnswer as CertificateAnswer
+from .calls import Problem as Problem
+from .calls import Unreachable as Unreachable
 from .calls import segment as segment
 from .clients import AsyncClient as AsyncClient
 from .clients import Client as Client
@@ -38,6 +41,3 @@ from .models import Spent as Spent
 from .models import StepsSpent as StepsSpent
 from .models import Unit as Unit
 from .models import is_none as is_none
-from .responses import CertificateAnswer as CertificateAnswer
-from .responses import Problem as Problem
-from .responses import Unreachable as Unreachable

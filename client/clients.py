@@ -16,9 +16,8 @@ from typing import Any, Generic, ParamSpec, Self, overload
 import httpx
 
 from affidavit.client import calls
-from affidavit.client.calls import Answer, Call, conversation
+from affidavit.client.calls import Answer, Call, EventReader, Unreachable, conversation, error_of
 from affidavit.client.models import Run, RunEvent, RunProgress
-from affidavit.client.responses import EventReader, Unreachable, error_of
 
 P = ParamSpec("P")
 
