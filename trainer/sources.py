@@ -21,7 +21,7 @@ from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.data.numbers import csv_file, digits
-from affidavit.trainer.data.text_sets import bible, generated, jsonl
+from affidavit.trainer.data.text import bible, generated, jsonl
 from affidavit.trainer.models.language import gpt2
 from affidavit.trainer.models.mlp import mlp
 

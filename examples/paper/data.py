@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter
-from affidavit.trainer.data.text import Text, TextRecords, tokenizer_of
-from affidavit.trainer.data.text_sets import texts_of
+from affidavit.trainer.data.text import Text, TextRecords, texts_of, tokenizer_of
 from affidavit.trainer.models import language
 from affidavit.trainer.options import Options
 

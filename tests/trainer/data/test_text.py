@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from affidavit.trainer.data.numbers import WrongData
-from affidavit.trainer.data.text import MARKS, Bytes, TextRecords, Words
-from affidavit.trainer.data.text_sets import (
+from affidavit.trainer.data.text import (
+    MARKS,
+    Bytes,
+    TextRecords,
+    Words,
     generated,
     jsonl,
     read_jsonl,

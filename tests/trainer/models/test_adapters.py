@@ -14,8 +14,7 @@ from affidavit.trainer.adapters import ModelAdapter, picked_records
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.data.numbers import Labelled
-from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.data.text_sets import generated
+from affidavit.trainer.data.text import TextRecords, generated
 from affidavit.trainer.models.language import LanguageModel, gpt2
 from affidavit.trainer.models.mlp import mlp
 from affidavit.trainer.options import WrongOption

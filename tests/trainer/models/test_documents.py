@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from affidavit.trainer.audit.audit import ALARM
-from affidavit.trainer.data.text_sets import word_list
+from affidavit.trainer.data.text import word_list
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import DATA, MODELS, data_of, model_of
