@@ -50,8 +50,7 @@ from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.store import expire_reservations
 from affidavit.service.runs.queue import LockedRun, RunQueue
-from affidavit.service.runs.repository import StoredRun
-from affidavit.service.runs.run_tables import run_leases
+from affidavit.service.runs.repository import StoredRun, run_leases
 
 PERIOD = 2.0
 """Seconds between two rounds."""

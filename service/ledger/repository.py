@@ -39,7 +39,7 @@ from affidavit.service.ledger.state import (
     reservations,
 )
 from affidavit.service.log.entries import append
-from affidavit.service.runs.run_tables import runs
+from affidavit.service.runs.repository import runs
 
 STATES = {
     "reserve": "reserved",

@@ -46,7 +46,7 @@ from affidavit.service.ledger.state import (
     reservations,
 )
 from affidavit.service.ledger.transitions import CostedRun, HeldByRun, Transition
-from affidavit.service.runs.run_tables import run_leases, runs
+from affidavit.service.runs.repository import run_leases, runs
 
 
 class LedgerStore:

@@ -30,7 +30,7 @@ from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import entry_of
 from affidavit.service.policies.store import policies, waiver_revocations, waivers
 from affidavit.service.runs.repository import entry_body as run_entry_body
-from affidavit.service.runs.run_tables import run_events
+from affidavit.service.runs.repository import run_events
 from affidavit.service.tables import certificates
 
 Body = Mapping[str, Any]

@@ -44,7 +44,7 @@ from affidavit.service.lifecycle import status
 from affidavit.service.log import entries
 from affidavit.service.pages import saved_views, sessions
 from affidavit.service.policies import store
-from affidavit.service.runs import run_tables
+from affidavit.service.runs import repository
 from affidavit.service.settings import SettingsError
 from affidavit.service.tables import metadata
 from affidavit.service.use_cases import certifications
@@ -59,7 +59,7 @@ MODULES = (
     saved_views,
     sessions,
     store,
-    run_tables,
+    repository,
     certifications,
 )
 """Every module with tables, so that ``metadata`` has all of them."""

@@ -54,7 +54,7 @@ from affidavit.service.pages.text import moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import ProposalDigest, change_grant, decline
-from affidavit.service.runs.run_tables import run_events, runs
+from affidavit.service.runs.repository import run_events, runs
 from affidavit.service.services import Services, TheServices
 from affidavit.service.tables import certificates
 

@@ -31,7 +31,7 @@ from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.runs.run_tables import run_events, run_leases, runs
+from affidavit.service.runs.repository import run_events, run_leases, runs
 from affidavit.service.services import TheServices
 from affidavit.service.tables import certificates
 

@@ -20,7 +20,7 @@ from affidavit.service.pages.certificates import CertificateSearch, certificate_
 from affidavit.service.pages.response import Rows, page, respond, see_other
 from affidavit.service.pages.templating import GROUPS, may_open
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.runs.run_tables import run_leases, runs
+from affidavit.service.runs.repository import run_leases, runs
 from affidavit.service.services import TheServices
 
 router = APIRouter()

@@ -50,8 +50,7 @@ from affidavit.service.runs.models import (
     RunClaimRequest,
     StartRequest,
 )
-from affidavit.service.runs.repository import End, Kind, StoredRun
-from affidavit.service.runs.run_tables import run_leases
+from affidavit.service.runs.repository import End, Kind, StoredRun, run_leases
 from affidavit.service.store import current
 from affidavit.worker import Renewal
 

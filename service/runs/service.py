@@ -50,8 +50,7 @@ from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import CompletionRequest, RunRequest
 from affidavit.service.runs.queue import LockedRun, RunQueue
-from affidavit.service.runs.repository import StoredRun
-from affidavit.service.runs.run_tables import run_leases, runs
+from affidavit.service.runs.repository import StoredRun, run_leases, runs
 from affidavit.service.store import CertificateStore, current
 
 

@@ -22,7 +22,7 @@ from affidavit.certificate import (
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.run_tables import run_events
+from affidavit.service.runs.repository import run_events
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.conftest import ON_SQLITE as ON_SQLITE
