@@ -10,6 +10,7 @@ from .opacus_interface import register_opacus_accountant as register_opacus_acco
 from .parameter_sweep import Sweep as Sweep
 from .parameter_sweep import sweep as sweep
 from .privacy_curve import Curve as Curve
+from .questions import Source as Source
 from .questions import certify as certify
 from .questions import check as check
 from .questions import compare as compare
@@ -18,8 +19,7 @@ from .questions import delta as delta
 from .questions import diagnose as diagnose
 from .questions import epsilon as epsilon
 from .questions import group_epsilon as group_epsilon
+from .questions import load as load
 from .questions import noise_multiplier as noise_multiplier
 from .questions import steps as steps
 from .questions import verify as verify
-from .sources import Source as Source
-from .sources import load as load

@@ -10,8 +10,7 @@ from dp_accounting import NeighboringRelation
 
 from affidavit.library.bounds import Bound
 from affidavit.library.certification import NotCertified
-from affidavit.library.questions import delta, epsilon
-from affidavit.library.sources import load
+from affidavit.library.questions import delta, epsilon, load
 from affidavit.mechanisms import lower
 from affidavit.plan import PlanError
 

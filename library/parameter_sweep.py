@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from affidavit.certificate import html_table
 from affidavit.library.certification import Certification
-from affidavit.library.plotting import axes
-from affidavit.library.questions import certify
-from affidavit.library.sources import Source, load
+from affidavit.library.privacy_curve import axes
+from affidavit.library.questions import Source, certify, load
 
 if TYPE_CHECKING:
     import pandas

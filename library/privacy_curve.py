@@ -70,8 +70,6 @@ class Curve:
 
         Raises ``ValueError`` for another kind, ``ImportError`` without affidavit[plots].
         """
-        from affidavit.library.plotting import axes
-
         if kind not in CURVE_CHARTS:
             raise ValueError(f"kind is {kind!r}; use one of {', '.join(CURVE_CHARTS)}.")
         chart = CURVE_CHARTS[kind](self.values)
@@ -109,3 +107,14 @@ def curve_of(plan: Plan, *, engine: str | None = None) -> Curve:
     if isinstance(values, Assessment):
         raise NotCertified(Certification(plan, values))
     return Curve(Certification(plan, values.assessment), values)
+
+
+def axes(ax: Axes | None) -> Axes:
+    """``ax``, or axes of a new figure; raises ``ImportError`` where Matplotlib is missing."""
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError("plots need Matplotlib: pip install 'affidavit[plots]'") from None
+    return pyplot.subplots()[1]
