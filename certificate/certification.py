@@ -293,7 +293,6 @@ def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:
         if not first.epsilon.meets(other.epsilon, AGREEMENT):
             return Reason(
                 code="engines_disagree",
-                pointer="",
                 message=f"{first.name} gives ε in [{first.epsilon.lower:.6g}, "
                 f"{first.epsilon.upper:.6g}] and {other.name} in [{other.epsilon.lower:.6g}, "
                 f"{other.epsilon.upper:.6g}]; they do not meet.",
@@ -394,7 +393,6 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
 def _fault(name: str, fault: Exception) -> Reason:
     return Reason(
         code="engine_failed",
-        pointer="",
         message=f"the {name} accountant failed on this plan ({fault!r}).",
         remedy="Please report the plan.",
     )

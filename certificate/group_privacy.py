@@ -167,7 +167,6 @@ def _changed(plan: Plan, **fields: Unpack[PlanFields]) -> Plan:
 
 _UNBOUNDED = Reason(
     code="group_unbounded",
-    pointer="",
     message="no finite ε bounds a group of this size.",
     remedy="Add noise, or ask about a smaller group.",
 )

@@ -368,7 +368,6 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
         result.append(
             Reason(
                 code="different_confidence",
-                pointer="",
                 message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
                 remedy="Choose sampling and noise whose guarantee holds without a confidence.",
             )
@@ -380,7 +379,6 @@ def _unproved(which: str, assessment: Assessment) -> Reason:
     why = assessment.reasons[0].message if assessment.reasons else "no finite bound is proved."
     return Reason(
         code="nothing_claimed",
-        pointer="",
         message=f"the {which} plan has no proved guarantee ({assessment.verdict}): {why}",
         remedy=assessment.reasons[0].remedy if assessment.reasons else "Change the plan.",
     )

@@ -181,7 +181,6 @@ def curves(
 
 _SAMPLED = Reason(
     code="unsupported",
-    pointer="",
     message="the guarantee of this plan is a sampled bound at one δ; each point of a whole curve "
     "would take seconds and hold with a confidence of its own.",
     remedy="Ask `certify` for ε at the δ that matters.",

@@ -83,9 +83,7 @@ def with_proof(assessment: Assessment) -> Assessment:
     try:
         return replace(assessment, proof=proof_document(stated["predicate"]))
     except Unproved as failure:
-        problem = Reason(
-            code=failure.code, pointer="", message=failure.message, remedy=failure.remedy
-        )
+        problem = Reason(code=failure.code, message=failure.message, remedy=failure.remedy)
         return replace(assessment, proof_problem=problem)
 
 

@@ -312,7 +312,6 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
         raise RefusedPlan(
             Reason(
                 code="plan_open",
-                pointer="",
                 message="the plan leaves its steps or its lots open, and errors depend on them.",
                 remedy="Give them, or have them solved for by certify first.",
             )

@@ -195,7 +195,7 @@ def _result_of(future: Future[Result]) -> Result:
 
 
 def _undecided(code: str, message: str, remedy: str) -> Result:
-    reason = Reason(code=code, pointer="", message=message, remedy=remedy)
+    reason = Reason(code=code, message=message, remedy=remedy)
     return {**malformed_result((reason,)), "verdict": "undecided"}, Exit.UNDECIDED
 
 

@@ -78,7 +78,7 @@ def _claim(file: PlanFile, epsilon: str | None, noise_multiplier: str | None) ->
 
 
 def _invalid_claim(message: str, remedy: str) -> Reason:
-    return Reason(code="invalid_claim", pointer="", message=message, remedy=remedy)
+    return Reason(code="invalid_claim", message=message, remedy=remedy)
 
 
 def _exit(result: Diagnosis) -> Exit:

@@ -54,7 +54,7 @@ def read_bytes(name: str | os.PathLike[str]) -> bytes:
 
 def _unreadable(code: str, message: str) -> MalformedPlan:
     remedy = "Give the path of an existing file."
-    return MalformedPlan(Reason(code=code, pointer="", message=message, remedy=remedy))
+    return MalformedPlan(Reason(code=code, message=message, remedy=remedy))
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
@@ -109,7 +109,6 @@ def _refuse_bundle(name: str, raw: bytes) -> None:
         raise MalformedPlan(
             Reason(
                 code="no_plan",
-                pointer="",
                 message="this is a certificate bundle, not a plan.",
                 remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
             )

@@ -104,7 +104,6 @@ def not_imported(kind: str, message: str, remedy: str, line: int | None = None) 
     return MalformedPlan(
         Reason(
             code="not_imported",
-            pointer="",
             message=f"{kind}: {message}",
             remedy=remedy,
             line=line,

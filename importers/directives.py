@@ -90,7 +90,6 @@ def _wrong(line: int, message: str) -> MalformedPlan:
     return MalformedPlan(
         Reason(
             code="wrong_statement",
-            pointer="",
             message=f"# affidavit: {message}",
             remedy=f"Use key=value with one of {', '.join(FIELDS)}.",
             line=line,

@@ -138,7 +138,6 @@ def _document_of(source: Any) -> Any:
     raise MalformedPlan(
         Reason(
             code="wrong_type",
-            pointer="",
             message=f"{type(source).__name__} cannot be read as a plan.",
             remedy="Give a plan, a document, a text, a path, or an object of dp-accounting, "
             "Opacus or jax-privacy.",

@@ -30,12 +30,12 @@ from pydantic_core import ErrorDetails
 class Reason:
     """One diagnostic: a stable code, where, what is wrong, and how to correct it.
 
-    ``pointer`` is an RFC 6901 JSON pointer into the plan; ``line`` and ``column`` count
-    from 1 and are given when the plan was read from text that has positions.
+    ``pointer`` is an RFC 6901 JSON pointer into the plan, by default to all of it; ``line`` and
+    ``column`` count from 1 and are given when the plan was read from text that has positions.
     """
 
     code: str
-    pointer: str
+    pointer: str = ""
     message: str
     remedy: str
     line: int | None = None

@@ -102,7 +102,6 @@ def plan_from(data: Any) -> Plan:
         raise MalformedPlan(
             Reason(
                 code="wrong_type",
-                pointer="",
                 message="a plan must be a mapping of fields.",
                 remedy="Write a first plan with `affidavit init`.",
             )

@@ -185,7 +185,7 @@ def _malformed(
     code: str, message: str, remedy: str, line: int | None = None, column: int | None = None
 ) -> MalformedPlan:
     return MalformedPlan(
-        Reason(code=code, pointer="", message=message, remedy=remedy, line=line, column=column)
+        Reason(code=code, message=message, remedy=remedy, line=line, column=column)
     )
 
 

@@ -293,7 +293,6 @@ class BodyLimit:
     def _too_large(self) -> Problem:
         reason = Reason(
             code="too_large",
-            pointer="",
             message=f"the body has more than {self._limit} bytes.",
             remedy="Pass large matrices by file and sha256.",
         )

@@ -226,7 +226,6 @@ def policy_from(data: Any) -> Policy:
         raise MalformedPolicy(
             Reason(
                 code="wrong_type",
-                pointer="",
                 message="a policy must be a mapping of fields.",
                 remedy="Start from one of examples/policies/.",
             )

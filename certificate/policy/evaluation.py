@@ -172,7 +172,6 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
         return (
             Reason(
                 code="policy_unreadable",
-                pointer="",
                 message=f"the statement lacks fields the policy needs ({type(error).__name__}).",
                 remedy="Ask for a new certificate.",
             ),
@@ -192,7 +191,6 @@ def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...
         return ()
     reason = Reason(
         code="policy_validity",
-        pointer="",
         message=f"it is valid for {length.days} days; the policy {policy.name} allows "
         f"{policy.valid_days}.",
         remedy="Ask for a certificate under this policy.",
@@ -206,7 +204,6 @@ def _approvals(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ..
         return ()
     reason = Reason(
         code="policy_approvals",
-        pointer="",
         message=f"{people} people approved it; the policy {policy.name} asks for "
         f"{policy.approvals}.",
         remedy="Have it approved, and fetch the bundle again.",

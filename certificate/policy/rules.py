@@ -170,7 +170,6 @@ def _engine(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if name not in policy.engines:
         yield Reason(
             code="policy_engine",
-            pointer="",
             message=f"the engine {name} decided; the policy {policy.name} lets "
             f"{_listed(policy.engines)} decide.",
             remedy="Choose sampling and noise that one of these covers; `certify --engine` shows "
@@ -184,7 +183,6 @@ def _accountant_version(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
         if least is not None and not at_least(version, least):
             yield Reason(
                 code="policy_accountant_version",
-                pointer="",
                 message=f"{name} is {version}; the policy {policy.name} asks for {least} or newer.",
                 remedy="Certify the plan with a release that has it.",
             )
@@ -194,7 +192,6 @@ def _second_opinion(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.second_opinion == "required" and len(facts.engines) == 1:
         yield Reason(
             code="policy_second_opinion",
-            pointer="",
             message=f"only {facts.engines[0][0]} was used; the policy {policy.name} asks for a "
             "second, independent engine.",
             remedy="Choose sampling and noise that two engines cover, and ask for both.",
@@ -205,7 +202,6 @@ def _proof(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.proof == "required" and facts.epsilon is not None and facts.unproved:
         yield Reason(
             code="policy_proof",
-            pointer="",
             message=f"the policy {policy.name} asks for a proof that the checker accepts, and "
             f"there is none ({facts.unproved}).",
             remedy="Certify it with --prove, or choose sampling and noise that the checker covers.",

@@ -42,7 +42,6 @@ def _load(raw: bytes) -> dict[str, Any]:
         raise MalformedPlan(
             Reason(
                 code="syntax",
-                pointer="",
                 message=f"not valid TOML: {error}.",
                 remedy="Correct the text at this position.",
                 line=int(line[1]) if line else None,
@@ -133,7 +132,6 @@ def given_for(file: str) -> dict[str, Any]:
         raise MalformedPlan(
             Reason(
                 code="wrong_type",
-                pointer="",
                 message=f'[tool.affidavit.given] of "{file}" is not a table.',
                 remedy="Make it a table of plan fields.",
             )
@@ -221,5 +219,5 @@ def _configured_names() -> list[str]:
 
 def _no_match(name: str, problem: str, remedy: str = "Correct the pattern.") -> MalformedPlan:
     return MalformedPlan(
-        Reason(code="nothing_checked", pointer="", message=f"{name} {problem}.", remedy=remedy)
+        Reason(code="nothing_checked", message=f"{name} {problem}.", remedy=remedy)
     )

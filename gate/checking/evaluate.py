@@ -63,7 +63,7 @@ def _broken(source: Source, plan: Plan) -> tuple[Reason, ...]:
     schemes = {phase.sampling.scheme for phase in plan.phases}
     return source.locate(
         tuple(
-            Reason(code=item.code, pointer="", message=item.message, remedy=item.remedy)
+            Reason(code=item.code, message=item.message, remedy=item.remedy)
             for item in source.broken
             if item.applies(plan.adjacency, schemes)
         )

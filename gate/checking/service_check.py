@@ -72,7 +72,6 @@ class ServiceCheck:
         blocks = self._on_outage() == "block"
         reason = Reason(
             code="server_unreachable",
-            pointer="",
             message=f"{error}. Policy, waivers and revocation were not checked.",
             remedy="Try again later."
             if blocks
@@ -110,7 +109,7 @@ def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> Chec
 
 def _finding(source: Source, code: str, message: str) -> GateFinding:
     remedy = "Ask the administrator of the service."
-    reason = Reason(code=code, pointer="", message=message, remedy=remedy)
+    reason = Reason(code=code, message=message, remedy=remedy)
     return GateFinding.of(source.file, reason)
 
 

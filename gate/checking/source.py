@@ -381,7 +381,5 @@ def _fill(data: dict[str, Any], pointer: str) -> None:
 
 def _no_plan(message: str) -> MalformedPlan:
     return MalformedPlan(
-        Reason(
-            code="no_plan", pointer="", message=message, remedy="Give a file that contains a plan."
-        )
+        Reason(code="no_plan", message=message, remedy="Give a file that contains a plan.")
     )

@@ -50,7 +50,6 @@ from affidavit.service.identity.tokens import PREFIX, Token, TokenRepository, To
 
 WITHOUT_TOKENS = Reason(
     code="anonymous_access",
-    pointer="",
     message="no token has been created, so every program on this machine may submit plans and "
     "read certificates.",
     remedy="Run: affidavit tokens new --name NAME --scope submit",

@@ -233,7 +233,6 @@ class Sequencer:
             return None
         return Reason(
             code="log_damaged",
-            pointer="",
             message=f"{damage.text}.",
             remedy="The log is not signed until it is repaired; run: affidavit audit verify",
         )

@@ -255,4 +255,4 @@ def _place_of(engine: Engine) -> Path | None:
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:
-    return Reason(code=code, pointer="", message=message, remedy=remedy)
+    return Reason(code=code, message=message, remedy=remedy)

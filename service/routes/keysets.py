@@ -94,6 +94,6 @@ def _envelope(document: bytes | None, missing: str) -> Response:
 
 
 def _problem(error: KeysetError) -> Problem:
-    reason = Reason(code=error.code, pointer="", message=error.message, remedy=error.remedy)
+    reason = Reason(code=error.code, message=error.message, remedy=error.remedy)
     status = 400 if error.code == "keyset_malformed" else 409
     return Problem(status, error.code, str(error), reason)

@@ -311,7 +311,6 @@ def _called(partial: Partial | None) -> Partial:
 def _no_plan() -> Reason:
     return Reason(
         code="no_plan",
-        pointer="",
         message=f"it is neither a plan nor a file with a private call of {', '.join(LIBRARIES)}.",
         remedy="Paste the file that makes the private call, or a plan.",
     )
@@ -339,6 +338,6 @@ def _concerns(pointer: str, reason: Reason) -> bool:
 
 def _refused(code: str, message: str) -> ReadDocument:
     reason = Reason(
-        code=code, pointer="", message=message, remedy="Paste the part that makes the private call."
+        code=code, message=message, remedy="Paste the part that makes the private call."
     )
     return ReadDocument(reasons=(reason,))
