@@ -18,6 +18,7 @@ from functools import lru_cache
 from affidavit.accountants.protocol import Unsupported
 from affidavit.plan import (
     Composed,
+    EitherBound,
     Event,
     Leaf,
     RepeatAndSelect,
@@ -57,5 +58,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
         case Composed(events=events):
             for inner in events:
                 _count(inner, times, counts)
+        case EitherBound(events=(first, _)):
+            _count(first, times, counts)
         case _:
             counts[event] += times

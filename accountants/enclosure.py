@@ -19,7 +19,13 @@ from functools import reduce
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
-from affidavit.accountants.protocol import AccountantError, Adjustable, OutOfReach, PrivacyCurve
+from affidavit.accountants.protocol import (
+    Accountant,
+    AccountantError,
+    Adjustable,
+    OutOfReach,
+    PrivacyCurve,
+)
 from affidavit.plan import (
     Composed,
     Event,
@@ -102,6 +108,31 @@ class LeastCurve:
         if not results:
             raise errors[0]
         return reduce(Bracket.intersect, results)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InTurn:
+    """The curve of ``event`` by the first of ``engines`` that reaches what is asked."""
+
+    event: Event
+    engines: tuple[Accountant, ...]
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of ε (nats) at ``delta``; raises what the first engine does."""
+        return self._ask(lambda curve: curve.epsilon(delta))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of δ at ``epsilon`` (nats); raises what the first engine does."""
+        return self._ask(lambda curve: curve.delta(epsilon))
+
+    def _ask(self, question: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        errors = []
+        for engine in self.engines:
+            try:
+                return question(engine.curve(self.event))
+            except AccountantError as error:
+                errors.append(error)
+        raise errors[0]
 
 
 def _closed(

@@ -37,6 +37,7 @@ from affidavit.plan import (
     BallsInBinsGaussian,
     Event,
     Gaussian,
+    GaussianMixture,
     Laplace,
     Leaf,
     PoissonSampledGroupGaussian,
@@ -194,7 +195,7 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
             )
         case PoissonSubsampledGaussian():
             return NeighboringRelation.ADD_OR_REMOVE_ONE
-        case PoissonSampledGroupGaussian():
+        case PoissonSampledGroupGaussian() | GaussianMixture():
             raise Unsupported(
                 "Rényi accounting has no bound here for several records of a user.",
                 "Use the fourier accountant.",

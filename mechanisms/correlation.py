@@ -13,6 +13,7 @@ with b ≥ b̂ groups                     multiplier σ_joint over the largest c
 any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a group, or Gaussian with
                                       sens for (⌈T/b⌉, b), whichever costs less
 any C, fresh random lots              independent noise of multiplier σ_joint over ‖C‖
+any C, either of the last two         also: a mixture over how a record happened to be drawn
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -44,6 +45,7 @@ from affidavit.mechanisms.strategies.participation import (
     lots_in_turn,
     participation_of,
 )
+from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
 from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
@@ -65,8 +67,10 @@ from affidavit.plan import (
     MOST_RECORDS,
     BallsInBinsGaussian,
     Composed,
+    EitherBound,
     Event,
     Gaussian,
+    GaussianMixture,
     Gram,
     Leaf,
     Noise,
@@ -156,7 +160,10 @@ class Correlation:
         if at.route == "gaussian":
             return Gaussian(noise_multiplier=multiplier)
         if self._fresh is not None:
-            return Repeated(event=self._fresh.event(multiplier), count=self._fresh.times(steps))
+            step = self._fresh.event(multiplier)
+            return self._hidden(
+                Repeated(event=step, count=self._fresh.times(steps)), step, at, joint
+            )
         probability = self._group_probability()
         leaf = (
             Gaussian(noise_multiplier=multiplier)
@@ -165,7 +172,26 @@ class Correlation:
                 sampling_probability=schedule.double_up(probability), noise_multiplier=multiplier
             )
         )
-        return Repeated(event=leaf, count=-(-steps // at.turn))
+        return self._hidden(Repeated(event=leaf, count=-(-steps // at.turn)), leaf, at, joint)
+
+    def _hidden(self, white: Event, step: Event, at: Streamed, joint: float) -> Event:
+        """``white`` noise in every ``step``, or nobody told where the record was, if known."""
+        poisson = isinstance(step, PoissonSubsampledGaussian) and step.pair == "add_remove"
+        if at.route != "white_noise" or not (poisson and self._is_amplified):
+            return white
+        assert isinstance(step, PoissonSubsampledGaussian)
+        try:
+            mixture = participation_mixture(
+                at.strategy, turn=at.turn, probability=step.sampling_probability
+            )
+        except TooLarge:
+            return white
+        hidden = GaussianMixture(
+            weights=mixture.weights,
+            noise_multiplier=joint / mixture.spacing * (1 - 4 * 2.0**-53),
+            conceded=mixture.conceded,
+        )
+        return EitherBound(events=(white, hidden))
 
     def attained(self, joint: float, steps: int) -> Event:
         """What the phase releases of one record that takes part as it likes, at σ_joint.

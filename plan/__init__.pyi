@@ -36,8 +36,10 @@ from .events import MOST_BINS as MOST_BINS
 from .events import MOST_RECORDS as MOST_RECORDS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import Composed as Composed
+from .events import EitherBound as EitherBound
 from .events import Event as Event
 from .events import Gaussian as Gaussian
+from .events import GaussianMixture as GaussianMixture
 from .events import Gram as Gram
 from .events import Laplace as Laplace
 from .events import Leaf as Leaf
@@ -49,6 +51,7 @@ from .events import Repeated as Repeated
 from .events import SubsampledPair as SubsampledPair
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
+from .events import alternatives as alternatives
 from .events import event_document as event_document
 from .events import event_from as event_from
 from .extensions import Noise as Noise

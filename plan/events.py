@@ -38,7 +38,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, assert_never
 
 Neighbours = Literal["add_remove", "replace_one", "zero_out"]
@@ -131,6 +131,38 @@ class PoissonSampledGroupGaussian:
             raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
         _require_probability("sampling_probability", self.sampling_probability)
         _require_positive("noise_multiplier", self.noise_multiplier)
+
+
+MOST_WEIGHTS = 512
+"""Weights of one mixture."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianMixture:
+    """One Gaussian release that one record moves by k units with probability ``weights``[k].
+
+    The two orders of (Σ_k weights[k] N(k), N(0)), ``noise_multiplier`` the noise standard
+    deviation over the unit. The weights are positive and add up to one but for the probability
+    ``conceded`` of larger moves, of which nothing is claimed. It serves add_remove and zero_out.
+    Source: docs/theorems/group-sampling.md.
+    """
+
+    weights: tuple[float, ...]
+    noise_multiplier: float
+    conceded: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.weights) <= MOST_WEIGHTS:
+            raise ValueError(f"a mixture has 2 to {MOST_WEIGHTS} weights, got {len(self.weights)}")
+        if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= MOST_CONCEDED):
+            raise ValueError("weights must be positive and add up to one")
+        if not 0 <= self.conceded <= MOST_CONCEDED:
+            raise ValueError(f"conceded must lie in [0, {MOST_CONCEDED}], got {self.conceded!r}")
+        _require_positive("noise_multiplier", self.noise_multiplier)
+
+
+MOST_CONCEDED = 1e-15
+"""How far the weights of a mixture may be from one, by rounding and by what they concede."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +306,7 @@ Leaf = (
     | Laplace
     | PoissonSubsampledGaussian
     | PoissonSampledGroupGaussian
+    | GaussianMixture
     | WithoutReplacementGaussian
     | TruncatedPoissonGaussian
     | RandomAllocationGaussian
@@ -321,7 +354,48 @@ class RepeatAndSelect:
             raise ValueError(f"shape must not be negative, got {self.shape!r}")
 
 
-Event = Leaf | Repeated | Composed | RepeatAndSelect
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EitherBound:
+    """A run that each of the two ``events`` bounds from above, whichever costs less.
+
+    Accountants know the first; ``alternatives`` are for those that can tell which is less.
+    """
+
+    events: tuple[Event, Event]
+
+
+Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound
+
+
+def alternatives(event: Event) -> tuple[Event, ...]:
+    """``event``, or the events that each bound it, where it has any ``EitherBound`` in it."""
+    if not _has_choice(event):
+        return (event,)
+    return _chosen(event, 0), _chosen(event, 1)
+
+
+def _has_choice(event: Event) -> bool:
+    match event:
+        case EitherBound():
+            return True
+        case Repeated(event=inner) | RepeatAndSelect(event=inner):
+            return _has_choice(inner)
+        case Composed(events=events):
+            return any(map(_has_choice, events))
+        case _:
+            return False
+
+
+def _chosen(event: Event, which: int) -> Event:
+    match event:
+        case EitherBound(events=events):
+            return _chosen(events[which], which)
+        case Repeated(event=inner) | RepeatAndSelect(event=inner):
+            return replace(event, event=_chosen(inner, which))
+        case Composed(events=events):
+            return Composed(events=tuple(_chosen(part, which) for part in events))
+        case _:
+            return event
 
 
 _LEAVES: dict[str, type[Any]] = {
@@ -331,6 +405,7 @@ _LEAVES: dict[str, type[Any]] = {
         Laplace,
         PoissonSubsampledGaussian,
         PoissonSampledGroupGaussian,
+        GaussianMixture,
         WithoutReplacementGaussian,
         TruncatedPoissonGaussian,
         RandomAllocationGaussian,
@@ -349,6 +424,11 @@ def event_document(event: Event) -> dict[str, Any]:
         case RepeatAndSelect(event=inner, mean=mean, shape=shape):
             run = event_document(inner)
             return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
+        case EitherBound(events=bounds):
+            return {"kind": kind, "events": [event_document(part) for part in bounds]}
+        case GaussianMixture(weights=weights):
+            values = {"noise_multiplier": event.noise_multiplier, "conceded": event.conceded}
+            return {"kind": kind, "weights": list(weights), **values}
         case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
             rows = [list(row) for row in gram.rows]
             return {"kind": kind, "gram": rows, "noise_multiplier": sigma}
@@ -381,6 +461,11 @@ def event_from(document: Mapping[str, Any]) -> Event:
             mean=provided["mean"],
             shape=float(provided["shape"]),
         )
+    if kind == "EitherBound":
+        first, second = map(event_from, provided["events"])
+        return EitherBound(events=(first, second))
+    if kind == "GaussianMixture":
+        provided["weights"] = tuple(provided["weights"])
     if kind == "BallsInBinsGaussian":
         gram = Gram(tuple(tuple(row) for row in provided["gram"]))
         return BallsInBinsGaussian(gram=gram, noise_multiplier=provided["noise_multiplier"])

@@ -21,6 +21,7 @@ from flint import arb
 from affidavit.accountants.checker.lattice import Unproved, bad_witness, no_statement
 from affidavit.plan import (
     Composed,
+    EitherBound,
     Event,
     Leaf,
     RepeatAndSelect,
@@ -207,6 +208,8 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
         case Composed(events=events):
             for inner in events:
                 _count(inner, times, counts)
+        case EitherBound(events=(first, _)):
+            _count(first, times, counts)
         case RepeatAndSelect():
             raise no_statement("RepeatAndSelect")
         case _:

@@ -11,10 +11,10 @@ i·2^l to (i+1)·2^l - 1 of its tree, if all of them are run. sens² is the larg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, reduce
 from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpq, fmpz
@@ -25,6 +25,8 @@ MOST_PRODUCTS = 20_000_000
 """Products of one sensitivity, a few seconds."""
 MOST_ROWS = 2048
 """Steps up to which a matrix is multiplied, in half a minute, or inverted, in twice as long."""
+MOST_ITERATED, _ITERATIONS = 20_000, 12
+"""Steps up to which ‖C‖ is found by the power method, and how many steps that takes."""
 _UNIT = fmpz(2) ** 128
 
 
@@ -81,6 +83,7 @@ def toeplitz_sensitivity(
     sizes = [_units(c) for c in column]
     most = min(patterns.most, -(-steps // apart))
     if patterns.white:
+        # In the middle of a long run: the first iterate of the bound for shorter ones.
         sums = [sum(sizes[first::apart]) for first in range(min(apart, steps))]
     else:
         if most > 1 and not patterns.exactly and any(sizes[apart:]):
@@ -90,7 +93,10 @@ def toeplitz_sensitivity(
             earlier = sums[t - apart] if t >= apart else 0
             ended = sizes[t - most * apart] if t >= most * apart else 0
             sums.append(size + earlier - ended)
-    bound = max(factors) * (arb(fmpz(sum(s * s for s in sums))) / _UNIT**2).sqrt()
+    squared = arb(fmpz(sum(s * s for s in sums))) / _UNIT**2
+    if patterns.white and steps <= MOST_ITERATED:
+        squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / _UNIT for s in sizes], apart))
+    bound = max(factors) * squared.sqrt()
     tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
     if tight or steps > MOST_ROWS:
         return bound
@@ -128,8 +134,8 @@ def matrix_sensitivity(
         for i, own in enumerate(factors)
     ]
     if patterns.white:
-        best = max(sum(row[i % apart :: apart]) for i, row in enumerate(sizes))
-    elif patterns.exactly:
+        return _largest_of_groups(sizes, apart).sqrt()
+    if patterns.exactly:
         turns = [range(first, steps, apart)[:most] for first in range(steps)]
         best = max(sum(sizes[i][j] for i in turn for j in turn) for turn in turns)
     else:
@@ -139,6 +145,50 @@ def matrix_sensitivity(
             bounds.append(row[i] + _separated(others, most - 1, apart))
         best = min(_separated(bounds, most, apart), _falling(sizes, most, apart))
     return (arb(fmpz(best)) / _UNIT).sqrt()
+
+
+def _largest_of_shifts(column: list[arb], apart: int) -> arb:
+    """At least ‖C_S‖² of the steps 0, b, 2b, ... of a Toeplitz C ≥ 0, that of any other group."""
+    steps, shifts = len(column), arb_poly(column)
+
+    def product(vector: Sequence[arb]) -> list[arb]:
+        spread = [arb(0)] * steps
+        spread[::apart] = vector
+        moved = _coefficients(shifts * arb_poly(spread), steps)
+        return _coefficients(shifts * arb_poly(moved[::-1]), steps)[::-1][::apart]
+
+    return _largest_eigenvalue(product, -(-steps // apart))
+
+
+def _largest_of_groups(sizes: Sequence[Sequence[int]], apart: int) -> arb:
+    """At least the largest ‖C_S‖² of a group, from |X| in units."""
+    groups = []
+    for first in range(min(apart, len(sizes))):
+        rows = [
+            [arb(fmpz(size)) / _UNIT for size in row[first::apart]] for row in sizes[first::apart]
+        ]
+        matrix = arb_mat(rows)
+
+        def product(vector: Sequence[arb], matrix: arb_mat = matrix) -> list[arb]:
+            image = matrix * arb_mat([[entry] for entry in vector])
+            return list(image.entries())
+
+        groups.append(_largest_eigenvalue(product, len(rows)))
+    return reduce(arb.max, groups)
+
+
+def _largest_eigenvalue(product: Callable[[Sequence[arb]], list[arb]], size: int) -> arb:
+    """At least that of a symmetric matrix ≥ 0: max (X v)_i / v_i, whatever v > 0 is."""
+    vector, ratios = [arb(1)] * size, [arb(0)]
+    for _ in range(_ITERATIONS):
+        image = product(vector)
+        ratios = [new / old for new, old in zip(image, vector, strict=True)]
+        vector = [arb((entry / image[0]).mid()) for entry in image]
+    return reduce(arb.max, ratios)
+
+
+def _coefficients(product: arb_poly, steps: int) -> list[arb]:
+    return [product[place] for place in range(steps)]
 
 
 def _separated(values: Sequence[int], most: int, apart: int) -> int:

@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Enclosed, LeastCurve, attained
+from affidavit.accountants.enclosure import Enclosed, InTurn, LeastCurve, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.discretization import (
     Laws,
@@ -48,13 +48,16 @@ from affidavit.accountants.fourier.refinement import (
     nested,
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS
+from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
     OutOfReach,
+    PrivacyCurve,
     Unsupported,
     require_delta,
     require_epsilon,
 )
-from affidavit.plan import Event
+from affidavit.accountants.registry import accountant
+from affidavit.plan import Event, alternatives
 
 SMALLEST_DELTA = 1e-30
 LARGEST_DELTA = 0.999
@@ -70,10 +73,10 @@ _SCHEDULE = 5e-3
 
 _VISIBLE, _HIDDEN = 1e-3, 5e-4
 """Relative widths of what others show of a lot, of which the lower end alone is read, and of what
-they hide of it, of which the upper end is."""
+is hidden, by them or of the steps that a record is in, of which the upper end is."""
 
 _LEAST_REST = 0.1
-"""Of δ, what lots that hide a cut have to leave after what they concede."""
+"""Of δ, what has to be left after what is conceded."""
 
 _HIDDEN_BY_ROUNDING = 0.05
 """Relative width from which on, below ``SAFE_DELTA``, rounding hides the losses that decide."""
@@ -111,23 +114,35 @@ class FourierAccountant:
         """The version of Affidavit, whose own method this is."""
         return __version__
 
-    def curve(self, event: Event) -> FourierCurve | Enclosed:
+    def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
-        above, least = self._curve(event), attained(event)
+        bounds = alternatives(event)
+        if len(bounds) > 1:
+            return self._least_of(bounds)
+        own, least = self._curve(event), attained(event)
+        above = _after_concessions(own)
         if least == event:
             return above
         # A transform that is tilted for what bounds the run would see little of what it attains.
         below = [above, self._curve(least)]
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
-            wide = max(above.relative_width, _VISIBLE)
-            below.append(replace(above, directions=visible, relative_width=wide))
+            wide = max(own.relative_width, _VISIBLE)
+            below.append(replace(own, directions=visible, relative_width=wide))
         hidden = directions(event, lots="hidden")
-        if hidden == above.directions:
+        if hidden == own.directions:
             return Enclosed(above=above, below=tuple(below))
-        wide = max(above.relative_width, _HIDDEN)
-        covered = CoveredCurve(curve=replace(above, directions=hidden, relative_width=wide))
+        covered = _after_concessions(replace(own, directions=hidden))
         return Enclosed(above=LeastCurve((above, covered)), below=tuple(below))
+
+    def _least_of(self, bounds: Sequence[Event]) -> Enclosed:
+        """The least upper ends of events that each bound the run, none of which it attains."""
+        first, *others = bounds
+        # Of little noise the first is what other engines would have said.
+        curves = [InTurn(event=first, engines=(self, accountant("participations")))]
+        curves += [InTurn(event=other, engines=(self,)) for other in others]
+        above = LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
+        return Enclosed(above=above, below=())
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)
@@ -159,7 +174,15 @@ class FourierAccountant:
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
         """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""
-        return approximate_epsilon(event, delta)
+        results, errors = [], []
+        for bound in alternatives(event):
+            try:
+                results.append(approximate_epsilon(bound, delta))
+            except OutOfReach as error:
+                errors.append(error)
+        if not results:
+            raise errors[0]
+        return min(results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +214,8 @@ class FourierCurve:
         return self._kept("epsilon", self.directions, delta, lambda: self._epsilon(delta))
 
     def _epsilon(self, delta: float) -> Bracket:
+        if laws := single_release(self.directions):
+            return reduce(Bracket.larger, (epsilon_of(law, delta) for law in laws))
         inverted = inverted_epsilon(self.directions, delta)
         return self._narrowed(inverted, SMALLEST_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
@@ -230,6 +255,8 @@ class FourierCurve:
         return self._kept("delta", self.directions, epsilon, lambda: self._delta(epsilon))
 
     def _delta(self, epsilon: float) -> Bracket:
+        if laws := single_release(self.directions):
+            return reduce(Bracket.larger, (delta_of(law, epsilon) for law in laws))
         inverted = inverted_delta(self.directions, epsilon)
         return self._narrowed(inverted, 0.0, lambda: self._delta_by_lattice(epsilon))
 
@@ -296,9 +323,17 @@ class FourierCurve:
         return any(direction.gapped for direction in self.directions)
 
 
+def _after_concessions(curve: FourierCurve) -> FourierCurve | CoveredCurve:
+    """``curve``, or its upper ends where its laws concede some of δ."""
+    if all(direction.conceded == 0 for direction in curve.directions):
+        return curve
+    wide = max(curve.relative_width, _HIDDEN)
+    return CoveredCurve(curve=replace(curve, relative_width=wide))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoveredCurve:
-    """Upper ends of a run whose cut lots are hidden, by ``curve``, whose laws concede some of δ."""
+    """Upper ends of a run by ``curve``, whose laws concede some of δ."""
 
     curve: FourierCurve
 
@@ -312,7 +347,7 @@ class CoveredCurve:
         rest = delta - self._conceded
         if rest <= _LEAST_REST * delta:
             raise OutOfReach(
-                f"δ = {delta:g} is too small for the lots that hide a cut", "choose a larger δ"
+                f"δ = {delta:g} is too small for what the bound concedes", "choose a larger δ"
             )
         return Bracket(lower=0.0, upper=self.curve.epsilon(rest).upper)
 

@@ -11,6 +11,7 @@ Gaussian                     N(μ) against N(0)               the same
 Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
 Poisson, several records     both orders of the mixture      the same
+mixture of moves             both orders of the mixture      the same
 without replacement          the convex profile of both      the pair of one data set
 truncated Poisson            full lots, revealed or hidden   others that contribute zero
 ===========================  ==============================  ========================
@@ -50,6 +51,7 @@ from affidavit.plan import (
     Composed,
     Event,
     Gaussian,
+    GaussianMixture,
     Laplace,
     Leaf,
     PoissonSampledGroupGaussian,
@@ -66,10 +68,11 @@ Lots = Literal["revealed", "hidden", "visible"]
 """How a cut lot is bounded: from above with its fullness revealed, from above with the lots that
 look like it, or from below with others that show it."""
 
-NOISE_MULTIPLIERS = (0.2, 1000.0)
+NOISE_MULTIPLIERS, LEAST_OF_MIXTURES = (0.2, 1000.0), 0.06
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
 MOST_STEPS = 10_000_000_000
-"""The range of the method; steps are those of the whole run."""
+"""The range of the method; steps are those of the whole run. The noise of a mixture is over its
+largest move, which few of its outputs are near; alone it needs no lattice, and has no least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,11 +177,16 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
         low, high = NOISE_MULTIPLIERS
-        records = leaf.records if isinstance(leaf, PoissonSampledGroupGaussian) else 1
-        if not low <= leaf.noise_multiplier / records <= high:
+        noise = leaf.noise_multiplier
+        match leaf:
+            case PoissonSampledGroupGaussian(records=records):
+                noise /= records
+            case GaussianMixture(weights=weights):
+                noise /= len(weights) - 1
+                low = LEAST_OF_MIXTURES if steps > 1 else 0.0
+        if not low <= noise <= high:
             raise OutOfReach(
-                f"noise multiplier {leaf.noise_multiplier / records:g} is outside "
-                f"[{low:g}, {high:g}]",
+                f"noise multiplier {noise:g} is outside [{low:g}, {high:g}]",
                 "use another accountant for such noise",
             )
         if probability < least:
@@ -198,6 +206,8 @@ def _sampling_probability(leaf: Leaf) -> float:
             | TruncatedPoissonGaussian(sampling_probability=probability)
         ):
             return probability
+        case GaussianMixture(weights=weights):
+            return 1 - weights[0]
         case RandomAllocationGaussian():
             raise Unsupported(
                 "random allocation is not supported by the fourier engine.",
@@ -221,7 +231,7 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             return False
         case PoissonSubsampledGaussian(pair=pair):
             return pair == "add_remove"
-        case PoissonSampledGroupGaussian():
+        case PoissonSampledGroupGaussian() | GaussianMixture():
             return True
         case TruncatedPoissonGaussian(neighbours=neighbours):
             return neighbours != "replace_one"
@@ -245,7 +255,7 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
         case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
-        case PoissonSampledGroupGaussian():
+        case PoissonSampledGroupGaussian() | GaussianMixture():
             return group_law(leaf, added=side == "add")
         case WithoutReplacementGaussian():
             half = 1 / leaf.noise_multiplier
@@ -283,7 +293,8 @@ def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
         law, conceded = hidden_law(leaf, side)
         return law, _attained(leaf, side), conceded
     attained = _attained(leaf, side)
-    return attained if lots == "visible" else _law(leaf, side), attained, 0.0
+    conceded = leaf.conceded if isinstance(leaf, GaussianMixture) else 0.0
+    return attained if lots == "visible" else _law(leaf, side), attained, conceded
 
 
 def _without_replacement(leaf: WithoutReplacementGaussian, side: Side) -> NormalMixtureLaw:

@@ -17,7 +17,7 @@ import numpy as np
 
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
-from affidavit.plan import PoissonSampledGroupGaussian
+from affidavit.plan import GaussianMixture, PoissonSampledGroupGaussian
 
 _SMALLEST_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
@@ -138,13 +138,16 @@ class GroupMixtureLaw(NormalPair):
         return abs(math.log(min(self.weights))) + self.mu * self.mu
 
 
-def group_law(leaf: PoissonSampledGroupGaussian, *, added: bool) -> GroupMixtureLaw:
+def group_law(
+    leaf: PoissonSampledGroupGaussian | GaussianMixture, *, added: bool
+) -> GroupMixtureLaw:
     """The law of ``leaf`` in one direction."""
-    return GroupMixtureLaw(
-        noise_multiplier=leaf.noise_multiplier,
-        weights=numbers_drawn(leaf.records, leaf.sampling_probability),
-        added=added,
+    weights = (
+        leaf.weights
+        if isinstance(leaf, GaussianMixture)
+        else numbers_drawn(leaf.records, leaf.sampling_probability)
     )
+    return GroupMixtureLaw(noise_multiplier=leaf.noise_multiplier, weights=weights, added=added)
 
 
 @lru_cache(maxsize=64)

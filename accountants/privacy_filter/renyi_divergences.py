@@ -78,6 +78,7 @@ from affidavit.plan import (
     BallsInBinsGaussian,
     Event,
     Gaussian,
+    GaussianMixture,
     Laplace,
     Leaf,
     PoissonSampledGroupGaussian,
@@ -245,6 +246,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             if pair == "replace_one":
                 return _least(_gaussian(sigma / 2), _by_laws(part))
             return _least(_gaussian(sigma), _by_laws(part), _binomial(part))
+        case GaussianMixture():
+            return _by_laws(part) if part.conceded == 0 else np.full(_ALPHA.size, np.inf)
         case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records):
             return _least(_gaussian(sigma / records), _by_laws(part))
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
@@ -285,6 +288,7 @@ def _laplace(scale: float) -> Array:
 def _by_laws(
     leaf: PoissonSubsampledGaussian
     | PoissonSampledGroupGaussian
+    | GaussianMixture
     | WithoutReplacementGaussian
     | TruncatedPoissonGaussian,
 ) -> Array:

@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 UNIT = 2.0**-53
 """Unit round-off of a double."""
+TRANSFORM = 64.0
+"""Rounding of a convolution by transforms, in units of ``UNIT``, log₂ of its length and both
+vectors' norms; some six are needed (Higham, section 24.1)."""
 
 
 def gamma(operations: int) -> float:

@@ -29,7 +29,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, root_down, root_up
+from affidavit.mechanisms.strategies.numerics import (
+    TRANSFORM,
+    UNIT,
+    fftconvolve,
+    gamma,
+    root_down,
+    root_up,
+)
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import comb
@@ -44,12 +51,9 @@ from affidavit.mechanisms.strategies.tree import Tree
 
 Array = NDArray[np.float64]
 
-ITERATED = 100_000
+ITERATED = 20_000
 """Steps up to which vectors for the largest singular value of a Toeplitz C are tried."""
 ITERATIONS = 8
-TRANSFORM = 64.0
-"""Rounding of a convolution by transforms, in units of log₂ of its length and both vectors' norms;
-some six are needed (Higham, section 24.1)."""
 WINDOW = 1024
 """Steps of a run that are looked at along one direction."""
 KEPT = 0.98

@@ -1,0 +1,185 @@
+"""How far a record that is drawn at random moves a whole run of correlated noise.
+
+A record that is drawn in the steps b moves the run by at most ``s = ‖ |C| b ‖`` clip norms, and the
+run is dominated by Σ_b P(b) N(s_b) against N(0): nobody is told in which steps it was. What is
+needed is P(s > x) from above. Of k participations at uniform places,
+
+    s² = Σ_i G_ii + 2 Σ_{i<j} G_ij <= k G_max + 2 Σ_{i<j} G_ij,    G = |C|ᵀ|C|,
+
+and the sum over pairs is a mean over the ways to match them up, of k/2 independent pairs each
+(Hoeffding): its moments are bounded by those of G at two uniform places.
+
+>>> from affidavit.mechanisms.strategies.toeplitz import identity
+>>> mixture = participation_mixture(identity(100), turn=1, probability=0.01)
+>>> round(mixture.weights[0], 4), round(mixture.spacing * (len(mixture.weights) - 1))
+(0.366, 4)
+
+Reference: docs/theorems/correlated-noise.md, Theorem 14; Hoeffding, "Probability inequalities for
+sums of bounded random variables", 1963, section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, pdtrc
+
+from affidavit.mechanisms.strategies.numerics import TRANSFORM, UNIT, fftconvolve, gamma
+from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
+
+Array = NDArray[np.float64]
+
+NODES = 160
+"""Distances that are told apart; others are rounded up."""
+CONCEDED = 1e-18
+"""The chance of more than the largest of them."""
+MOST_STEPS, MOST_DENSE = 100_000, 2048
+"""Steps up to which products of columns are counted, of Toeplitz C and of others."""
+MOST_PARTICIPATIONS = 1500
+_BANDS = 64
+"""Of the later of two steps: products are as large as those of the first step in its band."""
+_VALUES = 4096
+"""Sizes of products that are told apart."""
+_ORDERS = 240
+"""Of moments, for products and for sums."""
+_SLACK = 1e-9
+"""Relative allowance for the probabilities' rounding, far above what it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParticipationMixture:
+    """P(s <= k ``spacing``) is at least the sum of ``weights`` up to k, for every k.
+
+    ``spacing`` is in clip norms. The weights add up to one less ``conceded``.
+    """
+
+    spacing: float
+    weights: tuple[float, ...]
+    conceded: float
+
+
+@lru_cache(maxsize=16)
+def participation_mixture(
+    strategy: Strategy, *, turn: int, probability: float
+) -> ParticipationMixture:
+    """The law of s where the steps of any group g, g + b, ... are drawn with ``probability``.
+
+    b = ``turn``. Raises ``TooLarge`` for strategies or lots of which that is too much work.
+    """
+    steps = -(-strategy.steps // turn)
+    # A step is drawn at most as often as a Poisson variable of this mean is above zero.
+    mean = -steps * math.log1p(-probability) * (1 + _SLACK)
+    if mean > MOST_PARTICIPATIONS / 4:
+        raise TooLarge(f"{mean:.0f} participations of one record")
+    most = int(mean + 20 * math.sqrt(mean)) + 40
+    values, shares = _products(strategy, turn)
+    largest = float(values[-1])
+    counts = np.arange(most + 1)
+    chances = np.exp(counts * math.log(mean) - mean - gammaln(counts + 1.0)) * (1 + _SLACK)
+    orders, moments = _log_moments(values, shares)
+
+    def tails(distances: Array) -> Array:
+        result = np.full(distances.size, float(pdtrc(most, mean)))
+        result += chances[1] * (distances < math.sqrt(largest))
+        for count in range(2, most + 1):
+            result += chances[count] * _tail(distances, count, largest, orders, moments)
+        return np.minimum.accumulate(result * (1 + _SLACK))
+
+    coarse = np.linspace(0.0, most * math.sqrt(largest), 8 * NODES + 1)[1:]
+    last = int(np.argmax(tails(coarse) <= CONCEDED))
+    nodes = np.linspace(0.0, float(coarse[last]), NODES + 1)
+    drawn = -math.expm1(steps * math.log1p(-probability)) * (1 + _SLACK)
+    above = np.minimum(np.concatenate(([drawn], tails(nodes[1:]))), drawn)
+    weights = np.maximum(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 1e-300)
+    slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
+    return ParticipationMixture(
+        spacing=float(nodes[1]) * (1 + slack) / (1 - strategy.residual),
+        weights=tuple(map(float, weights)),
+        conceded=float(above[-1]),
+    )
+
+
+def _tail(distances: Array, count: int, largest: float, orders: Array, moments: Array) -> Array:
+    """P(s > x) of so many participations, from moments of matched pairs; both of shape (n,)."""
+    matched = count // 2
+    excess = np.square(distances) - count * largest
+    tilts = np.geomspace(1e-3 / count, 200.0, _ORDERS) / largest
+    each = tilts * (count * (count - 1) / matched)
+    between = np.interp(each, orders, moments)
+    # Beyond the last order the logarithm rises by the largest product at most.
+    beyond = np.maximum(each - orders[-1], 0.0) * largest
+    exponents = matched * (between + beyond) - tilts * excess[:, None]
+    bound = np.exp(np.minimum(exponents.min(axis=1), 0.0))
+    return np.asarray(np.where(distances >= count * math.sqrt(largest), 0.0, bound))
+
+
+def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
+    """log E e^{λG} at rising λ from 0 on, rounded up; convex, so that chords lie above it."""
+    largest = float(values[-1])
+    orders = np.concatenate(([0.0], np.geomspace(1e-4, 1e4, _ORDERS) / largest))
+    logs = [
+        order * largest + math.log(float(shares @ np.exp(order * (values - largest))))
+        for order in orders
+    ]
+    return orders, np.array(logs) + 1e-12 * (1 + orders * largest)
+
+
+def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
+    """Sizes of G_UV, rising, and their shares of two uniform steps U and V of a group.
+
+    Sizes are rounded up; those of a group are no larger than those of the first, or than the
+    largest at the same places.
+    """
+    column = strategy.strategy_coefficients
+    products = (
+        _dense_products(np.abs(_matrix(strategy)), turn)
+        if column is None
+        else _toeplitz_products(np.abs(column), turn)
+    )
+    pieces = list(products)
+    largest = max(float(sizes.max()) for sizes, _ in pieces)
+    shares = np.zeros(_VALUES + 1)
+    for sizes, counted in pieces:
+        places = np.ceil(sizes / largest * _VALUES * (1 - 4 * UNIT)).clip(0, _VALUES)
+        shares += np.bincount(places.astype(np.int64), counted, minlength=_VALUES + 1)
+    return np.arange(_VALUES + 1) / _VALUES * largest * (1 + 8 * UNIT), shares / shares.sum()
+
+
+def _matrix(strategy: Strategy) -> Array:
+    if strategy.steps > MOST_DENSE:
+        raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
+    return strategy.strategy_matrix()
+
+
+def _dense_products(matrix: Array, turn: int) -> Iterator[tuple[Array, Array]]:
+    steps = -(-matrix.shape[1] // turn)
+    result = np.zeros((steps, steps))
+    for group in range(min(turn, matrix.shape[1])):
+        columns = matrix[:, group::turn]
+        products = columns.T @ columns
+        size = len(products)
+        result[:size, :size] = np.maximum(result[:size, :size], products)
+    yield result.ravel(), np.ones(steps * steps)
+
+
+def _toeplitz_products(column: Array, turn: int) -> Iterator[tuple[Array, Array]]:
+    """By the distance of two steps, those of one band of later steps at a time."""
+    total = len(column)
+    if total > MOST_STEPS:
+        raise TooLarge(f"a strategy over {total} steps")
+    steps = -(-total // turn)
+    slack = TRANSFORM * UNIT * math.log2(2 * total + 2) * float(column @ column)
+    for band in np.array_split(np.arange(steps), min(steps, _BANDS)):
+        first, last = int(band[0]), int(band[-1])
+        overlap = column[: total - first * turn]
+        # ⟨c, S^d c⟩ of columns that the end of the run cuts after ``overlap``.
+        shifted = fftconvolve(column, overlap[::-1])[len(overlap) - 1 :][::turn]
+        sizes = shifted[: last + 1] + slack
+        pairs = np.minimum(len(band), last + 1 - np.arange(len(sizes))) * 2.0
+        pairs[0] /= 2
+        yield sizes, pairs

@@ -1,0 +1,170 @@
+"""One mixture release: forty digits, the lattices, and a run of which two events are bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+from affidavit.accountants import FourierAccountant, OutOfReach, accountant
+from affidavit.accountants.fourier.group_sampling import GroupMixtureLaw, numbers_drawn
+from affidavit.accountants.fourier.single_release import delta_of, epsilon_of
+from affidavit.plan import (
+    Composed,
+    EitherBound,
+    Event,
+    Gaussian,
+    GaussianMixture,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    alternatives,
+    event_document,
+    event_from,
+)
+
+
+def exact(law: GroupMixtureLaw, place: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf]:
+    """ε and δ of the outputs beyond a place."""
+    means = [k / mpmath.mpf(law.noise_multiplier) for k in range(len(law.weights))]
+    z = -place if law.added else place
+    terms = zip(law.weights, means, strict=True)
+    loss = mpmath.log(mpmath.fsum(w * mpmath.exp(m * z - m * m / 2) for w, m in terms))
+    sign = 1 if law.added else -1
+    terms = zip(law.weights, means, strict=True)
+    own = mpmath.fsum(w * mpmath.ncdf(sign * (z - m)) for w, m in terms)
+    other, epsilon = mpmath.ncdf(sign * z), -loss if law.added else loss
+    first, second = (other, own) if law.added else (own, other)
+    return epsilon, first - mpmath.exp(epsilon) * second
+
+
+def laws() -> list[GroupMixtureLaw]:
+    rng = np.random.default_rng(4)
+    result = []
+    for moves in (1, 2, 7, 160):
+        for noise in (0.03, 0.4, 5.0, 300.0):
+            weights = rng.random(moves + 1) ** 6
+            weights[0] += 3
+            result.append(
+                GroupMixtureLaw(
+                    noise_multiplier=noise * moves,
+                    weights=tuple(map(float, weights / weights.sum())),
+                    added=bool(rng.random() < 0.5),
+                )
+            )
+    return result
+
+
+@pytest.mark.parametrize("law", laws(), ids=lambda law: f"{len(law.weights)}-{law.added}")
+def test_brackets_hold_the_curve_in_forty_digits(law: GroupMixtureLaw) -> None:
+    with mpmath.workdps(40):
+        for place in (-1.0, 0.7, 4.0, 11.0, law.mu):
+            epsilon, delta = exact(law, mpmath.mpf(place))
+            if epsilon <= 0 or not 1e-200 < delta < 1:
+                continue
+            # Near its largest value ε says nothing of δ: doubles do not tell it from it.
+            near = law.added and epsilon > -mpmath.log(law.weights[0]) * (1 - mpmath.mpf("1e-9"))
+            at_epsilon, at_delta = delta_of(law, float(epsilon)), epsilon_of(law, float(delta))
+            # Both numbers were rounded to doubles, which moves the other one a little.
+            assert at_epsilon.lower <= delta * (1 + mpmath.mpf("1e-9"))
+            assert delta <= at_epsilon.upper * (1 + mpmath.mpf("1e-9"))
+            assert at_delta.lower <= epsilon * (1 + mpmath.mpf("1e-9"))
+            assert epsilon <= at_delta.upper * (1 + mpmath.mpf("1e-9"))
+            assert near or at_epsilon.width <= 1e-4 * at_epsilon.upper
+            assert at_delta.width <= 1e-6 * max(1.0, at_delta.upper)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+def test_one_release_agrees_with_two_of_which_one_says_little(delta: float) -> None:
+    """The lattices answer for two."""
+    alone = PoissonSampledGroupGaussian(records=5, sampling_probability=0.1, noise_multiplier=4.0)
+    faint = PoissonSubsampledGaussian(sampling_probability=1e-6, noise_multiplier=900.0)
+    curve, both = (
+        FourierAccountant().curve(event) for event in (alone, Composed(events=(alone, faint)))
+    )
+    assert curve.epsilon(delta).upper == pytest.approx(both.epsilon(delta).upper, rel=1e-3)
+
+
+def mixture(records: int, rate: float, noise: float, conceded: float = 0.0) -> GaussianMixture:
+    return GaussianMixture(
+        weights=numbers_drawn(records, rate), noise_multiplier=noise, conceded=conceded
+    )
+
+
+def test_a_mixture_of_binomial_weights_is_a_group_of_records() -> None:
+    group = PoissonSampledGroupGaussian(records=6, sampling_probability=0.2, noise_multiplier=9.0)
+    for count in (1, 30):
+        one, other = (
+            FourierAccountant().curve(Repeated(event=leaf, count=count)).epsilon(1e-6)
+            for leaf in (group, mixture(6, 0.2, 9.0))
+        )
+        assert one == other
+
+
+def test_what_is_conceded_adds_to_delta() -> None:
+    whole, less = (
+        FourierAccountant().curve(mixture(3, 0.1, 2.0, conceded)) for conceded in (0.0, 1e-16)
+    )
+    assert less.epsilon(1e-15).lower == 0
+    assert less.epsilon(1e-15).upper >= whole.epsilon(9e-16).upper * (1 - 1e-9)
+    assert less.delta(1.0).upper >= whole.delta(1.0).lower + 1e-16
+    with pytest.raises(OutOfReach, match="concedes"):
+        less.epsilon(1e-16)
+
+
+def poisson(noise: float) -> Event:
+    return Repeated(
+        event=PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=noise),
+        count=500,
+    )
+
+
+@pytest.mark.parametrize(("noise", "less"), [(0.6, 1), (3.0, 0)])
+def test_the_upper_end_is_the_least_of_both_bounds(noise: float, less: int) -> None:
+    bounds = (poisson(noise), mixture(20, 0.25, 12.0))
+    either = Composed(events=(EitherBound(events=bounds), Gaussian(noise_multiplier=50.0)))
+    fourier = FourierAccountant()
+    brackets = [fourier.curve(event).epsilon(1e-6) for event in alternatives(either)]
+    assert brackets[less].upper < brackets[1 - less].lower
+    result = fourier.curve(either)
+    assert result.epsilon(1e-6).upper == pytest.approx(brackets[less].upper, rel=1e-3)
+    assert result.epsilon(1e-6).lower == 0
+    assert result.delta(1.0).upper <= min(
+        fourier.curve(event).delta(1.0).upper for event in alternatives(either)
+    ) * (1 + 1e-3)
+    assert accountant("rdp").curve(either).epsilon(1e-6).upper == pytest.approx(
+        accountant("rdp").curve(alternatives(either)[0]).epsilon(1e-6).upper
+    )
+
+
+def test_of_little_noise_the_first_bound_is_that_of_participations() -> None:
+    """The lattices end at a noise multiplier of 0.2."""
+    first = poisson(0.15)
+    above = accountant("participations").curve(first).epsilon(1e-6).upper
+    for noise, upper in ((0.01, above), (12.0, math.inf)):
+        either = EitherBound(events=(first, mixture(20, 0.25, noise)))
+        assert FourierAccountant().curve(either).epsilon(1e-6).upper <= min(above, upper)
+
+
+def test_events_with_a_choice_are_read_as_they_were_written() -> None:
+    either = Composed(events=(EitherBound(events=(poisson(1.0), mixture(3, 0.1, 2.0, 1e-18))),))
+    assert event_from(event_document(either)) == either
+    assert alternatives(poisson(1.0)) == (poisson(1.0),)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weights": (1.0,)},
+        {"weights": (0.5, 0.4)},
+        {"weights": (1.0, 0.0)},
+        {"weights": (0.5, 0.5), "conceded": 0.1},
+        {"weights": (0.5, 0.5), "noise_multiplier": 0.0},
+    ],
+)
+def test_a_mixture_has_weights_that_add_up_to_one(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"weights|conceded|noise_multiplier"):
+        GaussianMixture(**{"noise_multiplier": 1.0, **fields})

@@ -1,0 +1,124 @@
+"""How far participations at random move a run: enumerated, sampled and played against."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from affidavit.accountants import FourierAccountant
+from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
+from affidavit.mechanisms.strategies.blt import Blt
+from affidavit.mechanisms.strategies.dense import Dense
+from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
+from affidavit.mechanisms.strategies.scheduled import Scheduled
+from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
+from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.plan import GaussianMixture
+
+Array = NDArray[np.float64]
+EPSILONS = (0.0, 0.2, 1.0, 3.0)
+STEPS = 10
+STRATEGIES: tuple[Strategy, ...] = (
+    square_root(STEPS),
+    Toeplitz.from_strategy([1.0, -0.5, 0.25], steps=STEPS),
+    Bidiagonal.of(-0.7, STEPS),
+    Blt.of([0.9, 0.5], [0.2, 0.3], STEPS),
+    Tree.of(STEPS, period=4),
+    Scheduled.of(square_root(STEPS), [1.0 + step % 3 for step in range(STEPS)]),
+)
+
+
+def moves(matrix: Array, turn: int, group: int) -> tuple[Array, Array]:
+    """‖ |C| b ‖ of every set of steps of a group, and how many steps are in it."""
+    columns = np.abs(matrix[:, group::turn])
+    sets = np.array(list(product((0, 1), repeat=columns.shape[1])))
+    return np.linalg.norm(sets @ columns.T, axis=1), sets.sum(axis=1)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+@pytest.mark.parametrize("turn", [1, 3])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_no_distance_is_exceeded_with_more_than_its_probability(
+    strategy: Strategy, turn: int, rate: float
+) -> None:
+    mixture = participation_mixture(strategy, turn=turn, probability=rate)
+    assert math.fsum(mixture.weights) == pytest.approx(1, abs=1e-15)
+    assert mixture.conceded <= 1e-18
+    distances = np.arange(len(mixture.weights)) * mixture.spacing
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    for group in range(turn):
+        sizes, counts = moves(strategy.strategy_matrix(), turn, group)
+        steps = int(counts.max())
+        chances = binom.pmf(counts, steps, rate) / binom(steps, 0.5).pmf(counts) / 2.0**steps
+        for distance, bound in zip(distances, above, strict=True):
+            assert chances[sizes > distance].sum() <= bound * (1 + 1e-12)
+
+
+def test_the_law_is_near_that_of_sampled_participations() -> None:
+    steps, rate, sigma, delta = 400, 0.02, 5.0, 1e-4
+    strategy, rng = square_root(steps), np.random.default_rng(11)
+    mixture = participation_mixture(strategy, turn=1, probability=rate)
+    proved = GaussianMixture(
+        weights=mixture.weights,
+        noise_multiplier=sigma / mixture.spacing,
+        conceded=mixture.conceded,
+    )
+    drawn = rng.random((40_000, steps)) < rate
+    sizes = np.linalg.norm(drawn @ strategy.strategy_matrix().T, axis=1)
+    unit = sizes.max() / 200
+    weights = np.bincount(np.ceil(sizes / unit).astype(int), minlength=201) + 1e-9
+    sampled = GaussianMixture(weights=tuple(weights / weights.sum()), noise_multiplier=sigma / unit)
+    upper, about = (
+        FourierAccountant().curve(event).epsilon(delta).upper for event in (proved, sampled)
+    )
+    assert about < upper < 1.35 * about
+
+
+def test_independent_noise_has_the_square_root_of_the_participations() -> None:
+    """Orthogonal columns: s² = K, up to what matching repeated places adds."""
+    mixture = participation_mixture(identity(1000), turn=1, probability=0.001)
+    above = np.cumsum(mixture.weights[::-1])[::-1]
+    for participations in (1, 2, 4):
+        place = math.ceil(math.sqrt(participations) / mixture.spacing * (1 - 1e-12))
+        assert binom.sf(participations - 1, 1000, 0.001) <= above[place]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_gradients_that_depend_on_releases_gain_nothing(seed: int, rate: float) -> None:
+    """Two steps of one number each; the second gradient is chosen by the first release."""
+    rng = np.random.default_rng(seed)
+    matrix = np.array([[1.0, 0.0], [rng.uniform(-1, 1), 1.0]]) / rng.uniform(0.7, 2.0)
+    mixture = participation_mixture(Dense.from_strategy(matrix), turn=1, probability=rate)
+    event = GaussianMixture(
+        weights=mixture.weights,
+        noise_multiplier=1 / mixture.spacing,
+        conceded=mixture.conceded,
+    )
+    curve = FourierAccountant().curve(event)
+    line = np.linspace(-12, 12, 1201)
+    first, second = np.meshgrid(line, line, indexing="ij")
+    chosen = np.sign(first - rng.normal()) * rng.choice([1.0, -1.0])
+    chosen *= np.where(np.abs(first) < rng.uniform(0, 2), rng.uniform(-1, 1), 1.0)
+    base = np.exp(-(first**2 + second**2) / 2) / (2 * np.pi) * (line[1] - line[0]) ** 2
+    ratio = np.zeros_like(base)
+    for one, two in product((0, 1), repeat=2):
+        chance = rate ** (one + two) * (1 - rate) ** (2 - one - two)
+        m, n = matrix[0, 0] * one, matrix[1, 0] * one + matrix[1, 1] * two * chosen
+        ratio += chance * np.exp(m * first - m**2 / 2 + n * second - n**2 / 2)
+    for epsilon in EPSILONS:
+        alpha = math.exp(epsilon)
+        removed = float((base * np.maximum(ratio - alpha, 0)).sum())
+        added = float((base * np.maximum(1 - alpha * ratio, 0)).sum())
+        assert max(removed, added) <= curve.delta(epsilon).upper + 1e-6
+
+
+def test_too_many_participations_are_not_counted() -> None:
+    with pytest.raises(TooLarge, match="participations"):
+        participation_mixture(square_root(10_000), turn=1, probability=0.5)
