@@ -85,6 +85,7 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
     "δ = 1e-30": (plan(1.0, 1000, 1e-30), lambda: poisson(1.0, 1000)),
     "10^9 steps": (plan(200.0, 10**9, 1e-6), lambda: poisson(200.0, 10**9)),
     "correlated noise, fresh lots": (plan(5.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
+    "the same with tenfold noise": (plan(50.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
     "three records a user": (
         plan(
             1.0,

@@ -8,6 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as library
 
 from affidavit.accountants import FourierAccountant, OutOfReach, accountant
 from affidavit.accountants.fourier.group_sampling import GroupMixtureLaw, numbers_drawn
@@ -113,6 +114,19 @@ def test_what_is_conceded_adds_to_delta() -> None:
     assert less.delta(1.0).upper >= whole.delta(1.0).lower + 1e-16
     with pytest.raises(OutOfReach, match="concedes"):
         less.epsilon(1e-16)
+
+
+def test_a_mixture_has_the_epsilon_of_dp_accounting() -> None:
+    leaf = mixture(12, 0.1, 6.0)
+    theirs = library.from_mixture_gaussian_mechanism(
+        leaf.noise_multiplier,
+        list(range(len(leaf.weights))),
+        list(leaf.weights),
+        value_discretization_interval=1e-3,
+    )
+    for delta in (1e-3, 1e-8):
+        bracket = FourierAccountant().curve(leaf).epsilon(delta)
+        assert bracket.upper == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=2e-3)
 
 
 def poisson(noise: float) -> Event:
