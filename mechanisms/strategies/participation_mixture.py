@@ -109,10 +109,10 @@ def _tail(distances: Array, count: int, largest: float, orders: Array, moments: 
     matched = count // 2
     excess = np.square(distances) - count * largest
     tilts = np.geomspace(1e-3 / count, 200.0, _ORDERS) / largest
-    each = tilts * (count * (count - 1) / matched)
-    between = np.interp(each, orders, moments)
+    paired = tilts * (count * (count - 1) / matched)
+    between = np.interp(paired, orders, moments)
     # Beyond the last order the logarithm rises by the largest product at most.
-    beyond = np.maximum(each - orders[-1], 0.0) * largest
+    beyond = np.maximum(paired - orders[-1], 0.0) * largest
     exponents = matched * (between + beyond) - tilts * excess[:, None]
     bound = np.exp(np.minimum(exponents.min(axis=1), 0.0))
     return np.asarray(np.where(distances >= count * math.sqrt(largest), 0.0, bound))
