@@ -79,9 +79,9 @@ def run(program: Callable[[], int]) -> int:
     return code
 
 
-def _program(room: str) -> int:
-    """Run ``python -m affidavit.ROOM`` in this process."""
-    module = importlib.import_module(f"affidavit.{room}.__main__")
+def _program(name: str) -> int:
+    """Run ``python -m affidavit.NAME`` in this process."""
+    module = importlib.import_module(f"affidavit.{name}")
     if hasattr(module, "app"):
         return _invoke(module.app, module.app.info.name, sys.argv[1:])
     try:

@@ -8,21 +8,22 @@ address in use), 3 the database cannot be reached.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from sqlalchemy.exc import SQLAlchemyError
+from typer.main import get_command
 
 from affidavit.certificate import KeyFailure
-from affidavit.service.identity import commands as tokens
+from affidavit.service.identity.commands import tokens
 from affidavit.service.identity.loopback_auth import NoIdentities
 from affidavit.service.identity.tokens import TokenError
-from affidavit.service.log import audit_command, witness_server
-from affidavit.service.log.audit_command import AuditCommandError
+from affidavit.service.log.audit_command import AuditCommandError, audit
 from affidavit.service.log.checkpoint_publisher import PublishError
-from affidavit.service.log.witness_server import WitnessError
+from affidavit.service.log.witness_server import WitnessError, witness
 from affidavit.service.operation.database_admin import (
     BackupError,
     SchemaNotAtHead,
@@ -48,12 +49,52 @@ EXPECTED = (
 """What the operator must fix; each message says what."""
 
 
+commands = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@commands.command("serve")
+def _serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
+) -> None:
+    """Run the HTTP service."""
+    # With it come the pages and all accountants, which no other command needs to wait for.
+    from affidavit.service.serve import serve
+
+    serve(host, port, Settings.from_environment())
+
+
+@commands.command("migrate")
+def _migrate() -> None:
+    """Migrate the service's database (DATABASE_URL) to this release's schema."""
+    settings = Settings.from_environment()
+    upgrade(settings.database_url)
+    if settings.app_role is not None:
+        grant_application(settings.database_url, settings.app_role)
+    print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
+
+
+@commands.command("backup")
+def _backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> None:
+    """Back up the embedded database to a new file while the service keeps running."""
+    size = back_up(Settings.from_environment().database_url, file)
+    print(f"{file} holds {size} bytes.")  # noqa: T201  # what was asked for
+
+
+commands.add_typer(tokens, name="tokens")
+commands.add_typer(audit, name="audit")
+commands.command()(witness)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = get_command(commands)
     try:
-        settings = Settings.from_environment()
-        return int(options.run(options, settings) or 0)
+        with command.make_context("affidavit", list(arguments)) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as finished:
+        return finished.exit_code
     except KeyboardInterrupt:
         return 0
     except EXPECTED as error:
@@ -69,58 +110,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"the database cannot be used: {cause}; see DATABASE_URL", UNREACHABLE)
     except OSError as error:
         return _fail(str(error), OPERATOR)
-
-
-def _migrate(_options: argparse.Namespace, settings: Settings) -> None:
-    upgrade(settings.database_url)
-    if settings.app_role is not None:
-        grant_application(settings.database_url, settings.app_role)
-    print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
-
-
-def _backup(options: argparse.Namespace, settings: Settings) -> None:
-    size = back_up(settings.database_url, options.file)
-    print(f"{options.file} holds {size} bytes.")  # noqa: T201  # what was asked for
-
-
-def _serve(options: argparse.Namespace, settings: Settings) -> None:
-    # With it come the pages and all accountants, which no other command needs to wait for.
-    from affidavit.service.serve import serve
-
-    serve(options.host, options.port, settings)
+    except Exception as error:
+        # The exceptions for wrong usage are Click's, which Typer does not export.
+        if not hasattr(error, "show"):
+            raise
+        error.show()
+        return OPERATOR
 
 
 def _fail(message: str, code: int) -> int:
     print(f"affidavit: {message}", file=sys.stderr)  # noqa: T201  # a command's own words
     return code
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 65_536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m affidavit.service")
-    commands = parser.add_subparsers(dest="command", required=True)
-    migrating = commands.add_parser("migrate", help="upgrade the database schema to this release")
-    migrating.set_defaults(run=_migrate)
-    serving = commands.add_parser("serve", help="run the HTTP service")
-    serving.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 127.0.0.1 (this machine only) if omitted",
-    )
-    serving.add_argument("--port", type=_port, default=8321, help="0: any free port")
-    serving.set_defaults(run=_serve)
-    backing_up = commands.add_parser("backup", help="copy the embedded database to a new file")
-    backing_up.add_argument("file", type=Path, help="the file to create")
-    backing_up.set_defaults(run=_backup)
-    tokens.add_parser(commands)
-    audit_command.add_parser(commands)
-    witness_server.add_parser(commands)
-    return parser
 
 
 if __name__ == "__main__":

@@ -9,11 +9,18 @@ from typing import Any
 from typer.main import get_command
 
 from affidavit.gate import app
+from affidavit.service.__main__ import commands as service
 from affidavit.trainer import app as trainer
+from affidavit.trainer.search import app as search
 from affidavit.worker import app as worker
 from docs.generate.tables import table
 
-BECOMES = {"affidavit train": trainer, "affidavit worker": worker}
+BECOMES = {
+    "affidavit train": get_command(trainer),
+    "affidavit search": get_command(search),
+    "affidavit worker": get_command(worker),
+    **{f"affidavit {name}": result for name, result in get_command(service).commands.items()},
+}
 """Commands whose process is replaced by another program's, which takes their options."""
 
 HEAD = """# The command line
@@ -44,8 +51,9 @@ def page() -> str:
 
 
 def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    command = BECOMES.get(path, command)
     if not hasattr(command, "list_commands"):
-        yield path, get_command(BECOMES[path]) if path in BECOMES else command
+        yield path, command
         return
     for name in command.list_commands(None):
         result = command.get_command(None, name)

@@ -6,101 +6,74 @@ these commands ask for no token; the log says which account of the machine ran t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pwd
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens import (
-    LONGEST_DAYS,
-    Token,
-    TokenError,
-    TokenRepository,
-)
+from affidavit.service.identity.tokens import Token, TokenRepository
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 
-DAYS = 90
+tokens = typer.Typer(
+    help="Manage the service's access tokens.", no_args_is_help=True, rich_markup_mode=None
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``tokens`` and what stands below it to the service's ``commands``."""
-    tokens = commands.add_parser("tokens", help="manage access tokens")
-    tokens.set_defaults(run=run)
-    verbs = tokens.add_subparsers(dest="verb", required=True)
-    new = verbs.add_parser("new", help="create a token; it is shown once")
-    new.add_argument("--name", required=True, help="the holder's name, as certificates show it")
-    new.add_argument(
-        "--person",
-        help="the person it belongs to, whose tokens count as one; oidc:SUBJECT for a person who "
-        "also signs in",
-    )
-    new.add_argument("--team", help="team whose plans, runs and data sets it sees")
-    new.add_argument(
-        "--queue", action="append", help="queue whose runs a worker claims; default if omitted"
-    )
-    new.add_argument(
-        "--dataset",
-        action="append",
-        help="data set whose reservations a worker commits and settles by hand",
-    )
-    new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
-    new.add_argument(
-        "--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if omitted"
-    )
-    new.add_argument("--json", action="store_true")
-    listing = verbs.add_parser("list", help="list tokens, without their secrets")
-    listing.add_argument("--json", action="store_true")
-    revoke = verbs.add_parser("revoke", help="revoke a token")
-    revoke.add_argument("id", help="the token's id, as tokens list shows it")
-    revoke.add_argument("--reason", default="", help="one line, recorded in the log")
-
-
-def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Run one of them; raises ``TokenError``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
-    engine = open_engine(settings.database_url)
-    try:
-        require_head(engine)
-        store, now = TokenRepository(engine), DatabaseClock(engine).now
-        match options.verb:
-            case "new":
-                _new(store, options, now())
-            case "list":
-                _list(store, now(), as_json=options.json)
-            case _:
-                revoked = store.revoke(options.id, options.reason, by=operator(), at=now())
-                _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
-    finally:
-        engine.dispose()
-
-
-def operator() -> str:
-    """The account of this machine that runs the command, as the log names it."""
-    try:
-        return f"operator:{pwd.getpwuid(os.getuid()).pw_name}"[:255]
-    except KeyError:
-        return f"operator:uid-{os.getuid()}"
-
-
-def _new(store: TokenRepository, options: argparse.Namespace, now: datetime) -> None:
-    token, text = store.new(
-        options.name,
-        _scopes(options.scope),
-        options.days,
-        by=operator(),
-        at=now,
-        person=options.person,
-        team=options.team,
-        queues=options.queue or (),
-        datasets=options.dataset or (),
-    )
-    if options.json:
+@tokens.command("new")
+def _new(
+    name: Annotated[str, typer.Option(help="Name of the holder, as certificates show it.")],
+    scope: Annotated[
+        list[Scope], typer.Option(help="submit, approve, audit, work or admin; repeatable.")
+    ],
+    days: Annotated[int, typer.Option(help="Days until the token expires, 1 to 366.")] = 90,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="Owner, so that all tokens of a person count as one; oidc:SUBJECT for a person "
+            "who also signs in."
+        ),
+    ] = None,
+    team: Annotated[
+        str | None, typer.Option(help="Team whose plans, runs and data sets it sees.")
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(help="Queue whose runs a worker claims; repeatable, default if omitted."),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Data set whose reservations a worker commits and settles by hand; repeatable."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a token and print it; it is shown only once."""
+    with _repository() as (store, now):
+        token, text = store.new(
+            name,
+            scope,
+            days,
+            by=operator(),
+            at=now,
+            person=person,
+            team=team,
+            queues=queue or (),
+            datasets=dataset or (),
+        )
+    if as_json:
         _say(json.dumps({**_record(token), "token": text.text}))
         return
     # The token alone on standard output, so that it can be piped to where it is kept.
@@ -112,26 +85,50 @@ def _new(store: TokenRepository, options: argparse.Namespace, now: datetime) -> 
     _say(text.text)
 
 
-def _scopes(names: list[str]) -> list[Scope]:
-    unknown = [name for name in names if name not in set(Scope)]
-    if unknown:
-        raise TokenError(
-            f"--scope {unknown[0][:80]!r} is not known; give one of {', '.join(Scope)}"
-        )
-    return [Scope(name) for name in names]
-
-
-def _list(store: TokenRepository, now: datetime, *, as_json: bool) -> None:
-    tokens = store.all()
+@tokens.command("list")
+def _list(as_json: JsonOption = False) -> None:
+    """List all tokens with their expiry and last use."""
+    with _repository() as (store, now):
+        listed = store.all()
     if as_json:
-        _say(json.dumps({"tokens": [_record(token) for token in tokens]}))
+        _say(json.dumps({"tokens": [_record(token) for token in listed]}))
         return
-    for token in tokens:
+    for token in listed:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
         _say(f"{token.id}  {token.name}  {scopes}  {_state(token, now)}  {used}{_whose(token)}")
-    if not tokens:
+    if not listed:
         print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
+
+
+@tokens.command("revoke")
+def _revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id from `tokens list`.")],
+    reason: Annotated[str, typer.Option(help="Reason for the audit log.")] = "",
+) -> None:
+    """Revoke a token immediately."""
+    with _repository() as (store, now):
+        revoked = store.revoke(token_id, reason, by=operator(), at=now)
+    _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
+
+
+@contextmanager
+def _repository() -> Iterator[tuple[TokenRepository, datetime]]:
+    """The tokens of the database, and its time."""
+    engine = open_engine(Settings.from_environment().database_url)
+    try:
+        require_head(engine)
+        yield TokenRepository(engine), DatabaseClock(engine).now()
+    finally:
+        engine.dispose()
+
+
+def operator() -> str:
+    """The account of this machine that runs the command, as the log names it."""
+    try:
+        return f"operator:{pwd.getpwuid(os.getuid()).pw_name}"[:255]
+    except KeyError:
+        return f"operator:uid-{os.getuid()}"
 
 
 def _state(token: Token, now: datetime) -> str:

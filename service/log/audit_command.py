@@ -6,14 +6,14 @@ codes: 0 no findings, 1 findings, 2 incorrect use, 3 the database cannot be reac
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
@@ -46,41 +46,56 @@ class AuditCommandError(Exception):
     """The command cannot run as given; the message says what to change."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``audit`` and its subcommands to the service's ``commands``."""
-    parser = commands.add_parser("audit", help="verify the audit log against the database")
-    parser.set_defaults(run=run)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verify = verbs.add_parser("verify", help="rebuild the log and compare it with the database")
-    verify.add_argument(
-        "--checkpoint",
-        action="append",
-        type=Path,
-        default=[],
-        help="a checkpoint kept outside the database; repeatable",
-    )
-    verify.add_argument(
-        "--stamp-roots",
-        type=Path,
-        help="root certificates (PEM) of the time-stamping authorities; "
-        "requires a valid timestamp, FILE.tsr, for each checkpoint",
-    )
-    verify.add_argument("--json", action="store_true", help="print the result as JSON")
-    export = verbs.add_parser("export-checkpoint", help="write the newest checkpoint to a file")
-    export.add_argument("file", type=Path, help="a file on another disk or machine")
-    export.add_argument(
-        "--stamp", help="URL of an RFC 3161 authority; its timestamp is written to FILE.tsr"
-    )
-    verbs.add_parser(
-        "verifier-key", help="print the log's verifier key, for witnesses and auditors"
-    )
+audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    """Run a subcommand.
+@audit.command("verify")
+def _verify(
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint stored elsewhere; repeatable.")
+    ] = None,
+    stamp_roots: Annotated[
+        Path | None,
+        typer.Option(help="Trusted root certificates (PEM) for the timestamps FILE.tsr."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Verify the audit log against the database; exits 1 if they differ."""
+    settings, checkpoints = Settings.from_environment(), checkpoint or []
+    with _snapshot(settings) as connection:
+        external = [_read(path, connection, settings) for path in checkpoints]
+        if stamp_roots is not None:
+            for path in checkpoints:
+                _require_timestamp(path, stamp_roots)
+        return _compare(connection, external, as_json=as_json)
 
-    Raises ``AuditCommandError``, ``SchemaNotAtHead`` and SQLAlchemy's errors.
-    """
+
+@audit.command("export-checkpoint")
+def _export_checkpoint(
+    file: Annotated[Path, typer.Argument(help="File on another disk or machine.")],
+    stamp: Annotated[
+        str | None,
+        typer.Option(help="URL of an RFC 3161 timestamp authority; its reply goes to FILE.tsr."),
+    ] = None,
+) -> int:
+    """Write the latest checkpoint to a file, if it extends the one already there."""
+    with _snapshot(Settings.from_environment()) as connection:
+        return _export(connection, file, stamp)
+
+
+@audit.command("verifier-key")
+def _verifier_key() -> None:
+    """Print the log's verifier key, for witnesses and auditors."""
+    with _snapshot(Settings.from_environment()) as connection:
+        newest = last_checkpoint(connection)
+    if newest is None:
+        raise AuditCommandError("the log has no checkpoint yet, and so no origin.")
+    _print(str(note_key(newest.checkpoint.origin, newest.key)))
+
+
+@contextmanager
+def _snapshot(settings: Settings) -> Iterator[Connection]:
+    """The database as it stands; raises ``SchemaNotAtHead`` and SQLAlchemy's errors."""
     # Importing it loads the accountants, which takes a second.
     from affidavit.service.log.audit import snapshot
 
@@ -88,24 +103,17 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         require_head(engine)
         with snapshot(engine) as connection:
-            if arguments.verb == "export-checkpoint":
-                return _export(connection, arguments.file, arguments.stamp)
-            if arguments.verb == "verifier-key":
-                return _verifier_key(connection)
-            external = [_read(path, connection, settings) for path in arguments.checkpoint]
-            if arguments.stamp_roots is not None:
-                for path in arguments.checkpoint:
-                    _require_timestamp(path, arguments.stamp_roots)
-            return _verify(connection, external, as_json=arguments.json)
+            yield connection
     finally:
         engine.dispose()
 
 
-def _verify(connection: Connection, external: Sequence[Checkpoint], *, as_json: bool) -> int:
-    from affidavit.service.log.audit import audit, count_pending
+def _compare(connection: Connection, external: Sequence[Checkpoint], *, as_json: bool) -> int:
+    from affidavit.service.log.audit import audit as findings_of
+    from affidavit.service.log.audit import count_pending
 
     with Console(stderr=True).status("Comparing the log with the database"):
-        findings = list(audit(connection, external))
+        findings = list(findings_of(connection, external))
     pending = count_pending(connection)
     try:
         last = last_checkpoint(connection)
@@ -169,14 +177,6 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
         _timestamp_path(path).write_bytes(reply)
         Cosignatures(connection.engine).keep_timestamp(newest.note, reply)
     _print(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
-    return 0
-
-
-def _verifier_key(connection: Connection) -> int:
-    newest = last_checkpoint(connection)
-    if newest is None:
-        raise AuditCommandError("the log has no checkpoint yet, and so no origin.")
-    _print(str(note_key(newest.checkpoint.origin, newest.key)))
     return 0
 
 

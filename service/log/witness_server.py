@@ -16,7 +16,6 @@ Reference: C2SP, tlog-witness.md.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import fcntl
 import json
@@ -26,8 +25,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -209,48 +209,34 @@ def _text(status: int, text: str) -> Response:
 # ---- The command -----------------------------------------------------------------------
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``witness`` to the service's commands."""
-    parser = commands.add_parser("witness", help="cosign the checkpoints of other logs")
-    parser.add_argument("--state", type=Path, required=True, help="folder of this witness")
-    parser.add_argument(
-        "--name", type=_name, required=True, help="name of this witness, like witness.example.org"
-    )
-    parser.add_argument(
-        "--log", type=_log_key, action="append", required=True, help="a log's verifier key"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8322, help="0: any free port")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace, _settings: Any) -> None:
+def witness(
+    state: Annotated[Path, typer.Option(help="Folder for its key and the checkpoints seen.")],
+    name: Annotated[str, typer.Option(help="Name of the witness, like witness.example.org.")],
+    log: Annotated[
+        list[str],
+        typer.Option(help="Verifier key of a log (`affidavit audit verifier-key`); repeatable."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8322,
+) -> None:
+    """Cosign checkpoints of other logs, if they extend the last ones seen."""
     from affidavit.service.operation.telemetry import configure_logging
     from affidavit.service.serve import listen, run_until_stopped
 
-    folder = WitnessFolder(options.state)
+    keys = _log_keys(name, log)
+    folder = WitnessFolder(state)
     try:
-        with listen(options.host, options.port) as listening:
+        with listen(host, port) as listening:
             configure_logging()
-            print(WitnessKey.of(options.name, folder.key), file=sys.stdout, flush=True)  # noqa: T201
-            app = witness_app(FolderWitness(folder, options.name, options.log))
-            run_until_stopped(app, listening)
+            print(WitnessKey.of(name, folder.key), file=sys.stdout, flush=True)  # noqa: T201
+            run_until_stopped(witness_app(FolderWitness(folder, name, keys)), listening)
     finally:
         folder.close()
 
 
-def _name(text: str) -> str:
+def _log_keys(name: str, log: Sequence[str]) -> list[NoteKey]:
     try:
-        require_name(text)
+        require_name(name)
+        return [NoteKey.parse(text) for text in log]
     except BadNote as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _log_key(text: str) -> NoteKey:
-    try:
-        return NoteKey.parse(text)
-    except BadNote as error:
-        raise argparse.ArgumentTypeError(
-            f"{error}; the log's operator prints it with: affidavit audit verifier-key"
-        ) from None
+        raise WitnessError(f"{error}; check --name and --log.") from None

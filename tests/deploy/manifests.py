@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from affidavit.gate.cli import COMMANDS
-from affidavit.service.__main__ import _parser
+from affidavit.service.__main__ import commands as service
 from affidavit.worker import app as worker
 from tests.release.image import instructions
 
@@ -61,13 +61,16 @@ def image() -> dict[str, str]:
 def parsed(command: Sequence[str]) -> dict[str, Any]:
     """The options of a command of the image, as its program reads them; fails if it does not."""
     if list(command[:3]) == ["python", "-m", "affidavit.service"]:
-        return vars(_parser().parse_args(list(command[3:])))
+        command = ["affidavit", *command[3:]]
     program, name, *rest = command
     assert program == "affidavit", command
     assert name in COMMANDS, command
-    if name == "worker":
-        return dict(get_command(worker).make_context("worker", rest).params)
-    return vars(_parser().parse_args([name, *rest]))
+    read: Any = get_command(worker if name == "worker" else service)
+    if name != "worker":
+        read = read.commands[name]
+    while hasattr(read, "commands"):
+        read = read.commands[rest.pop(0)]
+    return dict(read.make_context(name, rest).params)
 
 
 def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:

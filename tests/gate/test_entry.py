@@ -208,7 +208,7 @@ def test_a_fault_of_another_program_is_no_verdict() -> None:
         "import sys, affidavit.service.settings as s; "
         "s.Settings.from_environment = staticmethod(lambda: 1 / 0); "
         "from affidavit.gate import entry; sys.argv = ['service', 'audit', 'verify']; "
-        "sys.exit(entry.run(lambda: entry._program('service')))"
+        "sys.exit(entry.run(lambda: entry._program('service.__main__')))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == Exit.FAULT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,9 @@ def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
     assert stopped.exit_code == 2
     assert "cannot read the certificate" in " ".join(stopped.stderr.split())
     assert trainers.begun == []
+
+
+def test_the_command_line_hands_a_search_to_its_program() -> None:
+    command = [sys.executable, "-m", "affidavit", "search", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, "--choices" in told.stdout) == (0, True), told.stderr
