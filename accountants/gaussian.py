@@ -40,6 +40,7 @@ from affidavit.accountants.registry import OURS
 from affidavit.plan import (
     Event,
     Gaussian,
+    alternatives,
 )
 
 SMALLEST_MU, LARGEST_MU = 1e-7, 1e6
@@ -162,6 +163,11 @@ class GaussianAccountant:
 
     def curve(self, event: Event) -> GaussianCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``joint_mu`` does."""
+        if len(alternatives(event)) > 1:
+            raise Unsupported(
+                "the run has a bound beside that of unsampled Gaussian releases.",
+                "Use the fourier accountant.",
+            )
         return GaussianCurve(mu=joint_mu(event))
 
 

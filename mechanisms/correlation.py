@@ -13,7 +13,7 @@ with b ≥ b̂ groups                     multiplier σ_joint over the largest c
 any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a group, or Gaussian with
                                       sens for (⌈T/b⌉, b), whichever costs less
 any C, fresh random lots              independent noise of multiplier σ_joint over ‖C‖
-any C, either of the last two         also: a mixture over how a record happened to be drawn
+any C, either of the last two         or a mixture over how a record happened to be drawn
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -157,41 +157,49 @@ class Correlation:
         # Two roundings, of the product and of the quotient; both are rounded away.
         distance = at.distance if at.route == "gaussian" else 1.0
         multiplier = joint / (distance * at.sensitivity.value) * (1 - 4 * 2.0**-53)
-        if at.route == "gaussian":
-            return Gaussian(noise_multiplier=multiplier)
+        whole = Gaussian(noise_multiplier=multiplier)
         if self._fresh is not None:
             step = self._fresh.event(multiplier)
-            return self._hidden(
-                Repeated(event=step, count=self._fresh.times(steps)), step, at, joint
-            )
-        probability = self._group_probability()
-        leaf = (
-            Gaussian(noise_multiplier=multiplier)
-            if probability >= 1
-            else PoissonSubsampledGaussian(
-                sampling_probability=schedule.double_up(probability), noise_multiplier=multiplier
-            )
+            sampled = Repeated(event=step, count=self._fresh.times(steps))
+            return self._or_hidden(whole if at.route == "gaussian" else sampled, step, at, joint)
+        if at.route == "gaussian":
+            return whole
+        step = self._step_of_a_group(multiplier)
+        sampled = Repeated(event=step, count=-(-steps // at.turn))
+        return (
+            sampled if at.route == "cyclic_poisson" else self._or_hidden(sampled, step, at, joint)
         )
-        return self._hidden(Repeated(event=leaf, count=-(-steps // at.turn)), leaf, at, joint)
 
-    def _hidden(self, white: Event, step: Event, at: Streamed, joint: float) -> Event:
-        """``white`` noise in every ``step``, or nobody told where the record was, if known."""
-        poisson = isinstance(step, PoissonSubsampledGaussian) and step.pair == "add_remove"
-        if at.route != "white_noise" or not (poisson and self._is_amplified):
-            return white
-        assert isinstance(step, PoissonSubsampledGaussian)
+    def _step_of_a_group(self, multiplier: float) -> Leaf:
+        probability = self._group_probability()
+        if probability >= 1:
+            return Gaussian(noise_multiplier=multiplier)
+        return PoissonSubsampledGaussian(
+            sampling_probability=schedule.double_up(probability), noise_multiplier=multiplier
+        )
+
+    def _or_hidden(self, bound: Event, step: Event, at: Streamed, joint: float) -> Event:
+        """``bound``, or that nobody is told where records were that are drawn as in ``step``."""
+        if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
+            return bound
+        if self.plan.adjacency == "replace_one":
+            return bound
+        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
         try:
             mixture = participation_mixture(
-                at.strategy, turn=at.turn, probability=step.sampling_probability
+                at.strategy,
+                turn=at.turn,
+                probability=step.sampling_probability,
+                records=records,
             )
         except TooLarge:
-            return white
+            return bound
         hidden = GaussianMixture(
             weights=mixture.weights,
             noise_multiplier=joint / mixture.spacing * (1 - 4 * 2.0**-53),
             conceded=mixture.conceded,
         )
-        return EitherBound(events=(white, hidden))
+        return EitherBound(events=(bound, hidden))
 
     def attained(self, joint: float, steps: int) -> Event:
         """What the phase releases of one record that takes part as it likes, at σ_joint.

@@ -139,7 +139,8 @@ class FourierAccountant:
         """The least upper ends of events that each bound the run, none of which it attains."""
         first, *others = bounds
         # Of little noise the first is what other engines would have said.
-        curves = [InTurn(event=first, engines=(self, accountant("participations")))]
+        engines = (self, accountant("gaussian"), accountant("participations"))
+        curves = [InTurn(event=first, engines=engines)]
         curves += [InTurn(event=other, engines=(self,)) for other in others]
         above = LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
         return Enclosed(above=above, below=())

@@ -1,8 +1,9 @@
 """How far a record that is drawn at random moves a whole run of correlated noise.
 
 A record that is drawn in the steps b moves the run by at most ``s = ‖ |C| b ‖`` clip norms, and the
-run is dominated by Σ_b P(b) N(s_b) against N(0): nobody is told in which steps it was. What is
-needed is P(s > x) from above. Of k participations at uniform places,
+run is dominated by Σ_b P(b) N(s_b) against N(0): nobody is told in which steps it was. Of a user
+with several records b counts those that are drawn. What is needed is P(s > x) from above. Of k
+participations at uniform places,
 
     s² = Σ_i G_ii + 2 Σ_{i<j} G_ij <= k G_max + 2 Σ_{i<j} G_ij,    G = |C|ᵀ|C|,
 
@@ -34,18 +35,19 @@ from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLa
 
 Array = NDArray[np.float64]
 
-NODES = 160
+NODES = 256
 """Distances that are told apart; others are rounded up."""
-CONCEDED = 1e-18
+CONCEDED = 1e-32
 """The chance of more than the largest of them."""
-MOST_STEPS, MOST_DENSE = 100_000, 2048
+MOST_STEPS, MOST_DENSE = 1_000_000, 2048
 """Steps up to which products of columns are counted, of Toeplitz C and of others."""
 MOST_PARTICIPATIONS = 1500
-_BANDS = 64
-"""Of the later of two steps: products are as large as those of the first step in its band."""
+_BANDS, _TRANSFORMED = (8, 64), 6_400_000
+"""Of the later of two steps: products are as large as those of the first step in its band. There
+are fewest of long runs, of so many numbers together."""
 _VALUES = 4096
 """Sizes of products that are told apart."""
-_ORDERS = 240
+_ORDERS = 128
 """Of moments, for products and for sums."""
 _SLACK = 1e-9
 """Relative allowance for the probabilities' rounding, far above what it is."""
@@ -65,15 +67,16 @@ class ParticipationMixture:
 
 @lru_cache(maxsize=16)
 def participation_mixture(
-    strategy: Strategy, *, turn: int, probability: float
+    strategy: Strategy, *, turn: int, probability: float, records: int = 1
 ) -> ParticipationMixture:
-    """The law of s where the steps of any group g, g + b, ... are drawn with ``probability``.
+    """The law of s where in the steps g, g + b, ... of any group records are drawn independently.
 
-    b = ``turn``. Raises ``TooLarge`` for strategies or lots of which that is too much work.
+    b = ``turn``; each of a user's ``records`` is drawn with ``probability``. Raises ``TooLarge``
+    for strategies or lots of which that is too much work.
     """
-    steps = -(-strategy.steps // turn)
-    # A step is drawn at most as often as a Poisson variable of this mean is above zero.
-    mean = -steps * math.log1p(-probability) * (1 + _SLACK)
+    draws = -(-strategy.steps // turn) * records
+    # A record is drawn at most as often as a Poisson variable of this mean is above zero.
+    mean = -draws * math.log1p(-probability) * (1 + _SLACK)
     if mean > MOST_PARTICIPATIONS / 4:
         raise TooLarge(f"{mean:.0f} participations of one record")
     most = int(mean + 20 * math.sqrt(mean)) + 40
@@ -90,10 +93,10 @@ def participation_mixture(
             result += chances[count] * _tail(distances, count, largest, orders, moments)
         return np.minimum.accumulate(result * (1 + _SLACK))
 
-    coarse = np.linspace(0.0, most * math.sqrt(largest), 8 * NODES + 1)[1:]
+    coarse = np.linspace(0.0, most * math.sqrt(largest), NODES + 1)[1:]
     last = int(np.argmax(tails(coarse) <= CONCEDED))
     nodes = np.linspace(0.0, float(coarse[last]), NODES + 1)
-    drawn = -math.expm1(steps * math.log1p(-probability)) * (1 + _SLACK)
+    drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
     above = np.minimum(np.concatenate(([drawn], tails(nodes[1:]))), drawn)
     weights = np.maximum(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 1e-300)
     slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
@@ -129,6 +132,7 @@ def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
     return orders, np.array(logs) + 1e-12 * (1 + orders * largest)
 
 
+@lru_cache(maxsize=16)
 def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
     """Sizes of G_UV, rising, and their shares of two uniform steps U and V of a group.
 
@@ -174,7 +178,8 @@ def _toeplitz_products(column: Array, turn: int) -> Iterator[tuple[Array, Array]
         raise TooLarge(f"a strategy over {total} steps")
     steps = -(-total // turn)
     slack = TRANSFORM * UNIT * math.log2(2 * total + 2) * float(column @ column)
-    for band in np.array_split(np.arange(steps), min(steps, _BANDS)):
+    bands = min(steps, max(_BANDS[0], min(_BANDS[1], _TRANSFORMED // total)))
+    for band in np.array_split(np.arange(steps), bands):
         first, last = int(band[0]), int(band[-1])
         overlap = column[: total - first * turn]
         # ⟨c, S^d c⟩ of columns that the end of the run cuts after ``overlap``.

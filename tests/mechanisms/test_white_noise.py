@@ -117,6 +117,23 @@ def test_fresh_lots_cost_no_more_than_certified_and_no_less_than_attained(
         assert np.all(truth + 1e-5 >= bounds(lowered.attained(), above=False))
 
 
+def test_of_few_steps_it_counts_that_a_record_is_seldom_drawn() -> None:
+    """One step of any strategy is one Poisson sample."""
+    document = {
+        "version": 1,
+        "adjacency": "add_remove",
+        "dataset": {"size": 100_000},
+        "sampling": {"scheme": "poisson", "lot_size": 1_000},
+        "steps": 1,
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 5.0}],
+        "target": {"delta": 1e-6},
+    }
+    correlated = lower(plan_from({**document, "noise": {"kind": "sqrt"}})).event()
+    alone = lower(plan_from(document)).event()
+    upper, tight = (FourierAccountant().curve(e).epsilon(1e-6).upper for e in (correlated, alone))
+    assert tight <= upper < 1.1 * tight
+
+
 def test_rounds_of_a_group_cost_no_more_than_certified() -> None:
     rng = np.random.default_rng(3)
     strategy = np.tril(rng.uniform(0.0, 0.4, (6, 6))) + np.eye(6)

@@ -49,7 +49,7 @@ def test_no_distance_is_exceeded_with_more_than_its_probability(
 ) -> None:
     mixture = participation_mixture(strategy, turn=turn, probability=rate)
     assert math.fsum(mixture.weights) == pytest.approx(1, abs=1e-15)
-    assert mixture.conceded <= 1e-18
+    assert mixture.conceded <= 1e-32
     distances = np.arange(len(mixture.weights)) * mixture.spacing
     above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
     for group in range(turn):
@@ -58,6 +58,29 @@ def test_no_distance_is_exceeded_with_more_than_its_probability(
         chances = binom.pmf(counts, steps, rate) / binom(steps, 0.5).pmf(counts) / 2.0**steps
         for distance, bound in zip(distances, above, strict=True):
             assert chances[sizes > distance].sum() <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("records", [2, 3])
+def test_records_of_one_user_add_up(records: int) -> None:
+    steps, rate = 5, 0.15
+    strategy = square_root(steps)
+    mixture = participation_mixture(strategy, turn=1, probability=rate, records=records)
+    distances = np.arange(len(mixture.weights)) * mixture.spacing
+    above = np.append(np.cumsum(mixture.weights[::-1])[::-1][1:], 0.0) + mixture.conceded
+    counts = np.array(list(product(range(records + 1), repeat=steps)))
+    sizes = np.linalg.norm(counts @ strategy.strategy_matrix().T, axis=1)
+    chances = binom.pmf(counts, records, rate).prod(axis=1)
+    for distance, bound in zip(distances, above, strict=True):
+        assert chances[sizes > distance].sum() <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(2, 1e-7), (50, 0.9), (3000, 0.1), (120_000, 1e-4)])
+def test_weights_are_a_law_for_few_and_for_many_participations(steps: int, rate: float) -> None:
+    mixture = participation_mixture(square_root(steps), turn=1, probability=rate)
+    leaf = GaussianMixture(weights=mixture.weights, noise_multiplier=1.0, conceded=mixture.conceded)
+    mean = float(np.arange(len(leaf.weights)) @ leaf.weights) * mixture.spacing
+    # A record is drawn at least once with this chance, and then moves the run by a column.
+    assert mean >= (1 - (1 - rate) ** steps) * 0.9
 
 
 def test_the_law_is_near_that_of_sampled_participations() -> None:
