@@ -154,6 +154,14 @@ certificates = Table(
     Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_starts("plan_digest")),
 )
 
+
+def issue_reference(name: str) -> ForeignKeyConstraint:
+    """The constraint that a row is about an issue of a certificate."""
+    columns = ["certificate_id", "untrusted", "issue"]
+    issue = ["certificates.id", "certificates.untrusted", "certificates.issue"]
+    return ForeignKeyConstraint(columns, issue, name=name)
+
+
 certificate_facets = Table(
     "certificate_facets",
     metadata,
@@ -163,11 +171,7 @@ certificate_facets = Table(
     Column("mechanism", String(64), nullable=False),
     Column("requester", String(255), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    ForeignKeyConstraint(
-        ["certificate_id", "untrusted", "issue"],
-        ["certificates.id", "certificates.untrusted", "certificates.issue"],
-        name="certificate_facets_certificate",
-    ),
+    issue_reference("certificate_facets_certificate"),
     Index("certificate_facets_by_mechanism", "mechanism", "created_at"),
     Index("certificate_facets_by_requester", "requester", "created_at"),
 )
@@ -183,11 +187,7 @@ requests = Table(
     Column("received_at", UtcDateTime, nullable=False),
     Column("content_type", String(255), nullable=False),
     Column("body", LargeBinary, nullable=False),
-    ForeignKeyConstraint(
-        ["certificate_id", "untrusted", "issue"],
-        ["certificates.id", "certificates.untrusted", "certificates.issue"],
-        name="requests_certificate",
-    ),
+    issue_reference("requests_certificate"),
     CheckConstraint("id > 0", name="requests_id_positive"),
     Index("requests_by_certificate", "certificate_id"),
 )

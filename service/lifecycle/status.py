@@ -38,7 +38,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
-    ForeignKeyConstraint,
     Integer,
     LargeBinary,
     String,
@@ -52,9 +51,7 @@ from sqlalchemy import (
 )
 
 from affidavit.service.keys import revoked_keys
-from affidavit.service.tables import Sequence, UtcDateTime, certificates, metadata
-
-_ISSUE = ["certificates.id", "certificates.untrusted", "certificates.issue"]
+from affidavit.service.tables import Sequence, UtcDateTime, certificates, issue_reference, metadata
 
 approvals = Table(
     "approvals",
@@ -68,9 +65,7 @@ approvals = Table(
     Column("approver", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
     Column("comment", Text, nullable=False),
-    ForeignKeyConstraint(
-        ["certificate_id", "untrusted", "issue"], _ISSUE, name="approvals_certificate"
-    ),
+    issue_reference("approvals_certificate"),
     UniqueConstraint("certificate_id", "untrusted", "issue", "approver", name="approvals_once"),
     CheckConstraint("id > 0", name="approvals_id_positive"),
     CheckConstraint("decision IN ('approve', 'reject')", name="approvals_decision"),
@@ -89,9 +84,7 @@ revocations = Table(
     Column("reason", Text, nullable=False),
     Column("revoked_by", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
-    ForeignKeyConstraint(
-        ["certificate_id", "untrusted", "issue"], _ISSUE, name="revocations_certificate"
-    ),
+    issue_reference("revocations_certificate"),
     UniqueConstraint("certificate_id", "untrusted", "issue", name="revocations_once"),
     CheckConstraint("id > 0", name="revocations_id_positive"),
 )

@@ -59,7 +59,7 @@ from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
 from affidavit.service.log.entries import log_entries
-from affidavit.service.tables import UtcDateTime, metadata
+from affidavit.service.tables import UtcDateTime, issue_reference, metadata
 
 IS_AN_EVENT = (
     "(kind = 'queued' AND seq = 1 AND once IS NOT NULL AND once = 'queued'"
@@ -96,11 +96,7 @@ runs = Table(
     Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("reservation_id", name="runs_reservation_once"),
     UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
-    ForeignKeyConstraint(
-        ["certificate_id", "untrusted", "issue"],
-        ["certificates.id", "certificates.untrusted", "certificates.issue"],
-        name="runs_certificate",
-    ),
+    issue_reference("runs_certificate"),
     Index("runs_by_time", "requested_at", "id"),
     Index("runs_by_team", "team", "requested_at", "id"),
     Index("runs_by_certificate", "certificate_id", "requested_at"),
