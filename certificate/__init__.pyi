@@ -73,7 +73,6 @@ from .key_store import read_public_keys as read_public_keys
 from .key_store import read_root_key as read_root_key
 from .key_store import write_private as write_private
 from .keys import SERVICE_ROLES as SERVICE_ROLES
-from .keys import TIME_FORMAT as TIME_FORMAT
 from .keys import KeyFailure as KeyFailure
 from .keys import KeyRole as KeyRole
 from .keys import PrivateKeySource as PrivateKeySource

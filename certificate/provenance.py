@@ -29,7 +29,7 @@ from typing import Any
 
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id
+from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, format_instant
 from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.plan import canonical_json
 
@@ -107,8 +107,8 @@ def sign_provenance(
         "builder": {"id": f"affidavit-worker:{worker}"},
         "metadata": {
             "invocationId": run,
-            "startedOn": _instant(began),
-            "finishedOn": _instant(datetime.now(UTC)),
+            "startedOn": format_instant(began),
+            "finishedOn": format_instant(datetime.now(UTC)),
         },
         "byproducts": [record],
     }
@@ -123,10 +123,6 @@ def sign_provenance(
 
 def _hex(digest: str | None) -> str:
     return (digest or "").removeprefix("sha256:")
-
-
-def _instant(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def read_provenance(

@@ -7,7 +7,7 @@ unreadable certificate, or a record whose first line is nested too deeply.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,6 @@ import typer
 from rich.markup import escape
 
 from affidavit.certificate import (
-    TIME_FORMAT,
     Conformance,
     ConformanceFinding,
     KeyFailure,
@@ -24,6 +23,7 @@ from affidavit.certificate import (
     VerificationError,
     VerificationOptions,
     check_conformance,
+    parse_instant,
     verify,
 )
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop
@@ -83,7 +83,7 @@ def _started_at(path: Path, record: bytes) -> datetime | None:
     """The recorded start of the run, when the certificate must have been valid."""
     try:
         header = json.loads(record.split(b"\n", 1)[0])
-        return datetime.strptime(header["started_at"], TIME_FORMAT).replace(tzinfo=UTC)
+        return parse_instant(header["started_at"])
     except (ValueError, KeyError, TypeError):
         return None
     except RecursionError:

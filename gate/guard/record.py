@@ -28,11 +28,11 @@ from typing import Any
 import affidavit
 from affidavit.certificate import (
     START,
-    TIME_FORMAT,
     VERSION,
     RecordEntry,
     StepRequirement,
     encode_line,
+    format_instant,
     fsync_directory,
 )
 from affidavit.gate.guard.errors import GuardStop
@@ -98,7 +98,7 @@ class RunRecord:
                 "run": secrets.token_hex(16),
                 "certificate_id": certified.certificate_id,
                 "plan_digest": certified.plan_digest,
-                "started_at": _now(),
+                "started_at": format_instant(datetime.now(UTC)),
                 "code": {**_code(), "loop": loop},
                 "generator": dict(generator),
                 "adjacency": plan.adjacency,
@@ -161,7 +161,7 @@ class RunRecord:
                 "charged": self.charged,
                 "released": self.released,
                 "parameters": parameters,
-                "at": _now(),
+                "at": format_instant(datetime.now(UTC)),
             }
         )
         self.close()
@@ -178,10 +178,6 @@ class RunRecord:
             f"cannot write {self.path}: {error.strerror}.",
             "Fix this and start a run in another folder (record=).",
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime(TIME_FORMAT)
 
 
 def _code() -> dict[str, str]:

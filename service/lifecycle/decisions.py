@@ -27,7 +27,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, Table, insert, select
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure
+from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
 from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.database import hold, write, writer
@@ -206,7 +206,7 @@ def _insert_decision(
 def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[Approval, ...]:
     query = _rows_of(approvals, pending).where(approvals.c.decision == "approve")
     return tuple(
-        Approval(row.approver, row.at.strftime(TIME_FORMAT), row.comment, row.envelope_digest)
+        Approval(row.approver, format_instant(row.at), row.comment, row.envelope_digest)
         for row in connection.execute(query.order_by(approvals.c.id))
     )
 

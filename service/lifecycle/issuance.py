@@ -15,17 +15,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from affidavit.certificate import (
-    TIME_FORMAT,
     Approvals,
     Assessment,
     Certificate,
     SigningPort,
     issue,
     issue_approved,
+    parse_instant,
     statement_in,
 )
 from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
@@ -116,8 +116,7 @@ def statement_of(certificate: StoredCertificate) -> dict[str, Any]:
 
 def not_after(statement: Mapping[str, Any]) -> datetime:
     """The end of a statement's validity."""
-    text = statement["predicate"]["validity"]["not_after"]
-    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+    return parse_instant(statement["predicate"]["validity"]["not_after"])
 
 
 def _with_bundle(result: str, certificate: Certificate) -> str:

@@ -18,11 +18,11 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import (
     MOST_BYTES,
-    TIME_FORMAT,
     KeyRole,
     SigningPort,
     StatusEntry,
     StatusList,
+    format_instant,
     read_envelope,
     sign_status,
 )
@@ -86,7 +86,7 @@ class StatusLists:
                 {
                     "issuer": self._issuer_after(newest),
                     "sequence": sequence,
-                    **{name: at.strftime(TIME_FORMAT) for name, at in times.items()},
+                    **{name: format_instant(at) for name, at in times.items()},
                     **content,
                 },
                 key,
@@ -199,5 +199,5 @@ def _listed(row: Any, status: Any, reason: str) -> StatusEntry:
         issue=row.issue,
         status=status,
         reason=reason,
-        since=row.at.strftime(TIME_FORMAT),
+        since=format_instant(row.at),
     )

@@ -76,21 +76,21 @@ class SchemaNotAtHead(Exception):
         where = f"at revision {found}" if found else "empty"
         super().__init__(
             f"the database's schema is {where}, and this release needs revision {expected}; "
-            f"{self._remedy(expected)}"
+            f"{self._remedy()}"
         )
 
-    def _remedy(self, expected: str) -> str:  # noqa: ARG002
+    def _remedy(self) -> str:
         return "run: affidavit migrate"
 
 
 class UnknownSchema(SchemaNotAtHead):
     """The database's schema has a revision that this release cannot upgrade."""
 
-    def _remedy(self, expected: str) -> str:
+    def _remedy(self) -> str:
         return (
             "it cannot be upgraded from there. If a newer release made it, use that release. "
-            f"If it was made before the first release (a revision below {expected}), keep a copy, "
-            "set DATABASE_URL to an empty database, and run: affidavit migrate"
+            f"If it was made before the first release (a revision below {self.expected}), keep a "
+            "copy, set DATABASE_URL to an empty database, and run: affidavit migrate"
         )
 
 
