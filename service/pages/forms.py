@@ -102,11 +102,7 @@ async def read_form(request: Request) -> Form:
         ) from None
 
 
-async def _form(request: Request) -> Form:
-    return await read_form(request)
-
-
-SubmittedForm = Annotated[Form, Depends(_form)]
+SubmittedForm = Annotated[Form, Depends(read_form)]
 """The submitted form; the guard has read it and checked its token before the route runs."""
 
 
