@@ -167,7 +167,8 @@ def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
         yield bench.row(f"as planned ({phase.noise.kind})", noise, **sampling)
     yield bench.row("independent, amplified", INDEPENDENT, scheme="poisson")
     yield bench.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
-    yield bench.row("banded-2, fresh lots", {"kind": "bsr", "bands": 2}, scheme="poisson")
+    buffered = {"kind": "blt", "buffers": BUFFERS}
+    yield bench.row(f"BLT-{BUFFERS}, fresh lots", buffered, scheme="poisson")
     grouped: dict[str, Callable[[int], dict[str, Any]]] = {
         "banded": lambda groups: {"kind": "bsr", "bands": groups},
         "bidiagonal": lambda _: {"kind": "bidiagonal"},
