@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -22,10 +23,15 @@ from tests.databases import (  # noqa: F401
     postgresql_url,
     sqlite_url,
 )
+from tests.seeds import examples
 from tests.service.postgresql_server import binaries
 
 settings.register_profile(
-    "settled", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "settled",
+    deadline=None,
+    derandomize=True,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("searching", parent=settings.get_profile("settled"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "settled"))
@@ -59,9 +65,40 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first, so that at the end no process waits long for another."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Mark what is left to the soak; long tests first, so that at the end none is waited for."""
+    _leave_to_the_soak(items, whole=not any("::" in word for word in config.args))
     items.sort(key=lambda item: not item.nodeid.startswith("tests/worker/"))
+
+
+def _leave_to_the_soak(items: list[pytest.Item], *, whole: bool) -> None:
+    """Mark ``soak`` what ``ordinary`` does not name, which must name something of each test."""
+    named: dict[str, bool] = {}
+    for item in items:
+        mark = item.get_closest_marker("ordinary")
+        if mark is None:
+            continue
+        test, _, parameters = item.nodeid.partition("[")
+        kept = _named(parameters.removesuffix("]"), mark.args)
+        named[test] = named.get(test, False) or kept
+        if not kept:
+            item.add_marker("soak")
+    missed = [test for test, kept in named.items() if whole and not kept]
+    if missed:
+        raise pytest.UsageError(f"ordinary names no parameters of {missed}")
+
+
+def _named(parameters: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern names them; or, where some begin with ``not``, whether none of those does.
+
+    >>> _named("sqlite-settle", ("*-settle",)), _named("sqlite-settle", ("not sqlite-*",))
+    (True, False)
+    """
+    left_out = [pattern[4:] for pattern in patterns if pattern.startswith("not ")]
+    if left_out:
+        return not any(fnmatchcase(parameters, pattern) for pattern in left_out)
+    return any(fnmatchcase(parameters, pattern) for pattern in patterns)
 
 
 def pytest_collection_finish() -> None:

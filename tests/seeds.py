@@ -1,4 +1,4 @@
-"""The seeds of random tests: fixed in the suite, new in each round of ``make soak``.
+"""Seeds and numbers of random tests: fixed and few in the suite, new and all in ``make soak``.
 
 >>> seeded(7)
 7
@@ -13,3 +13,12 @@ def seeded(fixed: int | str) -> int | str:
     """The seed for ``random.Random`` that stands in the test, or one of ``AFFIDAVIT_SEED`` too."""
     new = os.environ.get("AFFIDAVIT_SEED")
     return fixed if new is None else f"{new} {fixed}"
+
+
+def examples(number: int) -> int:
+    """How many examples a test draws: all in ``make soak``, of many a third in the suite.
+
+    >>> examples(60)
+    20
+    """
+    return number if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else number // 3

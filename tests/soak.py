@@ -48,12 +48,20 @@ class Part:
         return [word.format(seed=seed) for word in self.module], variables
 
 
+ROOMS = (
+    *("accountants", "browser", "certificate", "conformance", "docs", "gate", "mechanisms"),
+    *("packaging", "service", "trainer", "worker"),
+)
+"""Whose slow tests are a slice each: all together would not end in time."""
 PARTS = (
-    Part(
-        name="slow tests",
-        of="every test that is too slow for make test",
-        module=(*PYTEST, "-m", "soak", "tests"),
-        draws=1,
+    *(
+        Part(
+            name=f"slow tests, {room}",
+            of="every test that is too slow for make test",
+            module=(*PYTEST, "-m", "soak", f"tests/{room}"),
+            draws=1,
+        )
+        for room in ROOMS
     ),
     Part(
         name="soundness",
@@ -81,7 +89,8 @@ PARTS = (
             "-m",
             "hypothesis",
             *(f"tests/{room}" for room in ("accountants", "certificate", "conformance")),
-            *(f"tests/{room}" for room in ("mechanisms", "plan", "trainer/optimizers")),
+            *(f"tests/{room}" for room in ("mechanisms", "plan", "service/identity")),
+            *(f"tests/{room}" for room in ("service/pages", "trainer/data", "trainer/optimizers")),
         ),
         draws=None,
         environment={"HYPOTHESIS_PROFILE": "searching"},
@@ -94,9 +103,9 @@ PARTS = (
     ),
     Part(
         name="diagnosis",
-        of="right claims that must not be accused",
-        module=(*PYTEST, "tests/certificate/diagnosis/test_random.py", "-k", "right_claim"),
-        draws=60,
+        of="right claims that must not be accused, and mistakes that must be found",
+        module=(*PYTEST, "tests/certificate/diagnosis/test_random.py"),
+        draws=123,
         environment={"AFFIDAVIT_DIAGNOSES": "60"},
     ),
     Part(

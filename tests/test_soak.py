@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.seeds import seeded
-from tests.soak import PARTS, Part, soak
+from tests.soak import PARTS, ROOMS, Part, soak
+
+TESTS = Path(__file__).parent
 
 GOOD = Part(name="good", of="nothings", module=("timeit", "-n1", "-r1", "pass"), draws=3)
 BAD = Part(
@@ -48,6 +51,12 @@ def test_without_a_failure_it_ends_with_true_and_counts(tmp_path: Path) -> None:
 
 def test_each_part_says_its_seed_to_what_it_runs() -> None:
     assert len({part.name for part in PARTS}) == len(PARTS)
+    marked = {
+        path.relative_to(TESTS).parts[0]
+        for path in TESTS.glob("*/**/test_*.py")
+        if re.search(r"mark\.(soak|ordinary)\b", path.read_text())
+    }
+    assert {*ROOMS} == marked
     for part in PARTS:
         words, variables = part.command(123)
         assert variables["AFFIDAVIT_SEED"] == "123"

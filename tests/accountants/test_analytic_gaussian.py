@@ -11,6 +11,7 @@ from affidavit.accountants.analytic_gaussian import AnalyticCurve, AnalyticGauss
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import Composed, Event, Gaussian, Laplace, Repeated
+from tests.seeds import examples
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
@@ -19,7 +20,7 @@ def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(log_mu=st.floats(-6.9, 4), log_delta=st.floats(-40, -0.3))
 def test_epsilon_brackets_the_truth_and_is_tight(log_mu: float, log_delta: float) -> None:
     mu, delta = 10**log_mu, 10**log_delta
@@ -30,7 +31,7 @@ def test_epsilon_brackets_the_truth_and_is_tight(log_mu: float, log_delta: float
     assert bracket.width <= 4e-9 * bracket.upper + 1e-11
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(log_mu=st.floats(-6.9, 4), deviations=st.floats(-8, 36))
 def test_delta_brackets_the_truth(log_mu: float, deviations: float) -> None:
     mu = 10**log_mu
@@ -39,7 +40,7 @@ def test_delta_brackets_the_truth(log_mu: float, deviations: float) -> None:
     assert bracket.lower <= true_delta(mu, epsilon) <= bracket.upper
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(log_mu=st.floats(-6.9, 4), log_delta=st.floats(-100, -0.3))
 def test_it_contradicts_an_epsilon_that_is_off_by_a_millionth(
     log_mu: float, log_delta: float

@@ -20,6 +20,7 @@ from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.accountants.registry import accountant
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
+from tests.seeds import examples
 
 
 def gaussian_epsilon(scale: float) -> float:
@@ -31,7 +32,7 @@ def poisson(q: float, sigma: float, steps: int) -> Event:
     return Repeated(event=step, count=steps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(target=st.floats(1e-4, 1e3))
 def test_least_noise_meets_the_target_and_no_less_does(target: float) -> None:
     scale = least_noise(gaussian_epsilon, target)
@@ -39,6 +40,7 @@ def test_least_noise_meets_the_target_and_no_less_does(target: float) -> None:
     assert gaussian_epsilon(scale * (1 - SLACK)) > target
 
 
+@pytest.mark.ordinary("not 30.0-rdp")
 @pytest.mark.parametrize("name", ["fourier", "rdp"])
 @pytest.mark.parametrize("target", [0.1, 2.0, 30.0])
 def test_poisson_noise_is_least_and_enough(name: str, target: float) -> None:
@@ -69,6 +71,7 @@ def about_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
 guessed = pytest.mark.parametrize("guessed", [True, False], ids=["guessed", "unguessed"])
 
 
+@pytest.mark.ordinary("not 0.0001-*")
 @guessed
 @pytest.mark.parametrize(
     ("q", "steps", "epsilon", "delta"),
@@ -116,6 +119,7 @@ def test_a_rate_of_one_that_meets_the_target_is_returned() -> None:
     assert largest_probability(lambda q: q, 1.0, guess=lambda q: q) == 1.0
 
 
+@pytest.mark.ordinary("not 0.0001-*")
 @guessed
 @pytest.mark.parametrize(
     ("q", "sigma", "epsilon", "delta"),
@@ -133,7 +137,7 @@ def test_one_step_more_fails(
     assert fourier_epsilon(q, sigma, result + 1, delta) > epsilon
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     edge=st.integers(1, 10**6),
     power=st.floats(0.3, 3.0),
@@ -154,7 +158,7 @@ def test_a_wobbling_bound_and_a_wrong_guess_still_end_at_an_edge(
     assert edge * (1 - 2 * wobble / power) - 2 <= result <= edge + 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     edge=st.floats(1e-3, 1e3),
     power=st.floats(1.0, 30.0),

@@ -95,6 +95,7 @@ RUNS: dict[str, Event] = {
 SLOW = {"add_remove", "phases", "cut"}
 
 
+@pytest.mark.ordinary("not hidden cut of a private size")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.soak) if n in SLOW else n for n in RUNS],
@@ -299,6 +300,7 @@ def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...
             prove(witness_from(document), event)
 
 
+@pytest.mark.ordinary("zero_out")
 @pytest.mark.parametrize("neighbours", ["zero_out", "add_remove"])
 def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     neighbours: Neighbours,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
+from tests.seeds import examples
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
@@ -20,7 +21,7 @@ def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(log_mu=st.floats(-6.5, 4.5), deviations=st.floats(-8, 36))
 def test_delta_brackets_the_truth(log_mu: float, deviations: float) -> None:
     mu = 10**log_mu
@@ -32,7 +33,7 @@ def test_delta_brackets_the_truth(log_mu: float, deviations: float) -> None:
         assert bracket.width <= 1e-6 * truth
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(log_mu=st.floats(-4, 2), log_delta=st.floats(-40, -0.5))
 def test_epsilon_is_on_the_safe_side_and_tight(log_mu: float, log_delta: float) -> None:
     mu, delta = 10**log_mu, 10**log_delta

@@ -84,6 +84,7 @@ def test_bounds_contain_delta_of_simulated_runs(products: Matrix) -> None:
         assert bracket.lower <= largest.mean() + error
 
 
+@pytest.mark.ordinary("no band", "banded", "no order")
 @shapes
 def test_each_integral_alone_bounds_simulated_runs(products: Matrix) -> None:
     (bins,) = pair_of(((binned(products), 1),)).bins
@@ -95,6 +96,7 @@ def test_each_integral_alone_bounds_simulated_runs(products: Matrix) -> None:
             assert values.mean() - error <= integral.delta(epsilon)
 
 
+@pytest.mark.ordinary("1.0-2.5", "4.0-0.4", "8.0-0.0")
 @pytest.mark.parametrize("product", [0.0, 0.4, 2.5])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
 def test_two_bins_by_quadrature(product: float, epsilon: float) -> None:
@@ -120,6 +122,7 @@ def test_two_bins_by_quadrature(product: float, epsilon: float) -> None:
     assert bracket.lower <= exact <= bracket.upper
 
 
+@pytest.mark.ordinary("20-*")
 @pytest.mark.parametrize(("bins", "square", "loose"), [(20, 2.0, 1.25), (100, 6.0, 1.01)])
 def test_independent_noise_is_near_its_exact_bracket(
     bins: int, square: float, loose: float

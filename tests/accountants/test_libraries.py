@@ -50,6 +50,7 @@ def test_below_1e_9_neither_says_anything(engine: PldAccountant | PrvAccountant)
     assert engine.curve(POISSON).epsilon(1e-9).upper > 0
 
 
+@pytest.mark.ordinary("not pld")
 @pytest.mark.parametrize(
     ("engine", "loose"),
     [(PldAccountant(), 1.01), (PrvAccountant(), 1.01), (RdpAccountant(), 1.25)],
@@ -145,6 +146,7 @@ def test_the_time_limit_stops_work_and_restores_the_clock() -> None:
     time.sleep(0.1)
 
 
+@pytest.mark.ordinary("event0")
 @pytest.mark.parametrize(
     "event", [POISSON, Composed(events=(POISSON, Gaussian(noise_multiplier=3)))]
 )

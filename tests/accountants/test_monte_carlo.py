@@ -81,6 +81,7 @@ def delta_of_two(first: float, second: float, product: float, epsilon: float, si
 # ---- against what is known ----------------------------------------------------------
 
 
+@pytest.mark.ordinary("2.0-0.001", "0.5-1e-06")
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
@@ -90,6 +91,7 @@ def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
     assert result.width < 0.02 * exact.upper
 
 
+@pytest.mark.ordinary("0.3-2.0-*", "2.0-1.0-*")
 @pytest.mark.parametrize(("first", "second", "product"), [(1.0, 1.0, 0.0), (2.0, 1.0, 0.9)])
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])
 def test_two_bins_agree_with_quadrature(
@@ -370,6 +372,7 @@ def test_a_delta_that_underflows_is_not_zero() -> None:
     assert 0.0 == result.lower < result.upper < 1e-300
 
 
+@pytest.mark.ordinary("0.001-0.05", "0.5-0.2", "*-1000.0")
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 1000.0])
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_extremes_neither_overflow_nor_lie(sigma: float, delta: float) -> None:

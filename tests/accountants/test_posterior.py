@@ -14,9 +14,10 @@ from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.tradeoff import belief, guess, odds_exponent
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from tests.seeds import examples
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(mu=st.floats(0.01, 6.0), prior=st.floats(1e-4, 1 - 1e-4))
 def test_the_best_guess_about_a_gaussian_is_its_bayes_rule(mu: float, prior: float) -> None:
     # Guess "in" where the posterior odds, with log-likelihood ratio μ z - μ²/2, pass one.
@@ -28,7 +29,7 @@ def test_the_best_guess_about_a_gaussian_is_its_bayes_rule(mu: float, prior: flo
     assert result.lower >= max(prior, 1 - prior)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(mu=st.floats(0.01, 6.0), probability=st.floats(1e-12, 0.3))
 def test_a_gaussian_passes_the_odds_no_more_often_than_promised(
     mu: float, probability: float

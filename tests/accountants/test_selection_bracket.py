@@ -277,6 +277,7 @@ def test_pure_runs_cost_their_epsilon_as_often_as_is_known(shape: float, times: 
 # ---- compositions ------------------------------------------------------------------
 
 
+@pytest.mark.ordinary("not without replacement")
 @pytest.mark.parametrize(
     ("run", "width"),
     [

@@ -11,6 +11,7 @@ from tests.accountants import soundness
 from tests.accountants.soundness import Case, broken, draw, is_narrow, ours
 
 
+@pytest.mark.ordinary("1", "4")
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_random_plans_keep_every_law(seed: int) -> None:
     source = np.random.default_rng(seed)

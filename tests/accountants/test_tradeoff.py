@@ -18,6 +18,7 @@ from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.tradeoff import SMALLEST_DELTA, TOLERANCE, TradeOff, gaps, sample
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
+from tests.seeds import examples
 
 ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)), 0.999999]
 
@@ -42,7 +43,7 @@ def test_a_gaussian_lies_inside_and_the_bracket_is_tight(mu: float) -> None:
         assert result.width <= 1e-3
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     mu=st.floats(0.05, 8.0),
     epsilons=st.lists(st.floats(0, 30), min_size=1, max_size=12, unique=True),
@@ -79,6 +80,7 @@ def trade(request: pytest.FixtureRequest) -> TradeOff:
     return sample(curves()[request.param])
 
 
+@pytest.mark.ordinary("not rare")
 def test_the_lower_bound_is_a_trade_off_function(trade: TradeOff) -> None:
     grid = [index / 200 for index in range(201)]
     lower = [trade.type_two(alpha).lower for alpha in grid]
@@ -111,6 +113,7 @@ def test_the_advantage_is_the_largest_difference_of_rates(trade: TradeOff) -> No
     assert best.upper >= trade.advantage.lower - 1e-3
 
 
+@pytest.mark.ordinary("0.5-3.0")
 @pytest.mark.parametrize(("q", "sigma"), [(0.1, 1.0), (0.01, 0.7), (0.5, 3.0)])
 def test_one_subsampled_step_meets_its_own_trade_off(q: float, sigma: float) -> None:
     """Against mpmath: f of one step is the convex hull of both orders of the mixture."""

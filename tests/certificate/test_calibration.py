@@ -10,6 +10,7 @@ from affidavit.certificate.certification import certify
 from affidavit.plan import Plan
 
 
+@pytest.mark.ordinary("not 30-1.5-*")
 @pytest.mark.parametrize(
     ("size", "epochs", "sigma", "epsilon", "lot", "steps"),
     [

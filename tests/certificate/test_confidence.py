@@ -137,6 +137,7 @@ def test_only_noise_is_searched_for(plan_of: Callable[..., Plan]) -> None:
     assert any("leave the noise open" in reason.remedy for reason in refused.reasons)
 
 
+@pytest.mark.ordinary("2")
 @pytest.mark.parametrize("bins", [2, 30])
 def test_without_correlation_it_meets_the_engine_that_convolves(bins: int) -> None:
     """Two methods with nothing in common: draws here, transforms of one bin's law there."""

@@ -43,6 +43,7 @@ def said_of(plan: Plan) -> tuple[str, dict[str, Any]]:
     return stated["accountants"][0]["name"], stated
 
 
+@pytest.mark.ordinary("not changes3-*")
 @pytest.mark.parametrize(
     ("changes", "steps", "like"),
     [

@@ -19,6 +19,7 @@ from affidavit.plan import (
     Repeated,
     TruncatedPoissonGaussian,
 )
+from tests.seeds import examples
 
 DELTA = 1e-5
 WOBBLE = {
@@ -168,7 +169,7 @@ def test_a_delta_that_is_no_probability_is_refused(name: str, delta: float) -> N
         curve(name, gaussian(1.0) if name != "fourier" else poisson(0.1, 1.0, 1)).epsilon(delta)
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(
     q=st.floats(1e-3, 0.3),
     sigma=st.floats(0.6, 4.0),
@@ -184,6 +185,7 @@ def test_independent_engines_meet(q: float, sigma: float, steps: int, delta: flo
     assert ours.lower <= rdp.upper * (1 + 1e-9)
 
 
+@pytest.mark.ordinary("0.2-3.0-200")
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"), [(0.024, 0.72, 400), (0.004, 1.1, 2000), (0.2, 3.0, 200)]
 )

@@ -111,11 +111,13 @@ def test_an_engine_is_the_only_one_asked(document: Make, save: Any, run: Any) ->
     assert [opinion["name"] for opinion in result["accountants"]] == ["rdp"]
 
 
-def test_two_processes_answer_as_one_does(lines: list[bytes], save: Any, affidavit: Any) -> None:
+def test_two_processes_answer_as_one_does(
+    lines: list[bytes], save: Any, run: Any, affidavit: Any
+) -> None:
     path = save(b"\n".join(lines) + b"\n", "plans.jsonl")
-    one = affidavit("batch", path, "--jobs", "1")
+    one = run("batch", path, "--jobs", "1")
     two = affidavit("batch", path, "--jobs", "2")
-    assert (two.returncode, two.stdout) == (one.returncode, one.stdout)
+    assert (two.returncode, two.stdout) == (one.exit_code, one.stdout)
     assert len(results(one.stdout)) == len(lines)
     assert one.stderr == two.stderr == ""
 
@@ -141,6 +143,7 @@ def next_line(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.readline()
 
 
+@pytest.mark.ordinary("1")
 def test_an_answer_comes_before_the_next_line_is_written(
     process: subprocess.Popen[bytes], document: Make
 ) -> None:
@@ -155,6 +158,7 @@ def test_an_answer_comes_before_the_next_line_is_written(
     assert process.wait(30) == 0
 
 
+@pytest.mark.ordinary("2")
 def test_a_reader_that_leaves_ends_it_quietly(
     process: subprocess.Popen[bytes], document: Make
 ) -> None:

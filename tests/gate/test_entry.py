@@ -80,6 +80,7 @@ def process(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[byte
     )
 
 
+@pytest.mark.ordinary("check-*", "*-ascii")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("command", ["check", "certify", "curve"])
 def test_no_encoding_changes_the_verdict(
@@ -114,6 +115,7 @@ def test_a_report_declares_the_encoding_that_it_has(
     )  # type: ignore[union-attr]
 
 
+@pytest.mark.ordinary("not arguments2")
 @pytest.mark.parametrize("arguments", [("--help",), ("certify", "--json"), ("check",)])
 def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
     plans = [] if arguments == ("--help",) else [files["certified"]]
@@ -124,6 +126,7 @@ def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequenc
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.ordinary("not arguments2")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -146,6 +149,7 @@ def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequenc
     assert ended.returncode == Exit.UNDECIDED
 
 
+@pytest.mark.ordinary("not malformed-2")
 @pytest.mark.parametrize(("name", "code"), [("certified", 0), ("blocked", 1), ("malformed", 2)])
 def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: int) -> None:
     command = f'exec "{sys.executable}" -m affidavit check "{files[name]}" >&- 2>&- <&-'
@@ -314,7 +318,7 @@ def originals(files: dict[str, str]) -> None:
 def test_random_arguments(
     inside: Any, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    try_arguments(300, inside, files, monkeypatch, tmp_path)
+    try_arguments(100, inside, files, monkeypatch, tmp_path)
 
 
 @pytest.mark.soak

@@ -31,14 +31,15 @@ def test_a_malformed_plan_has_a_place_and_no_traceback(affidavit: Any, save: Any
 
 
 def test_a_key_a_bundle_and_its_verification(
-    affidavit: Any, save: Any, document: Make, tmp_path: Any
+    affidavit: Any, run: Any, save: Any, document: Make, tmp_path: Any
 ) -> None:
     path, bundle = save(document()), str(tmp_path / "bundle.json")
-    assert affidavit("keys", "new").returncode == 0
+    assert run("keys", "new").exit_code == 0
     assert affidavit("certify", path, "--out", bundle).returncode == 0
     assert affidavit("verify", bundle, "--plan", path).returncode == 0
 
 
+@pytest.mark.ordinary("not arguments1")
 @pytest.mark.parametrize("arguments", [("certify",), ("certify", "--json"), ("check",)])
 def test_output_that_nobody_reads_decides_nothing_and_says_nothing(
     save: Any, document: Make, arguments: tuple[str, ...]

@@ -121,6 +121,7 @@ def test_the_largest_lot_that_fits_is_found(
 RECORDS = 60
 
 
+@pytest.mark.ordinary("20-9-1")
 @pytest.mark.parametrize(
     ("epochs", "sigma", "epsilon"),
     [pytest.param(4, 3, 2, marks=pytest.mark.soak), (2.5, 1.5, 3), (20, 9, 1)],

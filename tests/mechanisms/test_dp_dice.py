@@ -19,6 +19,7 @@ from affidavit.mechanisms import dp_dice
 from affidavit.mechanisms.dp_dice import by_error_clip, by_pre_clip
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import Gaussian, MalformedPlan, Plan, RefusedPlan
+from tests.seeds import examples
 
 Make = Callable[..., Plan]
 Stream = NDArray[np.float64]
@@ -68,7 +69,7 @@ def moved(
 # ---- the bounds hold ---------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32 - 1),
     dimension=st.integers(1, 3),

@@ -67,6 +67,7 @@ def test_the_typical_singular_value_that_comes_out_is_about_the_predicted(
     assert predicted * (1 - 1 / 7) < result < predicted * 1.01
 
 
+@pytest.mark.ordinary("frobenius-*")
 @pytest.mark.parametrize(("start", "low", "high"), [("paper", 0, 1e-4), ("frobenius", 0.2, 0.4)])
 def test_the_bias_correction_is_a_no_op_without_a_frobenius_start(
     momentum: np.ndarray, start: str, low: float, high: float

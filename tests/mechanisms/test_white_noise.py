@@ -103,6 +103,7 @@ def strategies() -> Iterator[Array]:
     yield np.tril(rng.uniform(-1.0, 1.0, (3, 3))) + np.eye(3)
 
 
+@pytest.mark.ordinary("0.1-2.0-zero_out", "0.3-4.0-replace_one")
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.1, 2.0), (0.3, 4.0)])
 def test_fresh_lots_cost_no_more_than_certified_and_no_less_than_attained(
@@ -200,6 +201,7 @@ def test_no_direction_shows_more_of_the_columns_than_their_least_mean_is_long(
     assert 0 <= bound <= np.linalg.norm(columns @ weights, axis=0).min()
 
 
+@pytest.mark.ordinary("1.0-0.05", "3.0-0.4")
 @pytest.mark.parametrize("rate", [0.05, 0.4])
 @pytest.mark.parametrize("sigma", [1.0, 3.0])
 def test_what_one_direction_shows_is_attained_and_more_than_single_steps(

@@ -85,6 +85,7 @@ def test_the_action_annotates_and_reports(action: Any, project: Path) -> None:
     assert action().returncode == 2
 
 
+@pytest.mark.ordinary("not --fix")
 @pytest.mark.parametrize(
     "hostile",
     [

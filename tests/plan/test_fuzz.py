@@ -15,6 +15,7 @@ from affidavit.plan import Plan
 from affidavit.plan.diagnostics import MalformedPlan, PlanError, RefusedPlan
 from affidavit.plan.parse import Syntax, parse_plan, plan_from
 from affidavit.plan.serialization import as_document, digest
+from tests.seeds import examples
 
 SEEDS: list[dict[str, Any]] = [
     {
@@ -135,7 +136,7 @@ def read(raw: bytes, syntax: Syntax) -> None:
 
 
 @given(mutants())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_mutated_plan_is_a_plan_or_malformed(data: dict[str, Any]) -> None:
     try:
         plan = plan_from(data)
@@ -146,13 +147,13 @@ def test_a_mutated_plan_is_a_plan_or_malformed(data: dict[str, Any]) -> None:
 
 
 @given(mutants(), st.sampled_from(["json", "yaml"]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_text_of_a_mutated_plan_is_a_plan_or_malformed(data: Any, syntax: Syntax) -> None:
     read(json.dumps(data).encode(), syntax)
 
 
 @given(st.sampled_from(SEEDS), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_damaged_text_is_a_plan_or_malformed(seed: dict[str, Any], data: st.DataObject) -> None:
     raw = bytearray(json.dumps(seed, indent=1).encode())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -165,7 +166,7 @@ def test_a_damaged_text_is_a_plan_or_malformed(seed: dict[str, Any], data: st.Da
 @given(
     st.text(st.sampled_from("ab01 -?:,[]{}#&*!|>'\"%@`~\\/.\n\tuUx\u00e9\u2028\ufeff"), max_size=40)
 )
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @example('"\\UFFFFFFFF"')
 @example("!%FF a")
 @example("%YAML 1.2\n--- a")

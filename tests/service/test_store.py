@@ -187,6 +187,7 @@ def test_a_failure_at_the_audit_row_leaves_nothing(store: CertificateStore, engi
     assert set(counts(engine).values()) == {0}
 
 
+@pytest.mark.ordinary("sqlite")
 def test_killed_before_any_of_its_statements_it_leaves_nothing_and_a_retry_succeeds(
     database_url: str, engine: Engine
 ) -> None:

@@ -102,6 +102,7 @@ def test_brackets_are_as_narrow_as_asked_for_nearly_always() -> None:
     assert narrow >= 27
 
 
+@pytest.mark.ordinary("*-add_remove")
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(
     ("phases", "delta"),
@@ -125,6 +126,7 @@ def test_phases_of_very_different_scales_are_as_narrow_as_asked_for(
     assert rest.lower <= together.upper
 
 
+@pytest.mark.ordinary("not *-900.0-1000000-0.*")
 @pytest.mark.parametrize("delta", [0.999, 0.9, 0.6, 0.1, 1e-5, 1e-12, 1e-20])
 @pytest.mark.parametrize(
     ("sigma", "steps"), [(0.3, 40), (0.5, 1), (20.0, 100), (3.0, 7), (900.0, 10**6)]
@@ -187,6 +189,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.ordinary("not *-0.0001-*")
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), PLANS)
 def test_refining_shrinks_the_bracket_and_never_leaves_it(
     q: float, sigma: float, steps: int, delta: float
@@ -200,6 +203,7 @@ def test_refining_shrinks_the_bracket_and_never_leaves_it(
         old = new
 
 
+@pytest.mark.ordinary("not *-0.0001-*-replace_one", "not inversion first-0.0001-*")
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), PLANS)
 def test_monotone_in_every_parameter(
@@ -312,6 +316,7 @@ def dp_accounting_s_epsilon(
     return float(law.self_compose(steps).get_epsilon_for_delta(delta))
 
 
+@pytest.mark.ordinary("*-0.1-3.0-*")
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "delta"),
     [(0.01, 0.8, 200, 1e-6), (0.1, 3.0, 500, 1e-5), (0.05, 1.0, 20, 1e-8)],
@@ -326,6 +331,7 @@ def test_dp_accounting_s_grids_meet_the_bracket(
     assert dp_accounting_s_epsilon(*plan, pessimistic=False) <= bracket.upper
 
 
+@pytest.mark.ordinary("lattice alone-3000", "inversion first-12000")
 @pytest.mark.parametrize("most", [3000, 5000, 7000, 9000, 12000])
 def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
     monkeypatch: pytest.MonkeyPatch, most: int
@@ -340,6 +346,7 @@ def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
     assert wide.epsilon(1e-6).meets(truth[1])
 
 
+@pytest.mark.ordinary("inversion first-event0-*", "lattice alone-event1-*")
 @pytest.mark.parametrize(
     ("event", "epsilon", "delta"),
     [

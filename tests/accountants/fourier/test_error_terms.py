@@ -235,6 +235,7 @@ def test_frequencies_left_out_are_caught(monkeypatch: Patch) -> None:
     assert is_caught(COMMON, claimed)
 
 
+@pytest.mark.ordinary("0")
 @pytest.mark.parametrize("stratum", [0, 1])
 def test_a_stratum_left_out_is_caught(stratum: int, monkeypatch: Patch) -> None:
     """The losses that one rare release makes, or those that all make together."""

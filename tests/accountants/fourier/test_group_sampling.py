@@ -66,6 +66,7 @@ def test_a_place_has_the_loss_that_was_asked_for(name: str, added: bool) -> None
             assert law.loss(np.array([place]))[0] == pytest.approx(edge, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.ordinary("not many")
 @pytest.mark.parametrize("name", RUNS)
 def test_one_release_is_its_curve(name: str) -> None:
     """δ of one release in eighty digits, the larger of both directions."""
@@ -152,6 +153,7 @@ def test_dp_accounting_encloses_the_same_run() -> None:
     assert pld.get_epsilon_for_delta(delta) == pytest.approx(bracket.upper, rel=0.02)
 
 
+@pytest.mark.ordinary("pairs", "often")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_checker_proves_it_and_nothing_below_it(name: str) -> None:
     event = run(*RUNS[name])
@@ -164,6 +166,7 @@ def test_the_checker_proves_it_and_nothing_below_it(name: str) -> None:
         prove(below, event)
 
 
+@pytest.mark.ordinary("not rare")
 @pytest.mark.parametrize("name", RUNS)
 def test_several_records_cost_more_than_one_and_less_than_all_at_once(name: str) -> None:
     records, q, sigma, steps = RUNS[name]

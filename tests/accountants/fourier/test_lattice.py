@@ -28,6 +28,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalMixtureLaw,
 )
 from affidavit.plan import WithoutReplacementGaussian
+from tests.seeds import examples
 
 
 def exact(law: NormalMixtureLaw, epsilon: float) -> mpmath.mpf:
@@ -127,7 +128,7 @@ def test_upper_is_nowhere_below_and_lower_nowhere_above(law: NormalMixtureLaw, c
         assert opened(epsilon) <= value
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     kind=st.sampled_from(("remove", "add", "replace")),
     log_q=st.floats(math.log(1e-6), math.log(0.999)),

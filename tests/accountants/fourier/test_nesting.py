@@ -43,6 +43,7 @@ LEAVES: list[tuple[Event, int, float]] = [
 pytestmark = pytest.mark.usefixtures("lattice_alone")
 
 
+@pytest.mark.ordinary("leaf0*", "leaf1*", "leaf3*")
 @pytest.mark.parametrize(("leaf", "steps", "delta"), LEAVES)
 def test_a_narrower_bracket_lies_inside_every_wider_one(
     leaf: Event, steps: int, delta: float

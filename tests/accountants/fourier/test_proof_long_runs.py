@@ -149,6 +149,7 @@ PLANS: list[tuple[SubsampledPair, float, float, int, float, float]] = [
 ]
 
 
+@pytest.mark.ordinary("*-0.2-4.0-300-*", "*-0.08192-*", "*-replace_one-0.3-*")
 @pytest.mark.parametrize(("pair", "q", "sigma", "steps", "delta", "h"), PLANS)
 def test_long_runs_agree_with_another_transform(
     pair: SubsampledPair, q: float, sigma: float, steps: int, delta: float, h: float
@@ -163,6 +164,7 @@ def test_long_runs_agree_with_another_transform(
     assert result.width <= 1e-4 * result.upper
 
 
+@pytest.mark.ordinary("*0.1-20.0-*")
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "delta", "lowest", "highest"),
     [
@@ -186,6 +188,7 @@ def test_the_width_s_effect_falls_by_four() -> None:
     assert (result[0] - result[1]) / (result[1] - result[2]) == pytest.approx(4.0, abs=0.3)
 
 
+@pytest.mark.ordinary("inversion first-*", "lattice alone-*-100000000")
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"), [(1e-4, 10.0, 10**8), (1e-4, 10.0, 10**9), (1e-3, 50.0, 10**9)]
 )

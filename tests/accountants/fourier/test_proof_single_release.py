@@ -82,6 +82,7 @@ def is_long(one: Single) -> bool:
     return one.delta < 1e-8 and one.rate * mu * math.sqrt(-2 * math.log(one.delta)) < 5e-5
 
 
+@pytest.mark.ordinary("0")
 @pytest.mark.parametrize("seed", range(4))
 def test_random_single_releases_hold_their_closed_form(seed: int) -> None:
     """A hundred of them; and the promised width, where rounding does not forbid it."""

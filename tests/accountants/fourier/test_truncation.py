@@ -292,6 +292,7 @@ QUADRATURE = 1e-4
 """Relative error of the sums over ``out``, with room."""
 
 
+@pytest.mark.ordinary("2-*-zero_out", "1-*-replace_one", "1-*-add_remove")
 @pytest.mark.parametrize("neighbours", ALL)
 @pytest.mark.parametrize(
     ("largest", "q", "sigma"),
@@ -322,6 +323,7 @@ def test_no_data_set_by_enumeration_passes_the_bound(
         assert bound.lower <= max(worst) * (1 + QUADRATURE)
 
 
+@pytest.mark.ordinary("0.3-*-zero_out", "0.01-*-replace_one")
 @pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(
     ("q", "sigma"),
@@ -428,6 +430,7 @@ def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> No
     assert least[0] < 1.01 / (1 - cover.crowded)
 
 
+@pytest.mark.ordinary("not add_remove-3-*")
 @pytest.mark.parametrize(
     ("neighbours", "largest", "q", "sigma"),
     [

@@ -34,6 +34,7 @@ def epsilon(bins: int, sigma: float, delta: float, width: float = 1e-4) -> Brack
     return AllocationAccountant(relative_width=width).curve(allocated(bins, sigma)).epsilon(delta)
 
 
+@pytest.mark.ordinary("0.001-0.3", "1e-10-7.0", "1e-06-300.0", "1e-06-1.0")
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
@@ -104,6 +105,7 @@ def sampled(bins: int, sigma: float, at: float, side: str, draws: int) -> tuple[
     return float(low), float(beta.ppf(1 - 5e-10, hits + 1, draws - hits))
 
 
+@pytest.mark.ordinary("50-1.0-*", "7-*")
 @pytest.mark.parametrize("side", ["remove", "add"])
 @pytest.mark.parametrize(
     ("bins", "sigma", "at"), [(7, 0.6, 1.0), (50, 1.0, 0.3), (50, 0.5, 0.5), (200, 0.8, 0.05)]
@@ -157,6 +159,7 @@ def test_more_bins_and_more_noise_cost_less() -> None:
         assert all(b.upper < a.lower for a, b in itertools.pairwise(result))
 
 
+@pytest.mark.ordinary("2")
 @pytest.mark.parametrize("bins", [2, pytest.param(64, marks=pytest.mark.soak), 10_000])
 def test_the_bracket_is_narrow_down_to_small_deltas_and_falls_with_delta(bins: int) -> None:
     result = [epsilon(bins, 1.1, delta) for delta in (0.1, 1e-3, 1e-6, 1e-10, 1e-14)]

@@ -42,6 +42,7 @@ def bracket(*events: Event, delta: float = 1e-6) -> Bracket:
     return AllocationAccountant().curve(Composed(events=events)).epsilon(delta)
 
 
+@pytest.mark.ordinary("40.0-1000")
 @pytest.mark.parametrize(("sigma", "passes"), [(2.0, 4), (0.6, 3), (40.0, 1000)])
 def test_passes_of_one_bin_are_the_gaussian_mechanism(sigma: float, passes: int) -> None:
     result = bracket(repeated(allocated(1, sigma), passes))
@@ -61,6 +62,7 @@ def test_beside_other_releases_one_bin_is_a_gaussian_release() -> None:
     assert result.width <= 1e-3 * result.upper
 
 
+@pytest.mark.ordinary("False")
 @pytest.mark.parametrize("removed", [True, False])
 def test_an_experiment_agrees(removed: bool) -> None:
     """Likelihood ratios of two passes, drawn from either hypothesis."""
@@ -83,6 +85,7 @@ def test_an_experiment_agrees(removed: bool) -> None:
         assert result.width <= 1e-2 * result.upper
 
 
+@pytest.mark.ordinary("100-2.0-10-*", "5-10.0-*")
 @pytest.mark.parametrize(
     ("bins", "sigma", "passes", "delta"),
     [(100, 2.0, 10, 1e-6), (5, 10.0, 1000, 1e-6), (100, 0.6, 100, 1e-7), (20, 0.4, 2, 1e-9)],
@@ -121,6 +124,7 @@ def test_a_last_pass_of_one_released_bin_is_a_poisson_sample() -> None:
     assert result.width <= 1e-3 * result.upper
 
 
+@pytest.mark.ordinary("0.5")
 @pytest.mark.parametrize("mu", [0.5, 3.0])
 def test_measures_of_a_pass_enclose_its_curve(mu: float) -> None:
     """One bin, whose curve is closed."""

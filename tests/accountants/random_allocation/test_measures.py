@@ -25,13 +25,14 @@ from affidavit.accountants.random_allocation.tail_truncation import (
     lower_masses,
     upper_masses,
 )
+from tests.seeds import examples
 
 
 def call(nodes: Array, masses: Array, at: float) -> float:
     return float(masses @ np.maximum(nodes - at, 0.0))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(rate=st.floats(0.05, 3.0), cells=st.integers(8, 400), place=st.floats(-0.2, 1.1))
 def test_the_call_functions_of_the_measures_enclose_the_terms(
     rate: float, cells: int, place: float
@@ -117,6 +118,7 @@ def test_what_lies_below_the_window_is_paid_for(threshold: float) -> None:
     assert at(power.lower, threshold)[0] <= exact <= at(power.upper, threshold)[0]
 
 
+@pytest.mark.ordinary("not 500-*")
 @pytest.mark.parametrize(("bins", "rate"), [(3, 1.0), (40, 1.5), (500, 0.7)])
 def test_large_terms_enclose_what_sampling_finds(bins: int, rate: float) -> None:
     generator = np.random.Generator(np.random.PCG64(bins))

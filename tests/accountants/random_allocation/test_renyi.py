@@ -75,6 +75,7 @@ def test_the_laplace_transform_is_bounded_from_above_and_closely(tilt: float) ->
     assert exact * (1 - 1e-12) <= bound <= exact * (1 + 1e-3) + 1e-12
 
 
+@pytest.mark.ordinary("1000-3.0", "10-0.5")
 @pytest.mark.parametrize(("bins", "sigma"), [(1, 1.0), (10, 0.5), (100, 1.0), (1000, 3.0)])
 def test_it_is_never_below_the_lattice(bins: int, sigma: float) -> None:
     exact = AllocationAccountant().curve(allocated(bins, sigma)).epsilon(1e-6)

@@ -21,6 +21,7 @@ from affidavit.certificate.charts import (
     draw,
     draw_panels,
 )
+from tests.seeds import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -41,7 +42,7 @@ def tree(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(x=AXES, y=AXES, line=POINTS, dots=POINTS, at=NUMBERS, name=st.text(max_size=12))
 def test_whatever_is_drawn_is_well_formed_and_finite(
     x: Axis,

@@ -61,6 +61,7 @@ def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> 
         assert result.reading.epsilon >= 0
 
 
+@pytest.mark.ordinary("gaussian", "sampled", "laplace", "quantile")
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:
     plan = plan_with(extra, "poisson", "add_remove")

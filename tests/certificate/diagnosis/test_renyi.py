@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from affidavit.certificate.diagnosis.account import Part
 from affidavit.certificate.diagnosis.readings import library_epsilon, renyi
+from tests.seeds import examples
 
 runs = st.tuples(
     st.floats(-9.0, -1.0).map(math.exp),
@@ -24,7 +25,7 @@ runs = st.tuples(
 
 
 @given(run=runs)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_library_is_imitated_to_the_last_printed_digit(
     run: tuple[float, float, int, float],
 ) -> None:

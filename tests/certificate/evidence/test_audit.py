@@ -54,6 +54,7 @@ def test_randomised_response_is_refuted_as_often_as_allowed(epsilon: float, gues
         assert level > ALARM / 4  # the test is not empty
 
 
+@pytest.mark.ordinary("2.0-0.001")
 @pytest.mark.parametrize(("std", "delta"), [(0.5, 1e-5), (2.0, 1e-3)])
 def test_the_gaussian_mechanism_is_never_shown_to_spend_more_than_it_does(
     std: float, delta: float

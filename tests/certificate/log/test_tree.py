@@ -28,6 +28,7 @@ from affidavit.certificate.log.tree import (
     verify_inclusion,
 )
 from tests.certificate.log import reference
+from tests.seeds import examples
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors/log/rfc6962.json").read_text(encoding="utf-8")
@@ -263,7 +264,7 @@ def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
         refuse_consistency(50, second, root(50), reference.tree_hash(forked[:second]), created)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 300), st.data())
 def test_random_trees(size: int, data: Any) -> None:
     entries = tuple(data.draw(st.lists(st.binary(max_size=3), min_size=size, max_size=size)))

@@ -42,6 +42,7 @@ def plan_of(arguments: str, before: str = "", change: tuple[str, str] = ("", "")
     return partial.completed({}, "train.py", opacus_noise)
 
 
+@pytest.mark.ordinary("not sample_rate=q, epochs=*")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("arguments", "before", "rate", "steps"),

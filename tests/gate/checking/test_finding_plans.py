@@ -255,6 +255,7 @@ def test_a_pipe_that_is_named_is_read(affidavit: Any) -> None:
     assert (mended.returncode, "fixed" in mended.stderr) == (1, False)
 
 
+@pytest.mark.ordinary("493", "384")
 @pytest.mark.parametrize("mode", [0o640, 0o600, 0o755])
 def test_a_fix_is_made_where_a_link_leads_and_the_mode_stays(run: Any, mode: int) -> None:
     Path("plans").mkdir()

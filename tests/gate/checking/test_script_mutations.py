@@ -42,8 +42,8 @@ def _passes(library: str, number: int, seed: int) -> int:
 
 
 @pytest.mark.parametrize("library", BASES)
-def test_some_hundred_mutated_scripts_are_never_passed_for_more_than_they_run(library: str) -> None:
-    assert _passes(library, 300, seed=1) > 30
+def test_a_hundred_mutated_scripts_are_never_passed_for_more_than_they_run(library: str) -> None:
+    assert _passes(library, 100, seed=1) > 10
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBid
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
 from tests.mechanisms.strategies.brute import attained, bound, every_pattern
+from tests.seeds import examples
 
 rates = st.one_of(
     st.floats(-1, 1),
@@ -32,7 +33,7 @@ def column(rate: float, steps: int) -> np.ndarray:
     return np.power(rate, np.arange(steps))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(rate=rates, steps=st.integers(1, 12), at=turns())
 def test_the_closed_form_is_the_worst_of_all_patterns(
     rate: float, steps: int, at: Participation
@@ -43,7 +44,7 @@ def test_the_closed_form_is_the_worst_of_all_patterns(
     assert result.value == pytest.approx(bound(strategy, at), rel=1e-12)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(rate=rates, steps=st.integers(1, 12), at=turns())
 def test_so_is_the_form_of_normalised_columns(rate: float, steps: int, at: Participation) -> None:
     strategy = toeplitz(column(rate, steps), np.zeros(steps))
@@ -91,7 +92,7 @@ def test_an_order_drawn_anew_each_epoch_costs_more_than_the_formula_for_a_fixed_
     assert result.sensitivity(anywhere).value >= reshuffled
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     gap=st.floats(1e-16, 1e-3),
     k=st.integers(2, 400),

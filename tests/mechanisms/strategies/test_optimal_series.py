@@ -316,6 +316,7 @@ class TestBuffered:
         # Momentum pulls N's fastest pole to zero, where this family of strategies ends.
         assert one_step_better(loss, point) < (1e-4 if workload.momentum else 1e-6)
 
+    @pytest.mark.ordinary("0.0-max", "0.9-rms")
     @pytest.mark.parametrize("objective", ["rms", "max"])
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_many_steps(self, objective: str, momentum: float) -> None:

@@ -22,6 +22,7 @@ from affidavit.mechanisms.strategies.sensitivity import (
 from affidavit.mechanisms.strategies.strategy import IllConditioned
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from tests.mechanisms.strategies.brute import Array, attained, bound, patterns
+from tests.seeds import examples
 
 CLOSE = 1e-10
 signed = st.floats(-2, 2, allow_subnormal=False).map(lambda value: round(value, 3))
@@ -48,7 +49,7 @@ def lower(draw: st.DrawFn, entries: st.SearchStrategy[float], *, largest: int = 
     return matrix
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(matrix=lower(positive), at=turns())
 def test_a_strategy_without_negative_entries_meets_brute_force(
     matrix: Array, at: Participation
@@ -61,7 +62,7 @@ def test_a_strategy_without_negative_entries_meets_brute_force(
         assert result.value == pytest.approx(true, rel=CLOSE)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(matrix=lower(signed), at=turns())
 def test_a_signed_strategy_is_bounded_and_exact_only_where_it_is(
     matrix: Array, at: Participation
@@ -84,7 +85,7 @@ def test_unit_vectors_of_any_direction_stay_below_the_bound_and_reach_an_exact_o
         assert reached == pytest.approx(result.value, rel=1e-6)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(column=st.lists(signed, min_size=1, max_size=12), at=turns(), more=st.integers(0, 4))
 def test_a_toeplitz_strategy_is_bounded_for_every_sign(
     column: list[float], at: Participation, more: int
@@ -100,7 +101,7 @@ def test_a_toeplitz_strategy_is_bounded_for_every_sign(
         assert result.value == pytest.approx(true, rel=CLOSE)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(column=st.lists(positive, min_size=1, max_size=11), at=turns())
 def test_a_toeplitz_strategy_that_decreases_is_exact_for_every_schema(
     column: list[float], at: Participation
@@ -138,7 +139,7 @@ def test_bands_within_the_separation_are_exact_whatever_their_signs() -> None:
     assert of_matrix(unit, at).value == pytest.approx(3**0.5, rel=CLOSE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(values=st.lists(positive, min_size=1, max_size=10), k=st.integers(1, 4), b=st.integers(1, 4))
 def test_the_dynamic_programme_over_a_diagonal_is_exact(
     values: list[float], k: int, b: int
@@ -201,7 +202,7 @@ def test_the_factor_of_a_gram_matrix_is_lower_triangular_and_is_not_its_cholesky
         factor_of_gram(-gram)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(matrix=lower(signed, largest=8), at=turns())
 def test_the_sensitivity_is_that_of_the_inverse_of_the_noise(
     matrix: Array, at: Participation

@@ -259,6 +259,7 @@ def test_a_worker_that_is_no_job_is_left_alone(
     assert yard.start(job).json()["state"] == "running"
 
 
+@pytest.mark.ordinary("sqlite")
 def test_whatever_the_engine_does_a_run_is_executed_once_or_charged(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:

@@ -190,6 +190,7 @@ def filled(path: str, values: dict[str, str]) -> str:
     return re.sub(r"{(\w+)}", lambda found: values[found[1]], path)
 
 
+@pytest.mark.ordinary("postgresql")
 @on_both
 def test_objects_of_another_team_are_not_there_on_any_route(
     town: Town, objects: dict[str, str]
@@ -221,6 +222,7 @@ def test_objects_of_another_team_are_not_there_on_any_route(
     assert shown > 25  # it shows nothing where ada sees nothing either
 
 
+@pytest.mark.ordinary("sqlite")
 @on_both
 def test_lists_searches_counts_and_exports_show_none_of_it(
     town: Town, objects: dict[str, str]

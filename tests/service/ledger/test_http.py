@@ -192,6 +192,7 @@ def test_a_repetition_is_answered_though_the_certificate_was_revoked(office: Off
     assert (new.status_code, new.json()["code"]) == (409, "certificate_not_usable")
 
 
+@pytest.mark.ordinary("sqlite-True", "postgresql-False")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, again: bool) -> None:
     """Revoked after it was reserved, and perhaps issued anew; what began before goes on."""

@@ -52,6 +52,7 @@ def fill(bench: Bench, claim: CostedRun) -> int:
 # ---- what is admitted --------------------------------------------------------------
 
 
+@pytest.mark.ordinary("sqlite")
 def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
     bench: Bench,
 ) -> None:
@@ -75,6 +76,7 @@ def sampled(bench: Bench, sigma: float, expected: int = 10, steps: int = 20) -> 
     )
 
 
+@pytest.mark.ordinary("postgresql")
 def test_steps_of_the_first_runs_kind_fill_a_budget_to_their_composition(bench: Bench) -> None:
     """Rényi divergences alone admit less; steps that the first run does not cover are theirs."""
     bench.budget("3", "0.00001")

@@ -243,6 +243,9 @@ def test_a_revoked_issue_is_listed_until_a_day_after_its_validity(
 # ---- rows that stay ----------------------------------------------------------------------
 
 
+@pytest.mark.ordinary(
+    "sqlite-approvals", "postgresql-status_lists", "sqlite-revocations", "postgresql-certificates"
+)
 @pytest.mark.parametrize("table", ["approvals", "revocations", "status_lists", "certificates"])
 def test_what_was_decided_can_be_neither_changed_nor_removed(
     company: Company, pending: dict[str, Any], table: str

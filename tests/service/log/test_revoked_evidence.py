@@ -107,6 +107,7 @@ def test_what_was_witnessed_before_goes_on_and_what_was_backdated_does_not(
     assert outcome(log, forged) == (6, "key_revoked")
 
 
+@pytest.mark.ordinary("sqlite")
 def test_what_was_stamped_before_goes_on_and_what_was_not_fails_closed(
     log: Log,
     bundles: tuple[bytes, bytes],

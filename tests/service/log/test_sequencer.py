@@ -149,6 +149,7 @@ def test_a_second_sequencer_waits_for_no_lock(log: Log) -> None:
 # ---- kill -9 ----------------------------------------------------------------------------
 
 
+@pytest.mark.ordinary("sqlite")
 def test_killed_before_any_of_its_statements_it_loses_and_doubles_nothing(log: Log) -> None:
     log.grow(5)
     log.engine.dispose()

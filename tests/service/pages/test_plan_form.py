@@ -22,6 +22,7 @@ from affidavit.service.pages.plan_form import (
     release_names,
     yaml_of,
 )
+from tests.seeds import examples
 
 EXAMPLES = sorted(Path("examples").glob("*.yaml")) + sorted(Path("examples/train").glob("*.yaml"))
 WHOLE = {
@@ -51,7 +52,7 @@ def test_yaml_round_trips_a_plan(path: Path) -> None:
     assert digest(parse_plan(yaml_of(as_document(plan)).encode(), "yaml")) == digest(plan)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=6))
 def test_any_input_is_parsed_or_refused_with_reasons(typed: dict[str, str]) -> None:
     form = PlanForm.of({**WHOLE, **typed})
@@ -65,7 +66,7 @@ def test_any_input_is_parsed_or_refused_with_reasons(typed: dict[str, str]) -> N
         assert parse_plan(form.yaml.encode(), "yaml") == parsed.plan
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(TEXTS)
 def test_text_stays_one_yaml_string(text: str) -> None:
     form = PlanForm.of({"name": text, "dataset.name": text})

@@ -229,6 +229,7 @@ def laxer(envelope: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
+@pytest.mark.ordinary("sqlite-name", "postgresql-envelope", "sqlite-digest", "postgresql-key")
 @pytest.mark.parametrize("what", ["digest", "envelope", "name", "key"])
 def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
     house: Any, plan: Document, what: str

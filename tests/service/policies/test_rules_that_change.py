@@ -62,6 +62,7 @@ def test_a_change_at_the_last_moment_is_noticed_within_the_transaction(
     assert [entry["kind"] for entry in house.entries("certificate")] == []
 
 
+@pytest.mark.ordinary("sqlite")
 def test_no_certificate_by_an_old_policy_follows_the_new_one_in_the_log(
     house: Any, plan: Document
 ) -> None:

@@ -471,6 +471,7 @@ def heir(yard: Yard, job: Any, before: Sim | None, drawn: random.Random) -> Sim:
     return Sim(yard, job, record, job["granted"], told=before.told, kept=[record.copy()])
 
 
+@pytest.mark.ordinary("sqlite")
 def test_whatever_happens_each_step_is_taken_once_and_charged(yard: Yard) -> None:
     ends = [history(yard, seed) for seed in range(HAND_OVERS)]
     assert not replay(yard.engine)

@@ -237,6 +237,7 @@ def test_what_a_run_may_not_ask_for(yard: Yard) -> None:
         assert answer.json()["reasons"][0]["pointer"] == f"/{field}"
 
 
+@pytest.mark.ordinary("postgresql")
 def test_twenty_runs_over_four_workers_each_once_and_the_oldest_first(yard: Yard) -> None:
     certificate = yard.certify()
     requested = [yard.request(certificate).json()["id"] for _ in range(20)]

@@ -15,6 +15,7 @@ from affidavit.trainer.blocks import block_name
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 
 
+@pytest.mark.ordinary("*-60")
 @pytest.mark.parametrize("runs", [20, 60, 280])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.05), (2.0, 0.01)])
 @pytest.mark.parametrize("alarm", [0.05, 1e-5])

@@ -71,6 +71,9 @@ def pairs(dtype: torch.dtype, steps: int, wide: int, high: int) -> list[tuple[Te
     return [(a.to(dtype), b.to(dtype)) for a, b in result]
 
 
+@pytest.mark.ordinary(
+    "64-*-1e-09-*-dtype0", "6-*-100000.0-*-dtype1", "1-*-1e-09-*-dtype1", "1-*-100000.0-*-dtype0"
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernel", ["gram", "direct", "reuse"])
 @pytest.mark.parametrize("clip_norm", [1e-9, 1e5])
@@ -99,6 +102,7 @@ def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
             assert length(of.clipped_sum(clip_norm)) <= clip_norm
 
 
+@pytest.mark.ordinary("100000.0-dtype1", "1e-09-dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clip_norm", [1e-9, 1e5])
 def test_uses_that_cancel_add_no_more_than_their_clip_norm(

@@ -141,6 +141,7 @@ def require_equal(model: nn.Module, expected: dict[str, Tensor]) -> None:
         assert float((got - value).abs().max()) <= 1e-10 * float(value.abs().max()), name
 
 
+@pytest.mark.ordinary("*-2.0", "*-mixed-0.05")
 @pytest.mark.parametrize("clip_norm", CLIP_NORMS)
 @pytest.mark.parametrize("blocks", [one_each, flat, mixed])
 @pytest.mark.parametrize("name", MODELS)

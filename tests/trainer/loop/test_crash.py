@@ -84,6 +84,7 @@ def begun(out: Path) -> bool:
     return any(entry["type"] == "checkpoint" for entry in entries_whole(out))
 
 
+@pytest.mark.ordinary("correlated")
 @pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])
 def test_killed_at_any_file_operation_no_key_is_used_twice(
     tmp_path: Path, changes: dict[str, Any]
@@ -125,6 +126,7 @@ def entries_whole(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
+@pytest.mark.ordinary("2")
 @pytest.mark.parametrize("renaming", [1, 2])
 def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
     tmp_path: Path, renaming: int
@@ -446,6 +448,7 @@ def test_a_folder_serves_one_run_and_one_process(
     assert go_on().outcome.ended == "completed"
 
 
+@pytest.mark.ordinary("1", "13", "31")
 @pytest.mark.parametrize("call", range(1, 32, 6))
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int

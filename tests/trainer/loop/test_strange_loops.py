@@ -149,6 +149,7 @@ def detached(run: PrivateRun, model: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
+@pytest.mark.ordinary("not detached")
 @pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop

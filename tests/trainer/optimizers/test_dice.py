@@ -13,6 +13,7 @@ from torch import Tensor
 
 from affidavit.plan import Plan, RefusedPlan
 from affidavit.trainer.optimizers.dice import ErrorFeedback
+from tests.seeds import examples
 
 B, C1, C2 = 10.0, 1.0, 0.05
 SHAPES = {"w": torch.Size([3, 2]), "b": torch.Size([2])}
@@ -55,7 +56,7 @@ def test_it_equals_algorithm_3(clip_norm: float) -> None:
         torch.testing.assert_close(joined(sums) / B, released, rtol=0, atol=4e-6 * clip_norm)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     exponent=st.integers(-30, 30),
     clip_norm=st.floats(1e-6, 1e6),

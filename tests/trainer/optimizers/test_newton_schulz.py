@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
+from tests.seeds import examples
 
 
 def p(x: float, degree: int) -> float:
@@ -42,7 +43,7 @@ def random_matrix(shape: tuple[int, ...], scale: float = 1.0, seed: int = 0) -> 
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     rows=st.integers(1, 7),
     columns=st.integers(1, 7),
