@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from affidavit.accountants import decimal_up
 from affidavit.certificate import certify
+from affidavit.gate import app
 from affidavit.plan import (
     ClippingQuantile,
     LaplaceMetric,
@@ -94,17 +96,34 @@ def test_the_numbers_of_the_readme_are_those_of_the_demo(stem: str) -> None:
         assert all(f"{release.required:.7g}" in readme for release in result.releases)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", pytest.param("docs/tour.md", marks=pytest.mark.soak)]
-)
+def commands(page: str) -> list[str]:
+    """The lines of the first block with the program."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    result = next(block for block in blocks if ".venv/bin/affidavit" in block).strip().splitlines()
+    assert len(result) > 5
+    return result
+
+
+def test_every_command_of_the_readme_ends_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    for line in commands("README.md"):
+        command, _, told = line.partition(" || ")
+        program, *words = shlex.split(command, comments=True)
+        assert program == ".venv/bin/affidavit"
+        words = [str(tmp_path / word) if word == "bundle.json" else word for word in words]
+        assert CliRunner().invoke(app, words).exit_code == (1 if told else 0), line
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
 def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path: Path) -> None:
     """Each line of the first block with the program, in order, as a person would paste it."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    block = next(block for block in blocks if ".venv/bin/affidavit" in block)
-    assert len(block.splitlines()) > 5
     python = shlex.quote(sys.executable)
     programs = {"affidavit": f"{python} -m affidavit", "python": python}
-    for line in block.strip().splitlines():
+    for line in commands(page):
         command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], line)
         for written in ("bundle.json", "curve.svg", "digits-run"):
             command = command.replace(written, str(tmp_path / written))

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from affidavit.service.operation.database_admin import upgrade
+
 
 def test_an_audit_from_the_command_line(affidavit: Any, home: Path) -> None:
     refused = affidavit("audit", "verify")
     assert (refused.returncode, "affidavit migrate" in refused.stderr) == (2, True)
     assert not (home / "affidavit.db").exists()
-    assert affidavit("migrate").returncode == 0
+    upgrade(f"sqlite:///{home / 'affidavit.db'}")
     told = affidavit("audit", "verify", "--json")
     assert (told.returncode, told.stderr) == (0, "")
     assert json.loads(told.stdout)["consistent"] is True

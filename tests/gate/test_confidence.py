@@ -23,6 +23,12 @@ BINNED: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of draws does not depend on their number."""
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 200_000)
+
+
 @pytest.fixture
 def issued(
     run: Run, save: Save, document: Callable[..., dict[str, Any]], tmp_path: Path

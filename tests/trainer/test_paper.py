@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from affidavit.certificate import certify
 from affidavit.plan import plan_from
-from examples.paper import __main__ as paper
-from examples.paper.data import gpt2, records
-from examples.paper.scores import scores
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
 SIZES = {"e2e": 42_043, "dart": 60_591}
+
+
+@pytest.fixture(scope="module")
+def paper() -> Any:
+    """The example, imported late: every process of the tests collects this module."""
+    return import_module("examples.paper.__main__")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,9 @@ SIZES = {"e2e": 42_043, "dart": 60_591}
     ],
 )
 @pytest.mark.parametrize("scheme", ["poisson", "shuffled"])
-def test_the_page_has_the_certified_numbers(scheme: str, row: str, method: str, name: str) -> None:
+def test_the_page_has_the_certified_numbers(
+    paper: Any, scheme: str, row: str, method: str, name: str
+) -> None:
     (line,) = (of for of in PAGE.splitlines() if of.startswith(f"| {name} |"))
     columns = [of.strip() for of in line.split("|")]
     adjacency = {"poisson": "add_remove", "shuffled": "zero_out"}[scheme]
@@ -52,7 +59,7 @@ def test_the_page_has_the_certified_numbers(scheme: str, row: str, method: str, 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages that generate and score
 def test_a_slice_ends_in_a_conformant_record_and_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
     paper.command(paper.gate, "keys", "new", "--label", "test")
@@ -63,7 +70,7 @@ def test_a_slice_ends_in_a_conformant_record_and_scores(
     assert [len(of["references"]) for of in written] == [2, 1]
     config = paper.HERE / "slice" / "gpt2.json"
     state = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
-    ours = gpt2(f"{config},seed=2", records("dart", str(config.parent))).module
+    ours = paper.gpt2(f"{config},seed=2", paper.records("dart", str(config.parent))).module
     ours.load_state_dict(state)
     tokens = torch.arange(12).view(2, 6)
     with torch.no_grad():
@@ -96,8 +103,8 @@ def bleu() -> float:
     return 100 * brevity * math.exp(sum(map(math.log, precisions)) / 4)
 
 
-def test_scores_are_those_of_their_definitions() -> None:
-    result = scores(TEXTS, REFERENCES)
+def test_scores_are_those_of_their_definitions(paper: Any) -> None:
+    result = paper.scores(TEXTS, REFERENCES)
     assert result["bleu"] == pytest.approx(bleu())
     # Longest common subsequences of 5 of 6 words, and of 4 of 4 and 5; marks are no words.
     assert result["rouge_l"] == pytest.approx(100 * (5 / 6 + 2 * 4 / 9) / 2)
@@ -106,9 +113,9 @@ def test_scores_are_those_of_their_definitions() -> None:
     second = 10 * 4 / 5 / (4 / 5 + 9) * (1 - (2 / 4) ** 3 / 2)
     if not result["meteor_synonyms"]:
         assert result["meteor"] == pytest.approx(100 * (first + second) / 2)
-    assert scores([of[0] for of in REFERENCES], REFERENCES)["bleu"] == pytest.approx(100)
+    assert paper.scores([of[0] for of in REFERENCES], REFERENCES)["bleu"] == pytest.approx(100)
 
 
-def test_texts_without_a_word_score_nothing() -> None:
-    result = scores(["", ""], REFERENCES)
+def test_texts_without_a_word_score_nothing(paper: Any) -> None:
+    result = paper.scores(["", ""], REFERENCES)
     assert all(result[name] == 0 for name in ("bleu", "rouge_l", "meteor", "nist", "cider"))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 RECORDS, TOKENS, WORDS = 3, 6, 31
 Losses = Callable[[nn.Module, Tensor], Tensor]
 Case = tuple[nn.Module, Tensor, Losses]
 
-hf.logging.set_verbosity_error()
 WIDTH = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS}
 DECODER = {**WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 HEADS = {**DECODER, "head_dim": 4}
@@ -38,6 +38,14 @@ PAIRED = {
 }
 
 
+@cache
+def hf() -> Any:
+    """Transformers, imported late: every process of the tests collects this module."""
+    result = import_module("transformers")
+    result.logging.set_verbosity_error()
+    return result
+
+
 def words() -> Tensor:
     """Token numbers (n, T), none of them special."""
     return torch.randint(3, WORDS, (RECORDS, TOKENS))
@@ -50,13 +58,13 @@ def squares(values: Tensor) -> Tensor:
 
 def language(kind: str, config: str, **sizes: Any) -> Case:
     """A causal language model."""
-    model = getattr(hf, kind)(getattr(hf, config)(**sizes))
+    model = getattr(hf(), kind)(getattr(hf(), config)(**sizes))
     return model, words(), lambda m, x: squares(m(input_ids=x, use_cache=False).logits)
 
 
 def encoder(kind: str, config: str, **sizes: Any) -> Case:
     """A model of whole texts, without a pooler."""
-    model = getattr(hf, kind)(getattr(hf, config)(**sizes))
+    model = getattr(hf(), kind)(getattr(hf(), config)(**sizes))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model, words(), lambda m, x: squares(m(input_ids=x).last_hidden_state)
@@ -64,7 +72,7 @@ def encoder(kind: str, config: str, **sizes: Any) -> Case:
 
 def translator(kind: str, config: str, **sizes: Any) -> Case:
     """An encoder and a decoder."""
-    model = getattr(hf, kind)(getattr(hf, config)(**sizes))
+    model = getattr(hf(), kind)(getattr(hf(), config)(**sizes))
     return (
         model,
         words(),
@@ -74,13 +82,13 @@ def translator(kind: str, config: str, **sizes: Any) -> Case:
 
 def vision(kind: str, config: str, **sizes: Any) -> Case:
     """A classifier of images."""
-    model = getattr(hf, kind)(getattr(hf, config)(**sizes))
+    model = getattr(hf(), kind)(getattr(hf(), config)(**sizes))
     return model, torch.randn(RECORDS, 3, 32, 32), lambda m, x: squares(m(x).logits)
 
 
 def whisper() -> Case:
     """Sound to text."""
-    config = hf.WhisperConfig(
+    config = hf().WhisperConfig(
         **PAIRED,
         max_source_positions=8,
         max_target_positions=8,
@@ -96,12 +104,12 @@ def whisper() -> Case:
         result = model(input_features=x, decoder_input_ids=ids, use_cache=False)
         return squares(result.last_hidden_state)
 
-    return hf.WhisperModel(config), torch.randn(RECORDS, 4, 16), losses
+    return hf().WhisperModel(config), torch.randn(RECORDS, 4, 16), losses
 
 
 def wav2vec2() -> Case:
     """Sound, with a convolution under weight normalisation."""
-    config = hf.Wav2Vec2Config(
+    config = hf().Wav2Vec2Config(
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
@@ -120,7 +128,7 @@ def wav2vec2() -> Case:
         activation_dropout=0,
         layerdrop=0,
     )
-    model = hf.Wav2Vec2Model(config)
+    model = hf().Wav2Vec2Model(config)
     return model, torch.randn(RECORDS, 160), lambda m, x: squares(m(x).last_hidden_state)
 
 

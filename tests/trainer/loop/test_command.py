@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from affidavit.certificate import KeyStore
@@ -49,18 +50,20 @@ def arguments_of(*options: str) -> list[str]:
     return ["--device", "cpu", *(text for pair in provided.items() for text in pair)]
 
 
-def trained(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The trainer's own program, in a process of its own that finds ``tests``."""
-    command = [sys.executable, "-m", "affidavit.trainer", *arguments_of(*options)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def trained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
+    """The trainer's command, in the folder, as it ends with these options."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    yield lambda *options: CliRunner().invoke(trainer, arguments_of(*options))
+    sys.modules.pop("own", None)
 
 
-def test_a_certified_plan_is_trained_and_its_record_conforms(folder: Path) -> None:
-    done = trained(folder, "--checkpoint-every", "3", "--schedule", "linear")
-    assert done.returncode == 0, done.stderr
+def test_a_certified_plan_is_trained_and_its_record_conforms(
+    folder: Path, trained: Callable[..., Result]
+) -> None:
+    done = trained("--checkpoint-every", "3", "--schedule", "linear")
+    assert done.exit_code == 0, done.stderr
     assert "trained 12 of 12 charged steps" in done.stdout
     assert entries_of(folder / "run")[-1]["digest"] in done.stdout
     assert "loss" not in done.stdout + done.stderr
@@ -82,16 +85,9 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(folder: Path) -> No
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_begun(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    code: int,
-    said: str,
+    folder: Path, trained: Callable[..., Result], options: tuple[str, ...], code: int, said: str
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(folder)
-    done = CliRunner().invoke(trainer, arguments_of(*options))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
+    done = trained(*options)
     assert done.exit_code == code
     assert said in done.stderr.replace("\n", " ")
     assert isinstance(done.exception, SystemExit)
