@@ -21,8 +21,8 @@ from affidavit.plan import GaussianMixture, PoissonSampledGroupGaussian
 
 _SMALLEST_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
-_STEPS = 60
-"""Of Newton's method, which converges from above; a handful is enough."""
+_STEPS, _SHORT = 60, 1e-9
+"""Of Newton's method, which converges from above, and a last one: what it leaves is its square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class GroupMixtureLaw(NormalPair):
             total = shares.sum(axis=0)
             step = (peak + np.log(total) - goal) / ((k * shares).sum(axis=0) / total)
             z = z - step
-            if np.all(np.abs(step) <= 4e-16 * (1.0 + np.abs(z))):
+            if np.all(np.abs(step) <= _SHORT * (1.0 + np.abs(z))):
                 break
         result = np.where(target > 0, np.inf, -np.inf)
         result[finite] = z
