@@ -23,7 +23,6 @@ unchecked, unless the verifier requires them; so is revocation without a status 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +33,7 @@ from affidavit.certificate.keys import KeyRole, PublicKey, by_id, format_instant
 from affidavit.certificate.log import verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
+from affidavit.certificate.policy.rules import at_least
 from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,
@@ -330,7 +330,7 @@ def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
     versions = _engines(predicate)
     for name, lowest in options.accountants.items():
         result = versions.get(name)
-        if result is None or _numbers(result) < _numbers(lowest):
+        if result is None or not at_least(result, lowest):
             raise VerificationError(
                 8,
                 "old_accountant",
@@ -363,15 +363,6 @@ def _engines(predicate: dict[str, Any]) -> dict[str, str]:
         return {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
     except (KeyError, TypeError):
         return {}
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, which may follow a library's name.
-
-    >>> _numbers("dp-accounting 0.6.0") < _numbers("0.10")
-    True
-    """
-    return tuple(int(item) for item in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
 
 
 def _validity(key: PublicKey, not_before: datetime, not_after: datetime, now: datetime) -> datetime:

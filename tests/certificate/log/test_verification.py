@@ -135,6 +135,7 @@ def test_step_8_versions_and_policies(log: Log, certificate: Certificate) -> Non
     version = {engine["name"]: engine["version"] for engine in engines}["fourier"]
     digest = certificate.statement["predicate"]["policy"]["digest"]
     passed(bundle, accountants={"fourier": version, "pld": "0.5"}, policies=frozenset({digest}))
+    passed(bundle, accountants={"fourier": version + ".0"})  # the same release
     above = version + ".1"
     assert rejected(bundle, accountants={"fourier": above}) == (8, "old_accountant")
     assert rejected(bundle, accountants={"fourier": "99"}) == (8, "old_accountant")
