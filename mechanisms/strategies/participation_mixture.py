@@ -13,7 +13,7 @@ and the sum over pairs is a mean over the ways to match them up, of k/2 independ
 >>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> mixture = participation_mixture(identity(100), turn=1, probability=0.01)
 >>> round(mixture.weights[0], 4), round(mixture.spacing * (len(mixture.weights) - 1))
-(0.366, 4)
+(0.366, 18)
 
 Reference: docs/theorems/correlated-noise.md, Theorem 14; Hoeffding, "Probability inequalities for
 sums of bounded random variables", 1963, section 5.

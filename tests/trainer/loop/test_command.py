@@ -102,7 +102,7 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
     CliRunner().invoke(app, ["train", "--plan", "p.yaml", "--resume", "--help"])
     ((program, *arguments),) = started
     assert program == sys.executable
-    assert arguments[-5:] == ["trainer", "--plan", "p.yaml", "--resume", "--help"]
+    assert arguments[-5:] == ["trainer.__main__", "--plan", "p.yaml", "--resume", "--help"]
 
 
 def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
