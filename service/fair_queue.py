@@ -173,6 +173,8 @@ LATELY = 5.0
 """Callers of as many seconds share them."""
 BURST, SHARE = 1.0, 0.25
 """Seconds that a caller may use beside others at once, and of each second then."""
+LEAST_REST = 0.001
+"""Seconds until a caller who used up its share is looked at again, at least."""
 MOST_REQUESTS = 1024
 
 
@@ -202,15 +204,18 @@ class Turns(FairQueue):
     def _may_run(self, caller: str) -> bool:
         if caller == NOBODY or len(self._seen) == 1:
             return super()._may_run(caller)
-        share = max(1, TURNS // len(self._seen))
-        return self._running[caller] < share and self._use.of(caller) <= BURST
+        return self._has_room(caller) and self._use.of(caller) <= BURST
+
+    def _has_room(self, caller: str) -> bool:
+        return self._running[caller] < max(1, TURNS // len(self._seen))
 
     def _serve(self) -> None:
         super()._serve()
-        if self._waiting and self._free and self._timer is None:
-            rests = ((self._use.of(caller) - BURST) / SHARE for caller in self._waiting)
-            seconds = min((rest for rest in rests if rest > 0), default=None)
-            if seconds is not None:
+        if self._waiting and self._free and self._timer is None and len(self._seen) > 1:
+            # Who has room waits for time alone, of which all may have passed since it was read.
+            rests = [self._use.of(who) - BURST for who in self._waiting if self._has_room(who)]
+            if rests:
+                seconds = max(LEAST_REST, min(rests) / SHARE)
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def _rested(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from types import SimpleNamespace
 
 import httpx
@@ -92,6 +93,29 @@ def test_beside_others_a_caller_has_a_share_of_the_time(monkeypatch: pytest.Monk
 
     used = asyncio.run(run())
     assert BURST + 10 * SHARE - 2 * took <= used <= BURST + 10 * SHARE + 2 * took
+
+
+def test_a_share_that_is_earned_between_two_looks_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller waits for its share of the time; the clock moves on whenever it is read."""
+    ticks = count()
+    time = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3)
+    monkeypatch.setattr(fair_queue, "time", time)
+
+    async def run(beyond: float) -> None:
+        queue = Turns(128)
+        for caller in ("one", "another"):
+            CALLER.set(caller)
+            async with queue.turn():
+                pass
+        queue._use.add("one", BURST + beyond)
+        CALLER.set("one")
+        async with asyncio.timeout(5), queue.turn():
+            pass
+
+    for tenths in range(40):
+        asyncio.run(run(tenths * 1e-4))
 
 
 def test_a_turn_is_left_once_and_taken_again_by_work_that_goes_on() -> None:
