@@ -109,6 +109,14 @@ def decoder_of(path: Path, state: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
     return result
 
 
+def text_of(tokens: list[int]) -> str:
+    """The text of ``tokens``, with a mark for bytes that are no character."""
+    try:
+        return str(decode(tokens))
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
+
+
 def generated(model: GPT2LMHeadModel, sources: list[str], *, batch: int) -> Iterator[str]:
     """A text for each source by the paper's beam search; sources of one length go together."""
     pad, bos, eos = TOKENIZER.marks
@@ -134,7 +142,8 @@ def generated(model: GPT2LMHeadModel, sources: list[str], *, batch: int) -> Iter
                 pad_token_id=pad,
             )
             for (_, place), tokens in zip(some, output[:, length:].tolist(), strict=True):
-                result[place] = decode([item for item in tokens if item < min(pad, eos)]).strip()
+                words = [item for item in tokens if item < min(pad, eos)]
+                result[place] = text_of(words).strip()
     return (result[place] for place in range(len(sources)))
 
 

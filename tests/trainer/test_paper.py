@@ -57,6 +57,14 @@ def test_the_page_has_the_certified_numbers(
             assert float(written) == result.releases[0].required
 
 
+def test_tokens_that_are_no_characters_have_a_text(paper: Any) -> None:
+    """A model that learned little writes halves of characters."""
+    (half, *_) = paper.TOKENIZER.encode("日")
+    (word,) = paper.TOKENIZER.encode("word")
+    assert paper.text_of([word]) == "word"
+    assert paper.text_of([half, word]) == "\ufffdword"
+
+
 @pytest.mark.filterwarnings("ignore")  # of the packages that generate and score
 def test_a_slice_ends_in_a_conformant_record_and_scores(
     paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
