@@ -426,9 +426,6 @@ def event_document(event: Event) -> dict[str, Any]:
             return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
         case EitherBound(events=bounds):
             return {"kind": kind, "events": [event_document(part) for part in bounds]}
-        case GaussianMixture(weights=weights):
-            values = {"noise_multiplier": event.noise_multiplier, "conceded": event.conceded}
-            return {"kind": kind, "weights": list(weights), **values}
         case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
             rows = [list(row) for row in gram.rows]
             return {"kind": kind, "gram": rows, "noise_multiplier": sigma}
@@ -437,6 +434,7 @@ def event_document(event: Event) -> dict[str, Any]:
             | Laplace()
             | PoissonSubsampledGaussian()
             | PoissonSampledGroupGaussian()
+            | GaussianMixture()
             | WithoutReplacementGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()
@@ -464,8 +462,6 @@ def event_from(document: Mapping[str, Any]) -> Event:
     if kind == "EitherBound":
         first, second = map(event_from, provided["events"])
         return EitherBound(events=(first, second))
-    if kind == "GaussianMixture":
-        provided["weights"] = tuple(provided["weights"])
     if kind == "BallsInBinsGaussian":
         gram = Gram(tuple(tuple(row) for row in provided["gram"]))
         return BallsInBinsGaussian(gram=gram, noise_multiplier=provided["noise_multiplier"])
@@ -476,8 +472,12 @@ def event_from(document: Mapping[str, Any]) -> Event:
 
 
 def _written(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
     return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
     return math.inf if value == "Infinity" else value

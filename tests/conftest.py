@@ -80,11 +80,11 @@ def _leave_to_the_soak(items: list[pytest.Item], *, whole: bool) -> None:
         if mark is None:
             continue
         test, _, parameters = item.nodeid.partition("[")
-        kept = _named(parameters.removesuffix("]"), mark.args)
-        named[test] = named.get(test, False) or kept
-        if not kept:
+        matches = _named(parameters.removesuffix("]"), mark.args)
+        named[test] = named.get(test, False) or matches
+        if not matches:
             item.add_marker("soak")
-    missed = [test for test, kept in named.items() if whole and not kept]
+    missed = [test for test, matched in named.items() if whole and not matched]
     if missed:
         raise pytest.UsageError(f"ordinary names no parameters of {missed}")
 

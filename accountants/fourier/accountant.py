@@ -135,15 +135,14 @@ class FourierAccountant:
         covered = _after_concessions(replace(own, directions=hidden))
         return Enclosed(above=LeastCurve((above, covered)), below=tuple(below))
 
-    def _least_of(self, bounds: Sequence[Event]) -> Enclosed:
+    def _least_of(self, bounds: Sequence[Event]) -> LeastCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
         first, *others = bounds
-        # Of little noise the first is what other engines would have said.
+        # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [InTurn(event=first, engines=engines)]
         curves += [InTurn(event=other, engines=(self,)) for other in others]
-        above = LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
-        return Enclosed(above=above, below=())
+        return LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)

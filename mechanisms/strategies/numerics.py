@@ -33,6 +33,11 @@ def gamma(operations: int) -> float:
     return 1.01 * (operations + 2) * UNIT
 
 
+def transform_slack(length: int) -> float:
+    """What a convolution of so many numbers by transforms is off, over both vectors' norms."""
+    return TRANSFORM * UNIT * math.log2(2 * length + 2)
+
+
 def root_up(squared: float, operations: int) -> float:
     """An upper bound of √s, for a sum s ≥ 0 that was computed in ``operations`` roundings."""
     return math.nextafter(math.sqrt(squared * (1 + gamma(operations + 4))), math.inf)

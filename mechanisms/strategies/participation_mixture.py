@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, pdtrc
 
-from affidavit.mechanisms.strategies.numerics import TRANSFORM, UNIT, fftconvolve, gamma
+from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
 from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
 
 Array = NDArray[np.float64]
@@ -177,7 +177,7 @@ def _toeplitz_products(column: Array, turn: int) -> Iterator[tuple[Array, Array]
     if total > MOST_STEPS:
         raise TooLarge(f"a strategy over {total} steps")
     steps = -(-total // turn)
-    slack = TRANSFORM * UNIT * math.log2(2 * total + 2) * float(column @ column)
+    slack = transform_slack(total) * float(column @ column)
     bands = min(steps, max(_BANDS[0], min(_BANDS[1], _TRANSFORMED // total)))
     for band in np.array_split(np.arange(steps), bands):
         first, last = int(band[0]), int(band[-1])

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.numerics import (
-    TRANSFORM,
     UNIT,
     fftconvolve,
     gamma,
     root_down,
     root_up,
+    transform_slack,
 )
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.scheduled import Scheduled
@@ -162,7 +162,7 @@ def _gram_times(columns: Array, vector: Array) -> Array:
 def _largest_of_shifts(column: Array, turn: int) -> float:
     """At least ‖C_S‖² of the first group of a Toeplitz C ≥ 0, that of any other."""
     steps, length = len(column), float(np.linalg.norm(column))
-    slack = TRANSFORM * UNIT * math.log2(2 * steps + 2)
+    slack = transform_slack(steps)
 
     def product(vector: Array) -> Array:
         spread = np.zeros(steps)
