@@ -82,8 +82,9 @@ class LoRALinear(nn.Module):
     ) -> None:
         super().__init__()
         self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
+        device = base.weight.device
+        self.down = nn.Linear(base.in_features, rank, bias=False, device=device)
+        self.up = nn.Linear(rank, base.out_features, bias=False, device=device)
         self.scale = alpha / rank
         with torch.no_grad():
             self.down.weight.normal_(0, base.in_features**-0.5, generator=generator)

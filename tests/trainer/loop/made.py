@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -22,6 +23,8 @@ from affidavit.trainer.settings import Settings
 torch.set_num_threads(1)
 
 RECORDS, STEPS = 60, 12
+DEVICE = os.environ.get("AFFIDAVIT_TEST_DEVICE", "cpu")
+"""Where runs train; ``make test-gpu`` sets it to cuda."""
 KEY = SigningKey.generate("tests")
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -147,7 +150,7 @@ def ran(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Ran:
         data=data,
         model=model,
         out=out,
-        settings=Settings(device="cpu", **settings),
+        settings=Settings(device=DEVICE, **settings),
         quiet=True,
         **arguments,
     )

@@ -16,7 +16,7 @@ from affidavit.certificate import KeyStore
 from affidavit.gate import app, programs
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
-from tests.trainer.loop.made import entries_of, plan_with
+from tests.trainer.loop.made import DEVICE, entries_of, plan_with
 
 OWN = """
 from tests.trainer.loop.made import Made, Small
@@ -47,7 +47,7 @@ def arguments_of(*options: str) -> list[str]:
     provided = {"--plan": "plan.json", "--certificate": "bundle.json", "--out": "run",
              "--data": "python:own:data", "--model": "python:own:model"}  # fmt: skip
     provided |= dict(zip(options[::2], options[1::2], strict=True))
-    return ["--device", "cpu", *(text for pair in provided.items() for text in pair)]
+    return ["--device", DEVICE, *(text for pair in provided.items() for text in pair)]
 
 
 @pytest.fixture

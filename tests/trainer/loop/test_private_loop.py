@@ -20,6 +20,7 @@ from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import (
+    DEVICE,
     KEY,
     STEPS,
     Made,
@@ -89,7 +90,7 @@ def test_it_trains_as_the_command_does(
     monkeypatch.setattr(commanded, "blocks", lambda: {"all": (joint,)})
     train(
         bundle=content, trusted=[KEY.public], plan=plan, data=Made(), model=commanded,
-        out=tmp_path / "command", settings=Settings(device="cpu", microbatch=batch_size),
+        out=tmp_path / "command", settings=Settings(device=DEVICE, microbatch=batch_size),
         quiet=True, entropy=entropy_of(1),
     )  # fmt: skip
     draws = entropy_of(1)
@@ -112,7 +113,7 @@ def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     content, _ = bundle()
     rates = []
     for _ in range(2):
-        run = begun(tmp_path, settings=Settings(device="cpu", microbatch=60, checkpoint_every=1))
+        run = begun(tmp_path, settings=Settings(device=DEVICE, microbatch=60, checkpoint_every=1))
         scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
         run.keep(scheduler=scheduler)
         for batch in run:

@@ -13,7 +13,7 @@ from affidavit.trainer.data.text import word_list
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import DATA, MODELS, data_of, model_of
-from tests.trainer.loop.made import KEY, bundle_of, plan_with
+from tests.trainer.loop.made import DEVICE, KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()
 
@@ -42,7 +42,7 @@ def test_the_example_of_a_model_of_ones_own_trains(
     before = model.losses(data.collate(torch.arange(400))).mean()
     train(
         bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
-        out=tmp_path / "run", settings=Settings(device="cpu"), quiet=True,
+        out=tmp_path / "run", settings=Settings(device=DEVICE), quiet=True,
     )  # fmt: skip
     assert model.losses(data.collate(torch.arange(400))).mean() < before
 

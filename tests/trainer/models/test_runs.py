@@ -17,7 +17,7 @@ from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import data_of, model_of
-from tests.trainer.loop.made import KEY, bundle_of
+from tests.trainer.loop.made import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
 TEXT = f"gpt2:{TRAIN / 'tiny-gpt2.json'},seed=1"
@@ -68,7 +68,7 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
     before = float(model.losses(batch).detach().mean())
     outcome = train(
         bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
-        out=tmp_path / "run", settings=Settings(device="cpu", microbatch=256), quiet=True,
+        out=tmp_path / "run", settings=Settings(device=DEVICE, microbatch=256), quiet=True,
     )  # fmt: skip
     after = float(model.losses(batch).detach().mean())
     assert (outcome.ended, outcome.released) == ("completed", 24)
