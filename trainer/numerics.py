@@ -30,6 +30,7 @@ is at most γ_n of the lot's total.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -64,6 +65,12 @@ def widened(values: Tensor) -> Tensor:
     The shape stays.
     """
     return values if values.dtype == torch.float64 else values.float()
+
+
+@cache
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``value`` as a tensor of shape (), made once: on an accelerator to make one is a launch."""
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def rounding(terms: int, dtype: torch.dtype) -> float:
@@ -123,7 +130,8 @@ def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
     """
     weights = (clip_norm * _margin(norms.dtype) / norms).clamp_(max=1.0)
     # No comparison holds of nan, and what is infinite has a weight of zero.
-    return torch.where(weights >= LEAST_WEIGHT, weights, 0.0)
+    zero = constant(0.0, weights.dtype, weights.device)
+    return torch.where(weights >= LEAST_WEIGHT, weights, zero)
 
 
 def clip_weight(norm: float, clip_norm: float, dtype: torch.dtype) -> float:

@@ -172,8 +172,7 @@ def private(
         records=len(records),
     )
     if settings is None:
-        device = next(model.parameters()).device.type
-        settings = Settings(device=device, microbatch=loader.batch_size or 64)
+        settings = Settings(device=_device_of(model).type, microbatch=loader.batch_size or 64)
     collated: Callable[[Tensor], Batch] | None = None
     if example is None:
         places = records.unlike()
@@ -196,6 +195,10 @@ def private(
     )
 
 
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 class PrivateRun:
     """A run that a loop goes through; ``optimizer`` updates, ``guarantee`` is of the whole run.
 
@@ -213,6 +216,7 @@ class PrivateRun:
         self._secrets, self.step = self._begun.secrets, self._begun.first
         self.outcome: Outcome | None = None
         self.guarantee = run.config.summary
+        self._device = _device_of(model.module)
         self.optimizer = self._training.optimizer
         # A scheduler wraps the function of this method, and binds it to the optimiser again.
         step = MethodType(lambda _, closure=None: self._step(closure), self.optimizer)
@@ -240,13 +244,20 @@ class PrivateRun:
 
         It has the shape (). Each record's gradient was taken and clipped when this returns, so that
         no other loss can take part, and ``backward`` has nothing left to do. Raises ``LoopError``
-        outside of a batch, and ``MixedRecords`` and ``UnsupportedModel`` as the model does.
+        outside of a batch and where the model has moved to another device, and ``MixedRecords`` and
+        ``UnsupportedModel`` as the model does.
         """
         if self._lossless is None:
             raise LoopError(
                 "loop", "call run.loss once for every batch of the run, inside its loop."
             )
         (records, idle), self._lossless = self._lossless, None
+        if (device := _device_of(self._model.module)) != self._device:
+            raise LoopError(
+                "loop",
+                f"the model was on {self._device} when the run began, and is on {device}: move it "
+                "before you call private.",
+            )
         self._private.forget_sums()
         losses = self._private.accumulate(
             lambda: self._model.losses(batch), records=records, idle=idle

@@ -80,11 +80,13 @@ TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions"
 LARGE = {"layers": 22, "width": 2048, "heads": 32, "shared": 4, "inner": 5632, "words": 32000}
 LITTLE = {"layers": 2, "width": 16, "heads": 4, "shared": 2, "inner": 32, "words": 50}
 CASES = (
-    Case(model="GPT-2", tokens=64, lot=1024, microbatch=128, repeats=7, shape=SMALL),
-    Case(model="GPT-2", tokens=128, lot=1024, microbatch=64, repeats=7, shape=SMALL),
-    Case(model="GPT-2", tokens=1024, lot=256, microbatch=8, repeats=5, shape=SMALL),
-    Case(model="Llama", tokens=512, lot=32, microbatch=8, repeats=3, shape=LARGE, rank=16),
-    Case(model="Llama", tokens=512, lot=32, microbatch=8, repeats=3, shape=LARGE),
+    Case(model="GPT-2", tokens=64, lot=1024, microbatch=128, repeats=5, shape=SMALL),
+    Case(model="GPT-2", tokens=64, lot=1024, microbatch=512, repeats=5, shape=SMALL),
+    Case(model="Llama", tokens=512, lot=32, microbatch=16, repeats=3, shape=LARGE, rank=16),
+    Case(model="Llama", tokens=512, lot=32, microbatch=16, repeats=3, shape=LARGE),
+    Case(model="GPT-2", tokens=1024, lot=128, microbatch=32, repeats=3, shape=SMALL),
+    Case(model="GPT-2", tokens=128, lot=1024, microbatch=256, repeats=3, shape=SMALL),
+    Case(model="GPT-2", tokens=1024, lot=128, microbatch=8, repeats=3, shape=SMALL),
 )
 TWIN = (
     Case(model="GPT-2", tokens=8, lot=8, microbatch=4, repeats=2, shape=TINY),
@@ -275,6 +277,7 @@ def peak(device: str, into: dict[str, Any], name: str) -> Iterator[None]:
 def measured(case: Case, device: str) -> dict[str, Any]:
     """Seconds, shares and memory of one case."""
     result: dict[str, Any] = {"case": case.name, "tokens": case.tokens, "lot": case.lot}
+    result["microbatch"] = case.microbatch
     with peak(device, result, "plain_mib"):
         result["plain"] = seconds(plain(case, device), device, case.repeats)
     with peak(device, result, "private_mib"):
@@ -335,7 +338,11 @@ def main(arguments: list[str]) -> int:
         if time.perf_counter() - began > MOST_SECONDS:
             result["left_out"] = [*result.get("left_out", []), case.name]
             continue
-        result["cases"].append(measured(case, device))
+        try:
+            result["cases"].append(measured(case, device))
+        except RuntimeError as error:
+            result["failed"] = result.get("failed", {}) | {case.name: str(error).splitlines()[0]}
+            continue
         line = {k: round(v, 4) for k, v in result["cases"][-1].items() if isinstance(v, float)}
         sys.stderr.write(f"{case.name}: {line}\n")
     result["seconds"] = time.perf_counter() - began
@@ -345,12 +352,13 @@ def main(arguments: list[str]) -> int:
     else:
         sys.stderr.write(f"{table}\n")
         sys.stdout.write(f"{json.dumps(result, indent=1)}\n")
-    return 0
+    return 1 if "failed" in result else 0
 
 
 SHOWN = {
     "case": "model",
     "lot": "lot",
+    "microbatch": "microbatch",
     "plain": "plain, s",
     "private": "private, s",
     "over_plain": "private / plain",
@@ -376,6 +384,8 @@ def tables(found: dict[str, Any]) -> Iterator[str]:
             yield f"- Ghost clipping failed for {case['case']}: {case['ghost_failed']}"
     for name, told in found["checks"].items():
         yield f"- {name}: {told}"
+    for name, reason in found.get("failed", {}).items():
+        yield f"- {name} failed: {reason}"
     for name in found.get("left_out", []):
         yield f"- {name} was left out: the time was over."
 

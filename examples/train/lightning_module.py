@@ -47,7 +47,8 @@ def main(certificate: Path, out: Path) -> PrivateRun:
     x, y = (torch.tensor(of)[torch.arange(1797) % 5 < 4] for of in load_digits(return_X_y=True))
     loader = DataLoader(TensorDataset(x.float() / 16, y), batch_size=64)
     torch.manual_seed(1)  # public: first weights come from no data
-    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # where Lightning will have it
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).to(device)
     how = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     run = private(model, how, loader, losses=losses, certificate=certificate, plan=PLAN, out=out)
     trainer = lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)

@@ -39,6 +39,7 @@ from affidavit.trainer.numerics import (
     MATRIX_UNIT,
     clip_weight,
     clip_weights,
+    constant,
     listed_norm_of_rows,
     norm_of_rows,
     rounding,
@@ -96,7 +97,7 @@ def per_record(weights: Tensor, values: Tensor) -> Tensor:
 
 def lost_unless(kept: Tensor, reach: Tensor) -> Tensor:
     """``reach``, infinite for every record that is not ``kept``. Both have shape (n,)."""
-    return torch.where(kept, reach, torch.full_like(reach, torch.inf))
+    return torch.where(kept, reach, constant(torch.inf, reach.dtype, reach.device))
 
 
 def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -110,7 +111,11 @@ def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     if kept.device.type == "cpu" and bool(kept.all()):
         return values
     return tuple(
-        torch.where(kept.view(-1, *([1] * (value.ndim - 1))), value, torch.zeros_like(value[:1]))
+        torch.where(
+            kept.view(-1, *([1] * (value.ndim - 1))),
+            value,
+            constant(0.0, value.dtype, value.device),
+        )
         for value in values
     )
 
@@ -203,7 +208,7 @@ class LinearFactors:
         long, high = lengths
         steps, wide, tall = self._sizes
         terms = steps + max(wide, tall) + 8
-        retained = ((long <= LARGEST) & (high <= LARGEST)).all(1)
+        retained = (torch.maximum(long, high) <= LARGEST).all(1)  # nan is the larger of any two
         return retained, lost_unless(retained, (long * high).sum(1) * (1 + self._rounding(terms)))
 
     @property
@@ -274,8 +279,9 @@ class LinearFactors:
         """Norms from the T × T Gram matrices of A and B."""
         steps, wide, high = self._sizes
         _, _, squares = self._grams
-        error = self._rounding(wide + high + 2 * steps + 8) * self.reach.square()
-        norms = torch.sqrt(squares.clamp(min=0) + error) + LOST * steps
+        error = self._rounding(wide + high + 2 * steps + 8)
+        squares = torch.addcmul(squares.clamp(min=0), self.reach, self.reach, value=error)
+        norms = squares.sqrt_().add_(LOST * steps)
         return lost_unless(self._kept_and_reach[0], norms)
 
     def direct_norms(self) -> Tensor:
@@ -405,23 +411,25 @@ class DenseFactors:
     """The per-record gradients themselves, (n, *shape): biases, scales, small tensors."""
 
     gradients: Tensor
-    kept: Tensor
+    bounds: Tensor
+    """Of their norms, (n,); infinite for a record that is lost."""
 
     @classmethod
     def of(cls, gradients: Tensor) -> DenseFactors:
         """Per-record gradients of any float type, of at least one dimension a record."""
         wide = widened(gradients)
-        retained = (lengths_of(wide.flatten(1)) <= LARGEST).view(-1)
+        bounds = norm_of_rows(wide)
+        retained = bounds <= LARGEST
         (result,) = zeroed_unless(retained, wide)
-        return cls(result, retained)
+        return cls(result, lost_unless(retained, bounds))
 
     def norms(self) -> Tensor:
         """Norms of the per-record gradients, (n,), never below the true ones."""
-        return lost_unless(self.kept, norm_of_rows(self.gradients))
+        return self.bounds
 
     def slack(self) -> Tensor:
         """The rounding of one product an entry."""
-        return rounding(2, self.gradients.dtype) * norm_of_rows(self.gradients)
+        return rounding(2, self.gradients.dtype) * self.bounds
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over records of weight times gradient; weights (n,)."""

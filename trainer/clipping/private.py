@@ -590,12 +590,19 @@ class PrivateModel:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode, and then every layer in its own."""
+    """``model`` in evaluation mode, and then every layer in its own.
+
+    Recurrent layers do without cuDNN, which has no backward pass for them in that mode.
+    """
     modes = {layer: layer.training for layer in model.modules()}
+    cudnn = torch.backends.cudnn.enabled
     try:
         model.eval()
+        if any(isinstance(layer, nn.RNNBase) for layer in modes):
+            torch.backends.cudnn.enabled = False
         yield
     finally:
+        torch.backends.cudnn.enabled = cudnn
         for layer, mode in modes.items():
             layer.training = mode
 

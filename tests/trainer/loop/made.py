@@ -154,4 +154,5 @@ def ran(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Ran:
         quiet=True,
         **arguments,
     )
+    model.module.cpu()
     return Ran(out=out, model=model, data=data, outcome=outcome)

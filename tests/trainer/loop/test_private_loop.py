@@ -106,7 +106,7 @@ def test_it_trains_as_the_command_does(
     assert (run.outcome.ended, run.outcome.released) == ("completed", STEPS)
     require_conformant(tmp_path / "loop", content)
     for here, there in zip(model.parameters(), commanded.module.parameters(), strict=True):
-        assert torch.equal(here, there)
+        assert torch.equal(here.cpu(), there.cpu())
 
 
 def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:

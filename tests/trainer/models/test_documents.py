@@ -44,6 +44,7 @@ def test_the_example_of_a_model_of_ones_own_trains(
         bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
         out=tmp_path / "run", settings=Settings(device=DEVICE), quiet=True,
     )  # fmt: skip
+    model.module.cpu()
     assert model.losses(data.collate(torch.arange(400))).mean() < before
 
 

@@ -70,6 +70,7 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
         bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
         out=tmp_path / "run", settings=Settings(device=DEVICE, microbatch=256), quiet=True,
     )  # fmt: skip
+    model.module.cpu()
     after = float(model.losses(batch).detach().mean())
     assert (outcome.ended, outcome.released) == ("completed", 24)
     assert after < before - 1.0
