@@ -334,6 +334,8 @@ def main(arguments: list[str]) -> int:
         "checks": all_checks(device, small=twin),
         "cases": [],
     }
+    for name, told in result["checks"].items():
+        sys.stderr.write(f"{name}: {told}\n")
     for case in TWIN if twin else CASES:
         if time.perf_counter() - began > MOST_SECONDS:
             result["left_out"] = [*result.get("left_out", []), case.name]

@@ -95,7 +95,7 @@ def test_it_trains_as_the_command_does(
     )  # fmt: skip
     draws = entropy_of(1)
     monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", draws)
-    run = begun(tmp_path / "loop", batch_size=batch_size)
+    run = begun(tmp_path / "loop", batch_size=batch_size, model=Small().module.to(DEVICE))
     model = run._model.module
     for batch in run:
         (run.loss(batch) / 7).backward()  # its scale has no meaning
@@ -106,7 +106,7 @@ def test_it_trains_as_the_command_does(
     assert (run.outcome.ended, run.outcome.released) == ("completed", STEPS)
     require_conformant(tmp_path / "loop", content)
     for here, there in zip(model.parameters(), commanded.module.parameters(), strict=True):
-        assert torch.equal(here.cpu(), there.cpu())
+        assert torch.equal(here, there)
 
 
 def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
