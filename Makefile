@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -187,6 +187,13 @@ bench-trainer: install-trainer
 # Check and time everything on a CUDA device in under ten minutes.
 bench-gpu: install-trainer
 	$(BIN)/python bench/gpu/run.py
+
+# Train on a CUDA device wherever the trainer's tests train. Tests that fork are left out: CUDA
+# does not survive it.
+test-gpu: install-trainer
+	AFFIDAVIT_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 $(FORKS:%=--ignore=tests/trainer/loop/test_%.py) \
+		tests/trainer/loop tests/trainer/models tests/trainer/noise tests/trainer/optimizers
+FORKS := crash distributed sharded step_grants tensor_parallel
 
 # What bench/gpu/run.py needs beside PyTorch, NumPy and SciPy, for a machine that reaches no
 # registry: copy the repository with build/gpu-bundle there, and run
