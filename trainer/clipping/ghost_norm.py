@@ -406,30 +406,36 @@ class EmbeddingFactors:
         return clipped_by_norm(self, clip_norm)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DenseFactors:
-    """The per-record gradients themselves, (n, *shape): biases, scales, small tensors."""
+    """The per-record gradients themselves, (n, *shape), as they came: biases, scales, the rest."""
 
-    gradients: Tensor
-    bounds: Tensor
-    """Of their norms, (n,); infinite for a record that is lost."""
+    raw: Tensor
 
     @classmethod
     def of(cls, gradients: Tensor) -> DenseFactors:
         """Per-record gradients of any float type, of at least one dimension a record."""
-        wide = widened(gradients)
-        bounds = norm_of_rows(wide)
+        return cls(widened(gradients))
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        bounds = norm_of_rows(self.raw)
         retained = bounds <= LARGEST
-        (result,) = zeroed_unless(retained, wide)
-        return cls(result, lost_unless(retained, bounds))
+        return retained, lost_unless(retained, bounds)
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """Those of each record, zero for every record that is lost."""
+        (result,) = zeroed_unless(self._bounds[0], self.raw)
+        return result
 
     def norms(self) -> Tensor:
         """Norms of the per-record gradients, (n,), never below the true ones."""
-        return self.bounds
+        return self._bounds[1]
 
     def slack(self) -> Tensor:
         """The rounding of one product an entry."""
-        return rounding(2, self.gradients.dtype) * self.bounds
+        return rounding(2, self.raw.dtype) * self.norms()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over records of weight times gradient; weights (n,)."""

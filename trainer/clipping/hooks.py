@@ -141,15 +141,30 @@ class Block:
 
     def norms(self) -> Tensor:
         """Upper bounds on the norms of what was kept and is this rank's to add, (n,)."""
-        uses = self._uses()
-        norms = [norm_of_uses(use) for target, use in uses.items() if target.adds]
+        norms = [norm_of_uses(uses) for targets, uses in self._uses() if targets[0].adds]
         return joint_norm(norms) if norms else torch.zeros_like(self.kept[0][1].norms())
 
-    def _uses(self) -> dict[Target, list[Factors]]:
+    def _uses(self) -> list[tuple[list[Target], list[Factors]]]:
+        """The uses of every target; targets that are vectors of one shape have one between them.
+
+        Most tensors of a model are such, and small: each by itself would launch as many kernels.
+        """
         uses: dict[Target, list[Factors]] = {}
         for target, factors in self.kept:
             uses.setdefault(target, []).append(factors)
-        return uses
+        result: list[tuple[list[Target], list[Factors]]] = []
+        vectors: dict[object, list[tuple[Target, Tensor]]] = {}
+        for target, of in uses.items():
+            match of:
+                case [DenseFactors(raw)] if raw.ndim == 2:
+                    key = raw.shape, raw.dtype, target.adds
+                    vectors.setdefault(key, []).append((target, raw))
+                case _:
+                    result.append(([target], of))
+        for alike in vectors.values():
+            stacked = torch.stack([raw for _, raw in alike], 1)
+            result.append(([target for target, _ in alike], [DenseFactors.of(stacked)]))
+        return result
 
     def finish(self, norms: Tensor | None = None) -> None:
         """Clip what was kept by its joint norm, (n,), and add it to the tensors' sums."""
@@ -158,11 +173,13 @@ class Block:
         weights = clip_weights(self.norms() if norms is None else norms, self.clip_norm)
         uses = self._uses()
         self.kept = []
-        if self.counted and not next(iter(uses)).idle:
+        if self.counted and not uses[0][0][0].idle:
             self.within += int((weights == 1).sum())
-        for target, item in uses.items():
-            while item:
-                target.add(item.pop().weighted_sum(weights))
+        for targets, of in uses:
+            while of:
+                total = of.pop().weighted_sum(weights)
+                for target, part in zip(targets, total.chunk(len(targets)), strict=True):
+                    target.add(part)
 
     def clear(self) -> None:
         """Forget the microbatch."""
@@ -223,10 +240,10 @@ def norm_of_uses(uses: list[Factors]) -> Tensor:
 
     Shape (n,).
     """
-    norms, slack = [use.norms() for use in uses], torch.stack([use.slack() for use in uses]).sum(0)
     if len(uses) == 1:
-        return norms[0] + slack
-    stacked = torch.stack(norms)
+        return uses[0].norms() + uses[0].slack()
+    stacked = torch.stack([use.norms() for use in uses])
+    slack = torch.stack([use.slack() for use in uses]).sum(0)
     inner = torch.stack([upper_inner(*pair) for pair in combinations(uses, 2)])
     loss = 4 * (len(uses) ** 2 + 4) * torch.finfo(stacked.dtype).eps
     squares = stacked.square().sum(0) + 2 * inner.sum(0)
