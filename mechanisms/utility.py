@@ -24,21 +24,11 @@ def noise_std_of_the_mean(*, noise_multiplier: float, clip_norm: float, divisor:
     return noise_multiplier * clip_norm / divisor
 
 
-def noise_share(second_moment: float, phi: float) -> float:
-    """ρ = Φ / (v + Φ), the share of noise in Adam's second moment for a true v of an entry.
-
-    Raises ``ValueError`` for a negative v or a Φ that is not positive.
-
-    >>> noise_share(second_moment=1.0, phi=3.0)
-    0.75
-    """
-    if second_moment < 0 or phi <= 0:
-        raise ValueError("a second moment is at least 0 and Φ is positive")
-    return phi / (second_moment + phi)
-
-
 def least_noise_share(*, noise_multiplier: float, divisor: float, entries: int) -> float:
-    """The least ρ of an average entry: a clipped mean has norm at most C, so v <= C²/d."""
+    """The least share of noise in Adam's second moment, ρ = Φ / (v + Φ), of an average entry.
+
+    A clipped mean has norm at most C, so v <= C²/d.
+    """
     return 1 / (1 + (divisor / noise_multiplier) ** 2 / entries)
 
 

@@ -323,23 +323,23 @@ class FourierCurve:
         return any(direction.gapped for direction in self.directions)
 
 
-def _after_concessions(curve: FourierCurve) -> FourierCurve | CoveredCurve:
+def _after_concessions(curve: FourierCurve) -> FourierCurve | UpperCurve:
     """``curve``, or its upper ends where its laws concede some of δ."""
     if all(direction.conceded == 0 for direction in curve.directions):
         return curve
     wide = max(curve.relative_width, _HIDDEN)
-    return CoveredCurve(curve=replace(curve, relative_width=wide))
+    return UpperCurve(curve=replace(curve, relative_width=wide))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoveredCurve:
+class UpperCurve:
     """Upper ends of a run by ``curve``, whose laws concede some of δ."""
 
     curve: FourierCurve
 
-    def with_width(self, relative_width: float) -> CoveredCurve:
+    def with_width(self, relative_width: float) -> UpperCurve:
         """The same with brackets about ``relative_width`` of ε (or δ) wide."""
-        return CoveredCurve(curve=self.curve.with_width(max(relative_width, _HIDDEN)))
+        return UpperCurve(curve=self.curve.with_width(max(relative_width, _HIDDEN)))
 
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""

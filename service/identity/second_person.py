@@ -131,7 +131,7 @@ class SecondPerson:
         raise Problem(
             409,
             "second_person_needed",
-            f"Your request is recorded: {agreed} of {needed} {_PEOPLE[scope]} asked for it. It "
+            f"Your request is recorded: {agreed} of {needed} {_PEOPLE[scope]} have agreed. It "
             f"takes effect when {needed - agreed} more send the same within {LASTS.days} days.",
         )
 
@@ -227,7 +227,7 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
 
 
 def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
-    """Who asked for it since it was last carried out or declined."""
+    """Who has agreed since it was last carried out or declined."""
     table = admin_proposals.c
     over = table.carried_out | table.kind.endswith("_declined", autoescape=True)
     query = (

@@ -64,8 +64,8 @@ def no_kappa(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="Amplification needs noise that is fresh in every step; of correlated noise that is "
-    "its white part only, of deviation σ over the norm of the strategy.",
+    wrong="A step is amplified like this only by noise that is fresh in every step. Of correlated "
+    "noise sampling amplifies the white part, or the run as a whole, and either by less.",
     source=f"{_MATRIX}; Choquette-Choo et al., arXiv:2306.08153",
     fix="Account the run as certified here, or sample by cyclic Poisson, which costs less.",
     field=("noise",),

@@ -119,7 +119,7 @@ def test_the_form_of_a_budget_notes_the_request(ask: Any) -> None:
     fields = {**BUDGET, "dataset": "toy", "unit": "example", "reason": "a", "delta": "1e-4"}
     first = ask.submit("ada", **fields)
     assert "Request a budget" in first
-    assert "1 of 2 administrators asked" in first
+    assert "1 of 2 administrators have agreed" in first
     assert ask.submit("bob", **fields) == "/datasets?done=set"
 
 
@@ -290,7 +290,7 @@ def test_others_ask_for_budgets_that_wait_for_administrators(ask: Any) -> None:
     assert ask.read("dana", waiting) == []
     # Another budget than the one asked for answers the request too.
     fields = {**BUDGET, "dataset": "toy", "unit": "example", "epsilon": "9", "delta": "1e-4"}
-    assert "0 of 1 administrators asked" in ask.submit("dana", **fields)
+    assert "0 of 1 administrators have agreed" in ask.submit("dana", **fields)
     assert len(ask.read("ada", waiting)) == 1
     assert ask("ada", budget, {**BUDGET, "epsilon": 10}) == (201, "")
     assert ask.read("ada", waiting) == []
