@@ -13,6 +13,7 @@ from affidavit.trainer.clipping.private import (
     MixedRecords,
     PrivateModel,
     UnsupportedModel,
+    evaluating,
 )
 from affidavit.trainer.clipping.probe import probe
 
@@ -103,3 +104,12 @@ def test_narrow_types_are_not_taken_for_mixing() -> None:
             return losses(model)(rows).float()
 
     assert probe(private(model), narrow)
+
+
+@pytest.mark.parametrize(("layer", "enabled"), [(nn.LSTM(3, 4), False), (nn.Linear(3, 4), True)])
+def test_recurrent_layers_are_evaluated_without_cudnn(layer: nn.Module, enabled: bool) -> None:
+    """It has no backward pass for them in evaluation mode, and the probe takes one."""
+    before = torch.backends.cudnn.enabled
+    with evaluating(nn.Sequential(layer)):
+        assert torch.backends.cudnn.enabled == (enabled and before)
+    assert torch.backends.cudnn.enabled == before

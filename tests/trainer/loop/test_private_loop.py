@@ -261,6 +261,15 @@ def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) 
     run.close()
 
 
+def test_a_model_that_moves_after_the_run_began_is_refused(tmp_path: Path) -> None:
+    run = begun(tmp_path, batch_size=60)
+    batch = next(iter(run))
+    run._model.module.to("meta")
+    with pytest.raises(LoopError, match="is on meta"):
+        run.loss(batch)
+    run.close()
+
+
 def mixed(model: nn.Module, batch: Any) -> Tensor:
     """A loss by how many records there are."""
     return losses(model, batch) / len(batch[0])

@@ -16,6 +16,7 @@ from affidavit.trainer.clipping.probe import probe
 from affidavit.trainer.data.numbers import Labelled
 from affidavit.trainer.data.text import TextRecords, generated
 from affidavit.trainer.models.language import LanguageModel, gpt2
+from affidavit.trainer.models.layout import LoRALinear
 from affidavit.trainer.models.mlp import mlp
 from affidavit.trainer.options import WrongOption
 from affidavit.trainer.sources import MODELS
@@ -189,3 +190,11 @@ def test_positions_must_be_enough_for_the_longest_record(tmp_path: Path) -> None
     (tmp_path / "tiny.json").write_text(json.dumps({**SHAPE, "n_positions": 8}))
     with pytest.raises(WrongOption, match="longest=9"):
         gpt2(f"{tmp_path / 'tiny.json'},seed=1", generated("4,seed=1"))
+
+
+def test_an_adapter_is_on_the_device_of_its_layer() -> None:
+    generator = torch.Generator()
+    with torch.device("meta"):
+        base = nn.Linear(4, 3)
+    adapter = LoRALinear(base, rank=2, alpha=1.0, generator=generator)
+    assert {item.device.type for item in adapter.parameters()} == {"meta"}
