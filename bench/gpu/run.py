@@ -72,7 +72,8 @@ class Case:
     @property
     def name(self) -> str:
         """For lines of the output."""
-        return f"{self.model}{f', LoRA {self.rank}' if self.rank else ''}, T = {self.tokens}"
+        adapters = f", LoRA {self.rank}" if self.rank else ""
+        return f"{self.model}{adapters}, T = {self.tokens}, microbatch {self.microbatch}"
 
 
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
@@ -277,7 +278,6 @@ def peak(device: str, into: dict[str, Any], name: str) -> Iterator[None]:
 def measured(case: Case, device: str) -> dict[str, Any]:
     """Seconds, shares and memory of one case."""
     result: dict[str, Any] = {"case": case.name, "tokens": case.tokens, "lot": case.lot}
-    result["microbatch"] = case.microbatch
     with peak(device, result, "plain_mib"):
         result["plain"] = seconds(plain(case, device), device, case.repeats)
     with peak(device, result, "private_mib"):
@@ -360,7 +360,6 @@ def main(arguments: list[str]) -> int:
 SHOWN = {
     "case": "model",
     "lot": "lot",
-    "microbatch": "microbatch",
     "plain": "plain, s",
     "private": "private, s",
     "over_plain": "private / plain",

@@ -95,24 +95,24 @@ def per_record(weights: Tensor, values: Tensor) -> Tensor:
     return values * weights.view(-1, *([1] * (values.ndim - 1))).to(values.dtype)
 
 
-def lost_unless(kept: Tensor, reach: Tensor) -> Tensor:
-    """``reach``, infinite for every record that is not ``kept``. Both have shape (n,)."""
-    return torch.where(kept, reach, constant(torch.inf, reach.dtype, reach.device))
+def lost_unless(valid: Tensor, reach: Tensor) -> Tensor:
+    """``reach``, infinite for every record that is not ``valid``. Both have shape (n,)."""
+    return torch.where(valid, reach, constant(torch.inf, reach.dtype, reach.device))
 
 
-def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """``values`` with zeros for every record that is not ``kept``.
+def zeroed_unless(valid: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+    """``values`` with zeros for every record that is not ``valid``.
 
     Zeros, not a weight of zero: 0 · nan is nan. A processor can look first, and seldom copies;
     another device would have to be waited for.
 
-    ``kept`` has shape (n,), and each of ``values`` a row for each of the n records.
+    ``valid`` has shape (n,), and each of ``values`` a row for each of the n records.
     """
-    if kept.device.type == "cpu" and bool(kept.all()):
+    if valid.device.type == "cpu" and bool(valid.all()):
         return values
     return tuple(
         torch.where(
-            kept.view(-1, *([1] * (value.ndim - 1))),
+            valid.view(-1, *([1] * (value.ndim - 1))),
             value,
             constant(0.0, value.dtype, value.device),
         )
@@ -201,15 +201,15 @@ class LinearFactors:
         return long, tall, ours.mul_(theirs).sum(-1).sum(-1)
 
     @cached_property
-    def _kept_and_reach(self) -> tuple[Tensor, Tensor]:
+    def _valid_and_reach(self) -> tuple[Tensor, Tensor]:
         # Where Gram matrices are needed anyway the lengths are on their diagonals, and the
         # factors, which may be as wide as a vocabulary, are not read once more.
         lengths = self._grams[:2] if self.prefers_gram else map(lengths_of, self.pair)
         long, high = lengths
         steps, wide, tall = self._sizes
         terms = steps + max(wide, tall) + 8
-        retained = (torch.maximum(long, high) <= LARGEST).all(1)  # nan is the larger of any two
-        return retained, lost_unless(retained, (long * high).sum(1) * (1 + self._rounding(terms)))
+        valid = (torch.maximum(long, high) <= LARGEST).all(1)  # nan is the larger of any two
+        return valid, lost_unless(valid, (long * high).sum(1) * (1 + self._rounding(terms)))
 
     @property
     def reach(self) -> Tensor:
@@ -217,11 +217,11 @@ class LinearFactors:
 
         Infinite for a record that is lost.
         """
-        return self._kept_and_reach[1]
+        return self._valid_and_reach[1]
 
     @cached_property
     def _zeroed(self) -> tuple[Tensor, ...]:
-        return zeroed_unless(self._kept_and_reach[0], *self.pair)
+        return zeroed_unless(self._valid_and_reach[0], *self.pair)
 
     @property
     def inputs(self) -> Tensor:
@@ -282,7 +282,7 @@ class LinearFactors:
         error = self._rounding(wide + high + 2 * steps + 8)
         squares = torch.addcmul(squares.clamp(min=0), self.reach, self.reach, value=error)
         norms = squares.sqrt_().add_(LOST * steps)
-        return lost_unless(self._kept_and_reach[0], norms)
+        return lost_unless(self._valid_and_reach[0], norms)
 
     def direct_norms(self) -> Tensor:
         """Norms of the products themselves, formed in chunks."""
@@ -420,8 +420,8 @@ class DenseFactors:
     @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor]:
         bounds = norm_of_rows(self.raw)
-        retained = bounds <= LARGEST
-        return retained, lost_unless(retained, bounds)
+        valid = bounds <= LARGEST
+        return valid, lost_unless(valid, bounds)
 
     @cached_property
     def gradients(self) -> Tensor:

@@ -105,6 +105,10 @@ class Target:
         self.total = total if self.total is None else self.total.add_(total)
 
 
+Uses = list[tuple[list[Target], list[Factors]]]
+"""Targets, and the uses of each or one use of all of them."""
+
+
 @dataclass(eq=False, slots=True)
 class Block:
     """What is clipped together to ``clip_norm``: all uses that its taps catch.
@@ -141,10 +145,13 @@ class Block:
 
     def norms(self) -> Tensor:
         """Upper bounds on the norms of what was kept and is this rank's to add, (n,)."""
-        norms = [norm_of_uses(uses) for targets, uses in self._uses() if targets[0].adds]
+        return self._norms_of(self._uses())
+
+    def _norms_of(self, uses: Uses) -> Tensor:
+        norms = [norm_of_uses(of) for targets, of in uses if targets[0].adds]
         return joint_norm(norms) if norms else torch.zeros_like(self.kept[0][1].norms())
 
-    def _uses(self) -> list[tuple[list[Target], list[Factors]]]:
+    def _uses(self) -> Uses:
         """The uses of every target; targets that are vectors of one shape have one between them.
 
         Most tensors of a model are such, and small: each by itself would launch as many kernels.
@@ -152,7 +159,7 @@ class Block:
         uses: dict[Target, list[Factors]] = {}
         for target, factors in self.kept:
             uses.setdefault(target, []).append(factors)
-        result: list[tuple[list[Target], list[Factors]]] = []
+        result: Uses = []
         vectors: dict[object, list[tuple[Target, Tensor]]] = {}
         for target, of in uses.items():
             match of:
@@ -170,8 +177,8 @@ class Block:
         """Clip what was kept by its joint norm, (n,), and add it to the tensors' sums."""
         if not self.kept:
             return
-        weights = clip_weights(self.norms() if norms is None else norms, self.clip_norm)
         uses = self._uses()
+        weights = clip_weights(self._norms_of(uses) if norms is None else norms, self.clip_norm)
         self.kept = []
         if self.counted and not uses[0][0][0].idle:
             self.within += int((weights == 1).sum())

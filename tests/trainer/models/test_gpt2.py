@@ -114,7 +114,9 @@ def test_new_tokens_get_the_mean_row_and_old_logits_stay(tied: bool) -> None:
     model = GPT2(replace(GPT2Config.parsed(TINY), tie_word_embeddings=tied), seed=3)
     ids = torch.tensor([[1, 2, 3]])
     before, mean = model(ids).detach(), model.transformer.wte.weight.detach().mean(0)
+    rows = model.lm_head.weight.detach().clone()
     grow(model, 13)
+    assert torch.equal(model.lm_head.weight[:11], rows)  # exactly, and logits but for rounding
     assert torch.allclose(model(ids)[..., :11], before, rtol=1e-5, atol=1e-6)
     assert torch.equal(model.transformer.wte.weight[11:], mean.expand(2, -1))
     assert (model.lm_head.weight is model.transformer.wte.weight) == tied
