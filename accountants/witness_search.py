@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import index
 from typing import Any
 
@@ -21,13 +22,13 @@ from affidavit.accountants.checker import (
     Cover,
     Covers,
     Direction,
-    GaussianCurve,
     Grid,
     Law,
     Measure,
     Proof,
     Rule,
     RunWitness,
+    SingleRelease,
     Unproved,
     Witness,
     composed,
@@ -36,8 +37,9 @@ from affidavit.accountants.checker import (
     coverable,
     laws,
     ratio_points,
+    single_release,
 )
-from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian
+from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MOST_NODES, QUICK_NODES = 6000, 512
 """Nodes of a lattice on one side of zero. With the second a proof mostly takes less than
@@ -46,11 +48,13 @@ _FIRST_NODES, _TRIES = 64, 6
 _SPACING = 8.0
 """Standard deviations between cuts, times the nodes."""
 _HALVINGS = 10
+_MOST_TERMS = 100
+"""Of a mixture that is cut on a lattice without taking long."""
 _LOSS_BITS, _RATIO_BITS = 96, 176
 _REACH = 12.5
 """Normal tails that are cut off (standard deviations) are below 1e-35."""
 
-_Found = tuple[RunWitness | None, Measure | GaussianCurve]
+_Found = tuple[RunWitness | None, Measure | SingleRelease]
 
 
 def search_witness(
@@ -62,13 +66,19 @@ def search_witness(
     to it, above its upper end; it lies below its lower end only where the engine is wrong. Raises
     ``Unproved`` where no statement covers a release, or ``most`` nodes prove too little.
     """
-    covers = _covers(event)
-    if any(covers):
-        try:
-            return _search(event, covers, epsilon, delta, looseness, most)
-        except Unproved:
-            pass  # The engine's least bound may have cut lots revealed.
-    return _search(event, (), epsilon, delta, looseness, most)
+    bounds = list(enumerate(alternatives(event)))
+    # The second of two events is a single release, which is soon found to prove too little.
+    for place, bound in reversed(bounds):
+        covers = _covers(bound)
+        # The engine's least bound may have cut lots revealed.
+        for chosen in [covers, ()] if any(covers) else [()]:
+            try:
+                witness, proof = _search(bound, chosen, epsilon, delta, looseness, most)
+            except Unproved as failure:
+                unproved = failure
+            else:
+                return replace(witness, alternative=place), proof
+    raise unproved
 
 
 def _covers(event: Event) -> Covers:
@@ -95,6 +105,8 @@ def _search(
     event: Event, covers: Covers, epsilon: Bracket, delta: float, looseness: float, most: int
 ) -> tuple[Witness, Proof]:
     directions = laws(event, covers)
+    if most <= QUICK_NODES and any(map(_takes_long, directions)):
+        raise Unproved("not_proved", "A proof takes long.", "Allow it more nodes.")
     highest = epsilon.upper * (1 + looseness)
     runs = [_direction(direction, epsilon.upper, highest, delta, most) for direction in directions]
     result = _concluded(directions, covers, runs, highest, delta)
@@ -108,6 +120,12 @@ def _search(
             lowest = max(at, epsilon.upper * (1 - 2 * looseness))
         at = (lowest + highest) / 2
     return result
+
+
+def _takes_long(direction: Direction) -> bool:
+    """Whether wide mixtures are composed with other releases: half a minute."""
+    terms = (len(piece.over) + len(piece.under) for law, _ in direction for piece in law.pieces)
+    return single_release(direction) is None and max(terms, default=0) > _MOST_TERMS
 
 
 def _concluded(
@@ -131,8 +149,9 @@ def _direction(
     direction: Direction, tight: float, highest: float, delta: float, most: int
 ) -> _Found:
     """What proves one direction at ε = ``highest``; raises ``Unproved``."""
-    if all(law.statement == "gaussian" for law, _ in direction):
-        return None, composed(direction, None)
+    single = single_release(direction)
+    if single is not None:
+        return None, single
     delta -= float(conceded(direction).upper())
     if delta <= 0:
         raise Unproved("not_proved", "The cover concedes more than δ.", "Reveal cut lots.")
@@ -154,7 +173,7 @@ def _direction(
     raise Unproved("not_proved", "The search for a witness failed.", "Rely on the accountants.")
 
 
-def _delta(measure: Measure | GaussianCurve, epsilon: float) -> float:
+def _delta(measure: Measure | SingleRelease, epsilon: float) -> float:
     return float(measure.delta(arb(epsilon)).upper())
 
 
@@ -210,6 +229,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
             for run in witness.runs
         ],
         **({"covers": covers} if covers else {}),
+        **({"alternative": witness.alternative} if witness.alternative else {}),
     }
 
 
@@ -237,6 +257,7 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
                 None if cover is None else _cover_from(cover)
                 for cover in document.get("covers", ())
             ),
+            alternative=index(document.get("alternative", 0)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Unproved("bad_witness", f"This is not a witness: {error}.", "Search again.") from None

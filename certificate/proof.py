@@ -9,10 +9,11 @@ witness when asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from flint import arb
@@ -21,17 +22,22 @@ from affidavit.accountants import (
     DOMINATING_PAIRS,
     MOST_ROWS,
     Bracket,
+    Draws,
     Patterns,
+    Products,
     Proof,
     Unproved,
     Witness,
     buffered,
     has_noise,
     leaves,
+    matrix_products,
     matrix_sensitivity,
+    moves_no_more,
     no_statement,
     prove,
     search_witness,
+    toeplitz_products,
     toeplitz_sensitivity,
     tree_sensitivity,
     witness_document,
@@ -44,8 +50,11 @@ from affidavit.certificate.statement import statement
 from affidavit.mechanisms import Lowered, lower, noise_multiplier
 from affidavit.plan import (
     ClippingQuantile,
+    Composed,
     Event,
     Gaussian,
+    GaussianMixture,
+    Leaf,
     MalformedPlan,
     RandomAllocationGaussian,
     Reason,
@@ -96,7 +105,10 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
     if signed is None:
         _, proof = _search(predicate)
     elif isinstance(signed, Mapping):
-        proof = prove(witness_from(signed), _event(predicate))
+        witness = witness_from(signed)
+        lowered, event = _lowered(predicate)
+        _require_noise(lowered, witness.event(event))
+        proof = prove(witness, event)
     else:
         raise Unproved(
             "bad_witness", "The proof is not a JSON object.", "Ask for a new certificate."
@@ -109,7 +121,8 @@ def proof_sources(proof: Proof) -> tuple[str, ...]:
     return "checker", *sorted({DOMINATING_PAIRS[name].source for name in proof.theorems})
 
 
-def _event(predicate: Mapping[str, Any]) -> Event:
+def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
+    """What the certificate is of, with what the plan left open filled in as certified."""
     guarantee = predicate["guarantee"]
     if guarantee is None:
         raise Unproved("nothing_to_prove", "The certificate states no bound.", "Read its reasons.")
@@ -117,18 +130,22 @@ def _event(predicate: Mapping[str, Any]) -> Event:
         raise no_statement("a bound that is sampled and holds with a confidence")
     try:
         lowered = lower(certified_plan(dict(predicate)))
-        event = lowered.event()
-        # A selection has no statement, whatever it selects from.
-        for index in range(len(lowered.phases) if lowered.extra.selection is None else 0):
-            _require_noise(lowered, index, event.events[index])
-        return event
+        return lowered, lowered.event()
     except (PlanNotClosed, MalformedPlan, RefusedPlan, ValueError) as error:
         raise Unproved(
             "not_lowered", f"The plan has no events: {error}.", "Ask for a new certificate."
         ) from None
 
 
-def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
+def _require_noise(lowered: Lowered, event: Event) -> None:
+    """Raise ``Unproved`` unless the plan gives its phases the noise and lots of ``event``."""
+    # A selection has no statement, whatever it selects from.
+    if lowered.extra.selection is None and isinstance(event, Composed):
+        for index, phase in enumerate(event.events[: len(lowered.phases)]):
+            _require_noise_of_phase(lowered, index, phase)
+
+
+def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     """Raise ``Unproved`` unless the plan gives phase ``index`` the noise and lots of ``event``."""
     plan, phase, own = lowered.plan, lowered.plan.phases[index], lowered.phases[index]
     blocks = [(release.count, noise_multiplier(release)) for release in phase.releases]
@@ -140,25 +157,7 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
     if own.whole is not None:
         raise no_statement(plan.optimizer.name)
     for leaf, _ in leaves(event):
-        squared = arb(1)
-        if own.correlation is not None and own.steps is not None:
-            at = own.correlation.at(own.steps)
-            # Lots that are drawn afresh have pairs that are in clip norms.
-            distance = at.distance if at.route == "gaussian" else 1.0
-            squared = (distance * _sensitivity(at)) ** 2
-        elif isinstance(leaf, Gaussian):
-            squared = arb(own.sampled.distance) ** 2
-        elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
-            once = phase.sampling.bins_drawn != "each_epoch"
-            squared = arb(own.sampled.times(own.steps) if once else 1)
-        if phase.sampling.scheme in ("poisson", "truncated_poisson"):
-            rate = getattr(leaf, "sampling_probability", 1.0)
-            sampled = Fraction(rate) >= schedule.sampling_probability(plan, phase)
-            records = plan.dataset.records_per_unit
-            sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
-        else:
-            sampled = True
-        if not (sampled and has_noise(leaf.noise_multiplier, blocks, squared)):
+        if not _has_noise_and_lots(lowered, index, leaf, blocks):
             raise Unproved(
                 "not_proved",
                 f"Phase {index + 1} is not proved to have the noise that was accounted.",
@@ -166,14 +165,43 @@ def _require_noise(lowered: Lowered, index: int, event: Event) -> None:
             )
 
 
+def _has_noise_and_lots(
+    lowered: Lowered, index: int, leaf: Leaf, blocks: list[tuple[int, Fraction]]
+) -> bool:
+    plan, phase, own = lowered.plan, lowered.plan.phases[index], lowered.phases[index]
+    records = plan.dataset.records_per_unit
+    squared = arb(1)
+    if own.correlation is not None and own.steps is not None:
+        at = own.correlation.at(own.steps)
+        if isinstance(leaf, GaussianMixture):
+            rate = schedule.sampling_probability(plan, phase) * at.turn
+            draws = Draws(most=-(-own.steps // at.turn) * records, probability=rate)
+            return plan.adjacency != "replace_one" and all(
+                moves_no_more(leaf, blocks, products, draws) for products in _products(at)
+            )
+        # Lots that are drawn afresh have pairs that are in clip norms.
+        distance = at.distance if at.route == "gaussian" else 1.0
+        squared = (distance * _sensitivity(at)) ** 2
+    elif isinstance(leaf, Gaussian):
+        squared = arb(own.sampled.distance) ** 2
+    elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
+        once = phase.sampling.bins_drawn != "each_epoch"
+        squared = arb(own.sampled.times(own.steps) if once else 1)
+    if phase.sampling.scheme in ("poisson", "truncated_poisson"):
+        rate = Fraction(getattr(leaf, "sampling_probability", 1.0))
+        sampled = rate >= schedule.sampling_probability(plan, phase)
+        sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
+    else:
+        sampled = True
+    return sampled and has_noise(leaf.noise_multiplier, blocks, squared)
+
+
 def _sensitivity(at: Streamed) -> arb:
     """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
-    from affidavit.mechanisms.strategies import Scheduled, Tree  # slow to import, and seldom needed
+    from affidavit.mechanisms.strategies import Tree  # slow to import, and seldom needed
 
-    strategy, turns = at.strategy.injected, at.participation
-    steps, factors = strategy.steps, [1.0] * strategy.steps
-    if isinstance(at.strategy, Scheduled):
-        factors = at.strategy.factors.tolist()
+    strategy, turns, factors = at.strategy.injected, at.participation, _factors(at)
+    steps = strategy.steps
     patterns = Patterns(
         most=turns.participations, apart=turns.separation, exactly=turns.schema == "fixed_epoch"
     )
@@ -181,32 +209,66 @@ def _sensitivity(at: Streamed) -> arb:
         patterns = Patterns(most=steps, apart=at.turn, white=True)
     if at.route == "cyclic_poisson":
         patterns = Patterns(most=1, apart=1)
-    match dict(strategy.coefficients):
-        case {"decays": decays, "scales": scales}:
-            column = buffered(decays.tolist(), scales.tolist(), steps)
-            return toeplitz_sensitivity(column, factors, patterns, inverse=False)
-        case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
-            inverse = "noise" in strategy.coefficients
-            return toeplitz_sensitivity(numbers.tolist(), factors, patterns, inverse=inverse)
     if isinstance(strategy, Tree) and not patterns.white and set(factors) == {1.0}:
         return tree_sensitivity(steps, strategy.period, patterns)
-    if steps > MOST_ROWS:
-        raise no_statement(f"a matrix of {steps} steps")
+    column, inverse = _toeplitz(at)
+    if column is not None:
+        return toeplitz_sensitivity(column, factors, patterns, inverse=inverse)
+    matrices, inverse = _matrices(at)
+    bounds = (matrix_sensitivity(rows, factors, patterns, inverse=inverse) for rows in matrices)
+    return reduce(arb.max, bounds)
+
+
+def _products(at: Streamed) -> list[Products]:
+    """Those of the columns of C, for each C that the strategy's rounding allows."""
+    factors = _factors(at)
+    column, inverse = _toeplitz(at)
+    if column is not None:
+        return [toeplitz_products(column, factors, at.turn, inverse=inverse)]
+    matrices, inverse = _matrices(at)
+    return [matrix_products(rows, factors, at.turn, inverse=inverse) for rows in matrices]
+
+
+def _factors(at: Streamed) -> list[float]:
+    """The clip norm of each step, in units of the plan's."""
+    from affidavit.mechanisms.strategies import Scheduled
+
+    if isinstance(at.strategy, Scheduled):
+        return [float(factor) for factor in at.strategy.factors]
+    return [1.0] * at.strategy.steps
+
+
+def _toeplitz(at: Streamed) -> tuple[Sequence[float] | Sequence[arb] | None, bool]:
+    """The first column of C, and whether it is that of C⁻¹; None where C is not Toeplitz."""
+    strategy = at.strategy.injected
+    match dict(strategy.coefficients):
+        case {"decays": decays, "scales": scales}:
+            return buffered(decays.tolist(), scales.tolist(), strategy.steps), False
+        case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
+            return numbers.tolist(), "noise" in strategy.coefficients
+    return None, False
+
+
+def _matrices(at: Streamed) -> tuple[list[list[list[float]]], bool]:
+    """C, with and without what rounding left above its diagonal, and whether these are of C⁻¹."""
+    from affidavit.mechanisms.strategies import Tree
+
+    strategy = at.strategy.injected
+    if strategy.steps > MOST_ROWS:
+        raise no_statement(f"a matrix of {strategy.steps} steps")
     if "strategy" in strategy.coefficients or isinstance(strategy, Tree):
-        rows = strategy.strategy_matrix()
-        return matrix_sensitivity(rows.tolist(), factors, patterns, inverse=False)
+        return [strategy.strategy_matrix().tolist()], False
     noise, above = strategy.noise_matrix(), getattr(strategy, "above", None)
-    bound = matrix_sensitivity(noise.tolist(), factors, patterns, inverse=True)
-    if above is not None:
-        rounded = (noise + above).tolist()
-        bound = bound.max(matrix_sensitivity(rounded, factors, patterns, inverse=True))
-    return bound
+    return [noise.tolist()] + ([] if above is None else [(noise + above).tolist()]), True
 
 
 def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:
-    event, guarantee = _event(predicate), predicate["guarantee"]
-    epsilon, delta = (float(guarantee[name]["upper"]) for name in ("epsilon", "delta"))
-    return search_witness(event, Bracket(lower=epsilon, upper=epsilon), delta, 0.99 * LOOSENESS)
+    lowered, event = _lowered(predicate)
+    epsilon, delta = (float(predicate["guarantee"][name]["upper"]) for name in ("epsilon", "delta"))
+    bracket = Bracket(lower=epsilon, upper=epsilon)
+    witness, proof = search_witness(event, bracket, delta, 0.99 * LOOSENESS)
+    _require_noise(lowered, witness.event(event))
+    return witness, proof
 
 
 def _within(proof: Proof, predicate: Mapping[str, Any]) -> Proof:

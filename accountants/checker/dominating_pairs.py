@@ -23,6 +23,7 @@ from affidavit.plan import (
     Composed,
     EitherBound,
     Event,
+    GaussianMixture,
     Leaf,
     RepeatAndSelect,
     Repeated,
@@ -208,8 +209,8 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
         case Composed(events=events):
             for inner in events:
                 _count(inner, times, counts)
-        case EitherBound(events=(first, _)):
-            _count(first, times, counts)
+        case EitherBound():
+            raise bad_witness("it does not say which of two bounds it is for")
         case RepeatAndSelect():
             raise no_statement("RepeatAndSelect")
         case _:
@@ -239,6 +240,8 @@ def _law(name: str, leaf: Any, removed: bool, cover: Cover | None) -> Law:
     if cover is not None:
         covered, conceded = _covered(leaf, weights, cover)
         weights |= covered
+    elif isinstance(leaf, GaussianMixture):
+        conceded = arb(leaf.conceded)
     pieces = [_piece(pair, weights, _numbers_drawn(leaf)) for pair in row.pairs]
     if bins := getattr(leaf, "bins", 0):
         number = leaf.released or bins
@@ -321,7 +324,14 @@ def at_least(least: int, size: int, q: arb) -> arb:
 
 
 def _numbers_drawn(leaf: Any) -> Mixture:
-    """The law of K, how many of a user's records are drawn."""
+    """The law of K: how many of a user's records are drawn, or how many units a mixture moves."""
+    if isinstance(leaf, GaussianMixture):
+        # From the largest on, until there is one in all: the sum of weights is rounded.
+        result, left = {}, 1 - arb(leaf.conceded)
+        for k in reversed(range(1, len(leaf.weights))):
+            result[k] = arb(leaf.weights[k]).min(left)
+            left -= result[k]
+        return {0: left, **result}
     if (records := getattr(leaf, "records", None)) is None:
         return {}
     q = arb(leaf.sampling_probability)

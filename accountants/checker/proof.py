@@ -16,6 +16,7 @@ the curve (docs/theorems/checker.md, Theorem 2). Random allocation sums likeliho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +40,10 @@ from affidavit.accountants.checker.lattice import (
     power_product,
     rounded_up,
 )
-from affidavit.plan import Event
+from affidavit.plan import Event, alternatives
 
-MOST_PLACES = 50_000
+MOST_PLACES, MOST_CELLS = 50_000, 4_000_000
+"""Of one piece, and its places times its normals: two minutes at most."""
 _LARGEST_LOSS = 30
 """Losses of adding a record to bins that are above this (nats) count as infinite."""
 
@@ -90,7 +92,7 @@ def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
     first = min(means) * mu - reach if piece.start is None else piece.start * mu
     last = max(means) * mu + reach if piece.stop is None else piece.stop * mu
     count = (last - first) / spacing
-    if not (spacing > 0 and 0 < count < MOST_PLACES):
+    if not (spacing > 0 and 0 < count < MOST_PLACES and count * len(means) < MOST_CELLS):
         raise bad_witness("the line has no cuts or too many")
     between = (first + spacing * k for k in range(1, rounded_up(count)))
     places = [first, *(place for place in between if place < last), last]
@@ -172,13 +174,23 @@ class RunWitness:
 class Witness:
     """The bound claimed, as decimals, and a ``RunWitness`` for each direction.
 
-    One Gaussian mechanism needs none. ``covers`` are for the releases in which cut lots are hidden.
+    One release whose losses rise everywhere needs none. ``covers`` are for the releases in which
+    cut lots are hidden. Of a run that two events bound the proof is of the one that ``alternative``
+    is the place of.
     """
 
     epsilon: str
     delta: str
     runs: tuple[RunWitness, ...]
     covers: tuple[Cover | None, ...] = ()
+    alternative: int = 0
+
+    def event(self, run: Event) -> Event:
+        """What bounds ``run`` by this witness; raises ``Unproved``."""
+        bounds = alternatives(run)
+        if self.alternative not in range(len(bounds)):
+            raise bad_witness("it is for another bound of the run")
+        return bounds[self.alternative]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,13 +207,13 @@ def prove(witness: Witness, event: Event) -> Proof:
 
     Raises ``Unproved`` where it does not, or where no theorem here covers the event.
     """
-    directions = laws(event, witness.covers)
+    directions = laws(witness.event(event), witness.covers)
     curves = [composed(*pair) for pair in zip_longest(directions, witness.runs)]
     return concluded(witness, directions, curves)
 
 
 def concluded(
-    witness: Witness, directions: tuple[Direction, ...], curves: Sequence[Measure | GaussianCurve]
+    witness: Witness, directions: tuple[Direction, ...], curves: Sequence[Measure | SingleRelease]
 ) -> Proof:
     """What follows from ``curves``, those that ``composed`` returned, one for each direction.
 
@@ -228,13 +240,14 @@ def conceded(direction: Direction) -> arb:
     return sum((times * law.conceded for law, times in direction), arb(0))
 
 
-def composed(direction: Direction | None, witness: RunWitness | None) -> Measure | GaussianCurve:
-    """What dominates the run in one direction; a lone Gaussian mechanism needs no witness.
+def composed(direction: Direction | None, witness: RunWitness | None) -> Measure | SingleRelease:
+    """What dominates the run in one direction; a single release needs no witness.
 
     Raises ``Unproved`` where the witness is for other releases, or is no good.
     """
-    if direction is not None and all(law.statement == "gaussian" for law, _ in direction):
-        return GaussianCurve(mu=sum((law.mu for law, _ in direction), arb(0)))
+    single = None if direction is None else single_release(direction)
+    if single is not None:
+        return single
     if direction is None or witness is None or len(witness.rules) != len(direction):
         raise bad_witness("it is for other releases")
     if witness.grid.linear:
@@ -243,19 +256,88 @@ def composed(direction: Direction | None, witness: RunWitness | None) -> Measure
     return power_product([(measure(law, rule, witness.grid), n) for (law, n), rule in parts])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianCurve:
-    """N(μ, 1) against N(0, 1); μ = 0 is the empty run."""
+def single_release(direction: Direction) -> SingleRelease | None:
+    """The curve of ``direction`` where it is one release whose losses rise everywhere."""
+    match direction:
+        case ():
+            return SingleRelease(piece=_NOTHING, mu=arb(0))
+        case ((Law(pieces=(Piece(start=None, stop=None) as piece,), bins=0, mu=mu), 1),):
+            return SingleRelease(piece=piece, mu=mu)
+    return None
 
+
+_NOTHING = Piece(over={0: arb(1)}, under={0: arb(1)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SingleRelease:
+    """One release whose losses are those of ``piece``, rising: the worst outputs lie above a place.
+
+    Places are in standard deviations, of which ``mu`` make a clip norm; 0 is the empty run.
+    """
+
+    piece: Piece
     mu: arb
 
     def delta(self, epsilon: arb) -> arb:
-        """Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), a ball."""
+        """At least P(x > t) - e^ε Q(x > t), t the place whose loss is ε (nats), a ball."""
         if self.mu == 0:
             return arb(0)
-        mu, root = self.mu, arb(2).sqrt()
-        high, low = (epsilon / mu - mu / 2) / root, (epsilon / mu + mu / 2) / root
-        return (high.erfc() - epsilon.exp() * low.erfc()) / 2
+        low, high = self._around(epsilon)
+        if not self._loss(low) <= epsilon:
+            return sum(self.piece.over.values(), arb(0))
+        bound = self._above(self.piece.over, low)
+        if self._loss(high) >= epsilon:
+            bound -= epsilon.exp() * self._above(self.piece.under, high)
+        return bound
+
+    def _loss(self, place: arb) -> arb:
+        over, under = (
+            _density(side, self.mu, place) for side in (self.piece.over, self.piece.under)
+        )
+        return (over / under).log()
+
+    def _above(self, mixture: Mixture, place: arb) -> arb:
+        root = arb(2).sqrt()
+        terms = (w * ((place - m * self.mu) / root).erfc() / 2 for m, w in mixture.items())
+        return sum(terms, arb(0))
+
+    def _around(self, epsilon: arb) -> tuple[arb, arb]:
+        """Places that enclose t closely, if it lies in reach; nothing rests on it."""
+        mu, target = float(self.mu), float(epsilon)
+        sides = [
+            [(m * mu, float(w.log())) for m, w in side.items() if w > 0]
+            for side in (self.piece.over, self.piece.under)
+        ]
+
+        def loss(place: float) -> float:
+            over, under = (_log_density(side, place) for side in sides)
+            return over - under
+
+        low, high = (
+            pick(mean for side in sides for mean, _ in side) + sign * _FARTHEST
+            for pick, sign in ((min, -1), (max, 1))
+        )
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (middle, high) if loss(middle) < target else (low, middle)
+        place = arb(low)
+        width = 1e-4 * (1 + abs(low))
+        slope = (loss(low + width) - loss(low - width)) / (2 * width)
+        for _ in range(_REFINEMENTS if slope > 0 else 0):
+            place = arb((place - (self._loss(place) - epsilon) / slope).mid())
+        margin = _MARGIN * (1 + abs(low))
+        return place - margin, place + margin
+
+
+_FARTHEST, _REFINEMENTS, _MARGIN = 60.0, 4, 2.0**-100
+"""Beyond the outermost means in standard deviations; steps towards t, and how near they end."""
+
+
+def _log_density(terms: Sequence[tuple[float, float]], place: float) -> float:
+    """log Σ w N(place - m) / N(place), from means and log w."""
+    logs = [weight + mean * (place - mean / 2) for mean, weight in terms]
+    largest = max(logs)
+    return largest + math.log(math.fsum(math.exp(term - largest) for term in logs))
 
 
 def _decimal(text: str) -> arb:

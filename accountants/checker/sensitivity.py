@@ -27,7 +27,7 @@ MOST_ROWS = 2048
 """Steps up to which a matrix is multiplied, in half a minute, or inverted, in twice as long."""
 MOST_ITERATED, _ITERATIONS = 20_000, 12
 """Steps up to which ‖C‖ is found by the power method, and how many steps that takes."""
-_UNIT = fmpz(2) ** 128
+UNIT = fmpz(2) ** 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,17 @@ def has_noise(multiplier: float, blocks: Iterable[tuple[int, Fraction]], squared
 
     σ_joint is (Σ count/σ²)^(-1/2), σ the noise multiplier of so many blocks.
     """
-    precision = sum((count / sigma**2 for count, sigma in blocks), Fraction(0))
-    ratio = Fraction(multiplier) ** 2 * precision
-    return bool(arb(fmpq(ratio.numerator, ratio.denominator)) * squared <= 1)
+    return bool(rational(Fraction(multiplier) ** 2 * joint_precision(blocks)) * squared <= 1)
+
+
+def joint_precision(blocks: Iterable[tuple[int, Fraction]]) -> Fraction:
+    """1/σ_joint² of a lot's blocks."""
+    return sum((count / sigma**2 for count, sigma in blocks), Fraction(0))
+
+
+def rational(number: Fraction) -> arb:
+    """``number`` as a ball, exact where it is dyadic."""
+    return arb(fmpq(number.numerator, number.denominator))
 
 
 def buffered(decays: Sequence[float], scales: Sequence[float], steps: int) -> list[arb]:
@@ -78,8 +86,7 @@ def toeplitz_sensitivity(
     """
     steps, apart = len(factors), patterns.apart
     require_affordable(steps)
-    column = [arb(c) for c in coefficients[:steps]]
-    column = _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
+    column = first_column(coefficients, steps, inverse=inverse)
     sizes = [_units(c) for c in column]
     most = min(patterns.most, -(-steps // apart))
     if patterns.white:
@@ -93,14 +100,14 @@ def toeplitz_sensitivity(
             earlier = sums[t - apart] if t >= apart else 0
             ended = sizes[t - most * apart] if t >= most * apart else 0
             sums.append(size + earlier - ended)
-    squared = arb(fmpz(sum(s * s for s in sums))) / _UNIT**2
+    squared = arb(fmpz(sum(s * s for s in sums))) / UNIT**2
     if patterns.white and steps <= MOST_ITERATED:
-        squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / _UNIT for s in sizes], apart))
+        squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / UNIT for s in sizes], apart))
     bound = max(factors) * squared.sqrt()
     tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
     if tight or steps > MOST_ROWS:
         return bound
-    rows = [[column[i - j] if i >= j else arb(0) for j in range(steps)] for i in range(steps)]
+    rows = toeplitz_rows(column)
     return bound.min(matrix_sensitivity(rows, factors, patterns, inverse=False))
 
 
@@ -119,15 +126,12 @@ def matrix_sensitivity(
     steps, apart = len(factors), patterns.apart
     most = min(patterns.most, -(-steps // apart))
     require_affordable(steps**2 * (1 if patterns.white or patterns.exactly else most))
-    matrix = arb_mat([[arb(entry) for entry in row] for row in rows])
-    if inverse:
-        identity = [[int(i == j) for j in range(steps)] for i in range(steps)]
-        matrix = matrix.solve(arb_mat(identity), algorithm="lu")
+    matrix = strategy_matrix(rows, inverse=inverse)
     if most == 1 and not patterns.white:
         columns = zip(*matrix.tolist(), strict=True)
         norms = (sum((x * x for x in column), arb(0)).sqrt() for column in columns)
         scaled = (_units(norm * arb(own)) for norm, own in zip(norms, factors, strict=True))
-        return arb(fmpz(max(scaled))) / _UNIT
+        return arb(fmpz(max(scaled))) / UNIT
     gram = matrix.transpose() * matrix
     sizes = [
         [_units(gram[i, j] * arb(own) * arb(other)) for j, other in enumerate(factors)]
@@ -144,7 +148,32 @@ def matrix_sensitivity(
             others = [0 if abs(i - j) < apart else size for j, size in enumerate(row)]
             bounds.append(row[i] + _separated(others, most - 1, apart))
         best = min(_separated(bounds, most, apart), _falling(sizes, most, apart))
-    return (arb(fmpz(best)) / _UNIT).sqrt()
+    return (arb(fmpz(best)) / UNIT).sqrt()
+
+
+def strategy_matrix(
+    rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]], *, inverse: bool
+) -> arb_mat:
+    """C, ``rows`` or their inverse."""
+    matrix, steps = arb_mat([[arb(entry) for entry in row] for row in rows]), len(rows[0])
+    if not inverse:
+        return matrix
+    identity = [[int(i == j) for j in range(steps)] for i in range(steps)]
+    return matrix.solve(arb_mat(identity), algorithm="lu")
+
+
+def first_column(
+    coefficients: Sequence[float] | Sequence[arb], steps: int, *, inverse: bool
+) -> list[arb]:
+    """That of a Toeplitz C, zero beyond ``coefficients``; ``inverse``: these are of C⁻¹."""
+    column = [arb(c) for c in coefficients[:steps]]
+    return _reciprocal(column, steps) if inverse else column + [arb(0)] * (steps - len(column))
+
+
+def toeplitz_rows(column: Sequence[arb]) -> list[list[arb]]:
+    """The rows of the square matrix with this first column."""
+    steps = len(column)
+    return [[column[i - j] if i >= j else arb(0) for j in range(steps)] for i in range(steps)]
 
 
 def _largest_of_shifts(column: list[arb], apart: int) -> arb:
@@ -165,7 +194,7 @@ def _largest_of_groups(sizes: Sequence[Sequence[int]], apart: int) -> arb:
     groups = []
     for first in range(min(apart, len(sizes))):
         rows = [
-            [arb(fmpz(size)) / _UNIT for size in row[first::apart]] for row in sizes[first::apart]
+            [arb(fmpz(size)) / UNIT for size in row[first::apart]] for row in sizes[first::apart]
         ]
         matrix = arb_mat(rows)
 
@@ -226,7 +255,7 @@ def _reciprocal(series: Sequence[arb], steps: int) -> list[arb]:
 
 
 def _units(size: arb) -> int:
-    return rounded_up(abs(size) * _UNIT)
+    return rounded_up(abs(size) * UNIT)
 
 
 def require_affordable(products: int) -> None:

@@ -47,8 +47,8 @@ _BANDS, _TRANSFORMED = (8, 64), 6_400_000
 are fewest of long runs, of so many numbers together."""
 _VALUES = 4096
 """Sizes of products that are told apart."""
-_ORDERS = 128
-"""Of moments, for products and for sums."""
+_ORDERS = 1e-3, 1e4, 256
+"""The least, the largest and the number of orders of moments, times the largest product."""
 _SLACK = 1e-9
 """Relative allowance for the probabilities' rounding, far above what it is."""
 
@@ -98,7 +98,9 @@ def participation_mixture(
     nodes = np.linspace(0.0, float(coarse[last]), NODES + 1)
     drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
     above = np.minimum(np.concatenate(([drawn], tails(nodes[1:]))), drawn)
-    weights = np.maximum(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 1e-300)
+    # Rounded up, so that the weights beyond a distance add up to no less than its chance.
+    weights = np.nextafter(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 2.0)
+    weights = np.maximum(weights, 1e-300)
     slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
     return ParticipationMixture(
         spacing=float(nodes[1]) * (1 + slack) / (1 - strategy.residual),
@@ -111,20 +113,16 @@ def _tail(distances: Array, count: int, largest: float, orders: Array, moments: 
     """P(s > x) of so many participations, from moments of matched pairs; both of shape (n,)."""
     matched = count // 2
     excess = np.square(distances) - count * largest
-    tilts = np.geomspace(1e-3 / count, 200.0, _ORDERS) / largest
-    paired = tilts * (count * (count - 1) / matched)
-    between = np.interp(paired, orders, moments)
-    # Beyond the last order the logarithm rises by the largest product at most.
-    beyond = np.maximum(paired - orders[-1], 0.0) * largest
-    exponents = matched * (between + beyond) - tilts * excess[:, None]
+    tilts = orders * (matched / (count * (count - 1)))
+    exponents = matched * moments - tilts * excess[:, None]
     bound = np.exp(np.minimum(exponents.min(axis=1), 0.0))
     return np.asarray(np.where(distances >= count * math.sqrt(largest), 0.0, bound))
 
 
 def _log_moments(values: Array, shares: Array) -> tuple[Array, Array]:
-    """log E e^{λG} at rising λ from 0 on, rounded up; convex, so that chords lie above it."""
+    """log E e^{λG} at rising λ, rounded up."""
     largest = float(values[-1])
-    orders = np.concatenate(([0.0], np.geomspace(1e-4, 1e4, _ORDERS) / largest))
+    orders = np.geomspace(*_ORDERS) / largest
     logs = [
         order * largest + math.log(float(shares @ np.exp(order * (values - largest))))
         for order in orders

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import combinations, pairwise
+from fractions import Fraction
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 from flint import arb, ctx
+from numpy.typing import NDArray
 
 from affidavit.accountants import (
     Bracket,
@@ -22,6 +25,7 @@ from affidavit.accountants import (
 from affidavit.accountants.checker import (
     DOMINATING_PAIRS,
     Cover,
+    Draws,
     Grid,
     Patterns,
     Rule,
@@ -31,7 +35,9 @@ from affidavit.accountants.checker import (
     composed,
     conceded,
     laws,
+    matrix_products,
     matrix_sensitivity,
+    moves_no_more,
     prove,
     toeplitz_sensitivity,
     tree_sensitivity,
@@ -41,6 +47,7 @@ from affidavit.plan import (
     Composed,
     Event,
     Gaussian,
+    GaussianMixture,
     Laplace,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
@@ -367,3 +374,38 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(curve, [0, 1, 2] * 6)) == alone * 6
     assert ctx.prec == before
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_no_law_below_that_of_enumerated_participations_is_accepted(turn: int) -> None:
+    """Random C of six steps, every set of steps of a group."""
+    draw, rate, noise = random.Random(turn), Fraction(1, 4), 3.0
+    for _ in range(20):
+        rows = [[draw.uniform(-1, 1) * (j <= i) for j in range(6)] for i in range(6)]
+        columns = np.abs(np.array(rows))
+        spacing = float(np.linalg.norm(columns)) / 8
+        above = np.zeros(60)
+        for group in range(turn):
+            own = columns[:, group::turn]
+            sets = np.array(list(product((0, 1), repeat=own.shape[1])))
+            chances = np.where(sets, float(rate), 1 - float(rate)).prod(axis=1)
+            sizes = np.linalg.norm(sets @ own.T, axis=1)
+            beyond = [chances[sizes > place * spacing].sum() for place in range(60)]
+            above = np.maximum(above, beyond)
+        products = list(matrix_products(rows, [1.0] * 6, turn, inverse=False))
+        draws = Draws(most=-(-6 // turn), probability=rate)
+
+        def accepted(
+            law: NDArray[np.float64],
+            spacing: float = spacing,
+            products: list[tuple[int, int]] = products,
+            draws: Draws = draws,
+        ) -> bool:
+            weights = np.maximum(-np.diff(law, prepend=1.0), 1e-30)
+            leaf = GaussianMixture(
+                weights=tuple(weights / weights.sum()), noise_multiplier=noise / spacing
+            )
+            return moves_no_more(leaf, [(1, Fraction(noise))], products, draws)
+
+        assert not accepted(above * (1 - 1e-9))
+        assert not accepted(np.append(above[1:], 0.0))

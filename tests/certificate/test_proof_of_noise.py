@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
 from affidavit.accountants.checker import Unproved
-from affidavit.certificate import proof
-from affidavit.mechanisms import lower
+from affidavit.certificate import certify, proof
+from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
+from affidavit.certificate.statement import statement
+from affidavit.mechanisms import correlation, lower
 from affidavit.mechanisms.correlation import Correlation
+from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
-from affidavit.plan import plan_from
+from affidavit.mechanisms.strategies.strategy import Strategy
+from affidavit.plan import alternatives, plan_from
 
 CYCLIC = {"scheme": "cyclic", "lot_size": 100}
 APART = {"schema": "min_separation", "participations": 3, "separation": 5}
@@ -35,10 +40,9 @@ def plan_document(**changes: Any) -> dict[str, Any]:
     return {**document, **changes}
 
 
-def lowered_and_required(document: dict[str, Any]) -> None:
+def lowered_and_required(document: dict[str, Any], *, bound: int = 0) -> None:
     lowered = lower(plan_from(document))
-    for index, event in enumerate(lowered.event().events[: len(lowered.phases)]):
-        proof._require_noise(lowered, index, event)
+    proof._require_noise(lowered, alternatives(lowered.event())[bound])
 
 
 BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
@@ -144,6 +148,54 @@ def test_white_noise_is_no_wider_than_the_largest_singular_value_allows(kind: st
     strategy = at.strategy.strategy_matrix()
     norms = [np.linalg.norm(strategy[:, first :: at.turn], 2) for first in range(at.turn)]
     assert float(proof._sensitivity(at)) >= max(norms) * (1 - 1e-12)
+
+
+UNTOLD = ("fresh lots", "fresh lots, scheduled", "groups", "groups, alternating", "groups, matrix")
+"""Plans in which nobody is told where a record was."""
+
+
+@pytest.mark.parametrize("kind", UNTOLD)
+def test_what_participations_add_up_to_is_proved_and_no_less(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = plan_document(**WHITE[kind])
+    lowered_and_required(document, bound=1)
+    real = correlation.participation_mixture
+
+    def understated(strategy: Strategy, **arguments: Any) -> ParticipationMixture:
+        mixture = real(strategy, **arguments)
+        return replace(mixture, spacing=mixture.spacing * 0.999)
+
+    monkeypatch.setattr(correlation, "participation_mixture", understated)
+    with pytest.raises(Unproved, match="noise that was accounted"):
+        lowered_and_required(document, bound=1)
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> None:
+    document = plan_document(
+        sampling={"scheme": "poisson", "lot_size": 5},
+        noise={"kind": "sqrt"},
+        steps=200,
+        dataset={"size": 1000, "unit": "user", "contributions_per_user": records},
+        releases=[{"name": "all", "clip_norm": 1.0, "noise_multiplier": 4.0}],
+    )
+    stated = statement(
+        certify(plan_from(document)),
+        requester="",
+        issued_at=datetime.now(UTC),
+        untrusted=False,
+        approvals=NONE_NEEDED,
+        under=AS_PROVED,
+    )["predicate"]
+    signed = proof.proof_document(stated)
+    assert signed["statements"] == ["gaussian_mixture"]
+    assert proof.prove_certificate({**stated, "proof": signed}).epsilon == signed["epsilon"]
+    thinner = plan_document(**{**document, "sampling": {"scheme": "poisson", "lot_size": 6}})
+    with pytest.raises(Unproved):
+        proof.prove_certificate({**stated, "proof": signed, "plan": thinner})
+    with pytest.raises(Unproved, match="another bound"):
+        proof.prove_certificate({**stated, "proof": {**signed, "alternative": 2}})
 
 
 def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -10,7 +11,17 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 
-from affidavit.accountants import FourierAccountant, OutOfReach, accountant
+from affidavit.accountants import (
+    FourierAccountant,
+    OutOfReach,
+    Unproved,
+    Witness,
+    accountant,
+    prove,
+    search_witness,
+    witness_document,
+    witness_from,
+)
 from affidavit.accountants.fourier.group_sampling import GroupMixtureLaw, numbers_drawn
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of
 from affidavit.plan import (
@@ -152,6 +163,38 @@ def test_the_upper_end_is_the_least_of_both_bounds(noise: float, less: int) -> N
     assert accountant("rdp").curve(either).epsilon(1e-6).upper == pytest.approx(
         accountant("rdp").curve(alternatives(either)[0]).epsilon(1e-6).upper
     )
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-12, 1e-100])
+@pytest.mark.parametrize("leaf", [0, 1, 2])
+def test_the_checker_proves_a_single_release_and_nothing_below_it(leaf: int, delta: float) -> None:
+    """In closed form: no lattice is chosen, and twelve digits are decided."""
+    event: Event = (
+        mixture(160, 0.1, 30.0),
+        mixture(3, 0.5, 0.4),
+        PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.9),
+    )[leaf]
+    if leaf < 2:
+        epsilon = FourierAccountant().curve(event).epsilon(delta)
+    else:
+        # Of one record the engine of samples has a lattice; the mixture of one record is exact.
+        same = GaussianMixture(weights=(0.98, 0.02), noise_multiplier=0.9)
+        epsilon = FourierAccountant().curve(same).epsilon(delta)
+    claims = [repr(epsilon.upper * (1 + 1e-9)), repr(epsilon.lower * (1 - 1e-9))]
+    above, below = (Witness(epsilon=claim, delta=repr(delta), runs=()) for claim in claims)
+    assert prove(above, event).epsilon == claims[0]
+    with pytest.raises(Unproved, match="proves"):
+        prove(below, event)
+
+
+def test_a_proof_is_of_the_bound_that_it_names() -> None:
+    either = EitherBound(events=(poisson(0.6), mixture(20, 0.25, 12.0)))
+    bracket = FourierAccountant().curve(either).epsilon(1e-6)
+    witness, proof = search_witness(either, bracket, 1e-6, 1e-4)
+    assert (witness.alternative, proof.theorems) == (1, ("gaussian_mixture",))
+    assert witness_from(witness_document(witness)) == witness
+    with pytest.raises(Unproved):
+        prove(replace(witness, alternative=0), either)
 
 
 def test_of_little_noise_the_first_bound_is_that_of_participations() -> None:
