@@ -6,8 +6,10 @@ TRAINER := .venv/.trainer
 BROWSER := .venv/.browser
 PROGRAMS := .venv/.programs
 PIP := -m pip install --quiet --disable-pip-version-check
-# Compile with all processors; pip uses one, and also compiles the tests of what it installs.
-COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
+# uv downloads and unpacks in parallel. It reads none of pip's settings: for a mirror, set UV_DEFAULT_INDEX.
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+# Compile with all processors, but not the large parts that nothing here imports.
+COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_inductor|transformers/models)/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
 .PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu test-gpu gpu-bundle crosscheck test-wheel try-image try-peers try-trackers sbom licences audit soak mutation clean
@@ -17,8 +19,10 @@ install: $(STAMP)
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP) --no-compile --require-hashes -r requirements.lock
-	$(BIN)/python $(PIP) --no-compile --no-deps --no-build-isolation --editable .
+	awk '/^[^ ]/ { wanted = /^uv==/ } wanted' requirements.lock > .venv/uv.lock
+	$(BIN)/python $(PIP) --no-compile --require-hashes -r .venv/uv.lock
+	$(UV) --require-hashes -r requirements.lock
+	$(UV) --no-deps --no-build-isolation --editable .
 	$(COMPILED)
 	touch $@
 
@@ -45,7 +49,7 @@ install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS) $(FLOWER)
+	$(UV) --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS) $(FLOWER)
 	$(COMPILED)
 	touch $@
 
@@ -136,7 +140,6 @@ serve: install
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: install
-	$(BIN)/python $(PIP) uv
 	$(BIN)/$(COMPILE) --group dev --extra service --extra postgresql pyproject.toml --output-file requirements.lock
 	$(BIN)/$(COMPILE) --extra service --extra postgresql pyproject.toml --output-file requirements-run.lock
 	$(BIN)/$(COMPILE) --extra service --extra postgresql --extra trainer --constraint requirements-run.lock pyproject.toml --output-file deploy/worker/requirements.lock
