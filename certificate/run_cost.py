@@ -38,6 +38,7 @@ from affidavit.accountants import (
     Sampling,
     Unsupported,
     accountant,
+    decimal_up,
     joint_mu,
     parts,
 )
@@ -277,7 +278,7 @@ def spending_chart(
         title="ε over steps",
         description=stated,
         x=Axis(label="steps run", low=0.0),
-        y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0, high=_above(certified)),
+        y=Axis(label=f"ε (nats) at δ = {decimal_up(delta, 6)}", low=0.0, high=_above(certified)),
         marks=tuple(marks),
     )
 

@@ -133,7 +133,7 @@ SECTIONS = (
                 of="sampling.scheme",
                 when=("cyclic_poisson",),
             ),
-            Field(name="steps", label="Steps T", hint="null: as many as fit"),
+            Field(name="steps", label="Steps T", hint="null: the most that fit"),
             Field(name="epochs", label="Epochs", hint="Instead of steps", folded=True),
         ),
     ),

@@ -25,8 +25,6 @@ from affidavit.certificate import verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.pages.text import ADJACENCIES, capitalized, down, plain, up
 
-UNITS = {"example": "record", "user": "user"}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
@@ -88,7 +86,7 @@ def guarantee_of(predicate: Mapping[str, Any]) -> Guarantee | None:
         epsilon_at_least=down(guarantee["epsilon"]["lower"]),
         delta=up(guarantee["delta"]["upper"]),
         adjacency=ADJACENCIES.get(guarantee["adjacency"], guarantee["adjacency"]),
-        unit=UNITS.get(guarantee["unit"], guarantee["unit"]),
+        unit=guarantee["unit"],
         confidence=guarantee.get("confidence"),
         target_epsilon=_rounded(guarantee["target"]["epsilon"]),
         target_delta=_rounded(guarantee["target"]["delta"]),

@@ -113,7 +113,7 @@ TYPES = {
 }
 FILTERS = (
     *(text.short, text.day, text.moment, text.second),
-    *(text.whole, text.plain, text.words, text.capitalized, text.readable),
+    *(text.whole, text.plain, text.words, text.capitalized, text.readable, text.unbroken),
 )
 
 router = APIRouter()

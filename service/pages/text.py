@@ -26,6 +26,8 @@ from datetime import datetime
 from typing import Any, overload
 from urllib.parse import urlencode
 
+from markupsafe import Markup, escape
+
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate import Assessment, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
@@ -40,6 +42,7 @@ ADJACENCIES = {"add_remove": "add/remove", "replace_one": "replace one", "zero_o
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _LAYOUT = frozenset("\n\r\t")
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+_BOUND = re.compile(r"[εδσμ] [≤≥=] [0-9][0-9.e-]*")
 _PEM = re.compile(r"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n?")
 """A whole key in text. It ends in dashes, as no formula does, and calls nothing."""
 
@@ -137,6 +140,15 @@ def capitalized(text: str) -> str:
     ('No run', 'ε ≤ 8')
     """
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
+
+
+def unbroken(text: str) -> Markup:
+    """``text`` as HTML in which a line ends nowhere inside a bound, such as δ = 1e-6.
+
+    >>> unbroken("at δ = 1e-6 (add/remove)")
+    Markup('at <span class="nowrap">δ = 1e-6</span> (add/remove)')
+    """
+    return Markup(_BOUND.sub(r'<span class="nowrap">\g<0></span>', str(escape(visible(text)))))
 
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:

@@ -24,7 +24,7 @@ MEANINGS = {
     "submit": "submit plans, start runs",
     "approve": "approve certificates, grant waivers, revoke",
     "audit": "read everything, including the audit log",
-    "work": "train as a worker of the queues, or by hand with the data sets, named below",
+    "work": "claim runs of the queues, and charge the data sets, named below",
     "admin": "manage policies, budgets, tokens and keys",
 }
 

@@ -227,7 +227,11 @@ def _grants(rows: Sequence[RowMapping]) -> Page[Grant]:
 
 
 def _no_budget(dataset: str) -> Problem:
-    return Problem(404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers.")
+    return Problem(
+        404,
+        "not_found",
+        f"The data set {dataset} has no budget. GET /v1/ledgers lists all ledgers.",
+    )
 
 
 @router.post(

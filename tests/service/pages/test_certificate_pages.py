@@ -113,9 +113,9 @@ def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path
     assert float(guarantee["epsilon_at_most"]) >= stated["epsilon"]["upper"]
     assert float(guarantee["epsilon_at_least"]) <= stated["epsilon"]["lower"]
     assert shown["sentence"] == (
-        f"Certified: ε ≤ {guarantee['epsilon_at_most']} at δ = 1e-5 (add/remove, per record)."
+        f"Certified: ε ≤ {guarantee['epsilon_at_most']} at δ = 1e-5 (add/remove, per example)."
     )
-    assert shown["sentence"] in text
+    assert shown["sentence"].removeprefix("Certified: ") in text
     assert "2 independent engines agree" in text
     # Its charts are drawn and stand in the page: target, diagonal, cap and run are named.
     for name in ("target", "no leakage", "certified for the whole run", "the actual run"):
@@ -162,7 +162,7 @@ def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
     certificate = _certify(yard, **fixed)
     path = f"/certificates/{certificate}"
     text = _main(_get(yard, path))
-    assert "Refused: " in text
+    assert "No guarantee can be certified" in text
     assert "fixed_size_needs_replace_one" in text
     assert "What to do:" in text
     assert "ε ≤" not in text

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from affidavit.gate.cli import COMMANDS
 from affidavit.service.pages.plan_form import RELEASE, SECTIONS
 from affidavit.service.pages.runs import EVENTS, RUN_FIELDS
 from affidavit.service.pages.templating import GROUPS
@@ -107,3 +108,15 @@ def test_labels_use_words_of_the_glossary_and_of_the_api() -> None:
     known = {stem(word) for word in (*re.findall(r"[^\W\d_]+", text), *EVERYDAY)}
     shown = {word for label in labels() for word in re.findall(r"[^\W\d_]+", label.lower())}
     assert not {word for word in shown if stem(word) not in known and len(word) > 1}
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    named = {
+        name
+        for template in TEMPLATES
+        for name in re.findall(
+            r"(?:<code>|\(\"|;)affidavit ([a-z-]+)", template.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) > 4
+    assert not named - set(COMMANDS)

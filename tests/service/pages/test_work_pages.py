@@ -278,7 +278,7 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
 
 
 def test_a_named_data_set_has_a_page_before_it_has_a_budget(yard: Yard) -> None:
-    assert "Nob has no budget" in _main(_get(yard, "/datasets/nob", status=404))
+    assert "The data set nob has no budget" in _main(_get(yard, "/datasets/nob", status=404))
     plan = yard.document(dataset={"name": "nob", "size": 1000})
     assert yard.ask("POST", "/v1/certificates", "submit", plan).is_success
     assert 'href="/datasets/nob"' in _get(yard, "/certificates")
