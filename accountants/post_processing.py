@@ -43,6 +43,7 @@ from affidavit.plan import (
     RepeatAndSelect,
     Repeated,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 LEAST_NOISE, DOUBLINGS = 0.2, 12
@@ -51,7 +52,11 @@ LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
 """Its least sampling probability, and the most steps that it answers for at once."""
 
 Known = (
-    Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | WithoutReplacementGaussian
+    Gaussian
+    | PoissonSubsampledGaussian
+    | PoissonSampledGroupGaussian
+    | WithoutReplacementGaussian
+    | WithoutReplacementGroupGaussian
 )
 
 
@@ -110,7 +115,7 @@ class PostProcessed:
         drawn = [
             Counted(leaf, times)
             for leaf, times in known
-            if not isinstance(leaf, Gaussian | PoissonSampledGroupGaussian)
+            if isinstance(leaf, PoissonSubsampledGaussian | WithoutReplacementGaussian)
         ]
         exact = max([exact, *(ask(curve).lower for curve in drawn)])
         for releases in _louder(known):
@@ -137,7 +142,7 @@ def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known
 
 def _with_noise(leaf: Known, least: float) -> Known:
     """``leaf`` with at least so much noise over what all records of a unit add."""
-    if isinstance(leaf, PoissonSampledGroupGaussian):
+    if isinstance(leaf, PoissonSampledGroupGaussian | WithoutReplacementGroupGaussian):
         least *= leaf.records * (1 + 1e-9)
     return replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least))
 
@@ -179,7 +184,12 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
         case PoissonSubsampledGaussian(sampling_probability=rate):
             if rate >= LEAST_RATE:
                 yield part, times
-        case Gaussian() | PoissonSampledGroupGaussian() | WithoutReplacementGaussian():
+        case (
+            Gaussian()
+            | PoissonSampledGroupGaussian()
+            | WithoutReplacementGaussian()
+            | WithoutReplacementGroupGaussian()
+        ):
             yield part, times
         case _:
             return

@@ -46,6 +46,7 @@ from affidavit.plan import (
     RepeatAndSelect,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 
@@ -195,7 +196,7 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
             )
         case PoissonSubsampledGaussian():
             return NeighboringRelation.ADD_OR_REMOVE_ONE
-        case PoissonSampledGroupGaussian() | GaussianMixture():
+        case PoissonSampledGroupGaussian() | GaussianMixture() | WithoutReplacementGroupGaussian():
             raise Unsupported(
                 "Rényi accounting has no bound here for several records of a user.",
                 "Use the fourier accountant.",

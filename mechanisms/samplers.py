@@ -61,6 +61,7 @@ from affidavit.plan import (
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
     schedule,
 )
 
@@ -135,8 +136,9 @@ def _require_one_record(plan: Plan, index: int) -> None:
             "user_level_sampling",
             "records are sampled one by one, so that the lots of one user's records are "
             "correlated and no per-record amplification holds for the user.",
-            "Use scheme: poisson under zero_out or add_remove, sample users (clip each user's sum "
-            "once, with contributions_per_user: 1), or use full_batch, shuffled or cyclic.",
+            "Use scheme: poisson under zero_out or add_remove, or fixed_size under replace_one; "
+            "sample users (clip each user's sum once, with contributions_per_user: 1); or use "
+            "full_batch, shuffled or cyclic.",
         )
 
 
@@ -165,15 +167,7 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
 
 def _poisson_for_users(plan: Plan, index: int, probability: float, records: int) -> Sampled:
     if records > MOST_RECORDS:
-        raise _refused(
-            plan,
-            index,
-            "user_level_sampling",
-            f"a user has up to {records} records, and sampling them one by one is accounted for "
-            f"at most {MOST_RECORDS}.",
-            f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
-            "once, with contributions_per_user: 1.",
-        )
+        raise _too_many_records(plan, index, records)
     return Sampled(
         event=lambda joint: PoissonSampledGroupGaussian(
             records=records, sampling_probability=probability, noise_multiplier=joint
@@ -182,6 +176,18 @@ def _poisson_for_users(plan: Plan, index: int, probability: float, records: int)
         probability=probability,
         distance=float(records),
         assumption=POISSON,
+    )
+
+
+def _too_many_records(plan: Plan, index: int, records: int) -> RefusedPlan:
+    return _refused(
+        plan,
+        index,
+        "user_level_sampling",
+        f"a user has up to {records} records, and sampling them one by one is accounted for "
+        f"at most {MOST_RECORDS}.",
+        f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
+        "once, with contributions_per_user: 1.",
     )
 
 
@@ -238,14 +244,24 @@ def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
         raise ValueError("a valid plan with fixed_size has a data set size and a lot size")
     if lot == size:
         return _full_batch(plan)
-    _require_one_record(plan, index)
-    return Sampled(
-        event=lambda joint: WithoutReplacementGaussian(
+    records = min(plan.dataset.records_per_unit, size)
+    if records > MOST_RECORDS:
+        raise _too_many_records(plan, index, records)
+
+    def event(joint: float) -> Leaf:
+        if records > 1:
+            return WithoutReplacementGroupGaussian(
+                records=records, dataset_size=size, sample_size=lot, noise_multiplier=joint
+            )
+        return WithoutReplacementGaussian(
             dataset_size=size, sample_size=lot, noise_multiplier=joint
-        ),
+        )
+
+    return Sampled(
+        event=event,
         times=lambda steps: steps,
         probability=lot / size,
-        distance=2.0,
+        distance=2.0 * records,
         assumption="each lot is a fresh uniform sample of exactly the lot size, without "
         "replacement",
     )

@@ -51,6 +51,7 @@ from .events import Repeated as Repeated
 from .events import SubsampledPair as SubsampledPair
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
+from .events import WithoutReplacementGroupGaussian as WithoutReplacementGroupGaussian
 from .events import alternatives as alternatives
 from .events import event_document as event_document
 from .events import event_from as event_from

@@ -189,6 +189,30 @@ class WithoutReplacementGaussian:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WithoutReplacementGroupGaussian:
+    """As ``WithoutReplacementGaussian``, where one user has at most ``records`` records.
+
+    Neighbours differ in all records of one user. K of them are drawn, K hypergeometric, and move
+    the sum by at most 2K clip norms. Source: docs/theorems/without-replacement.md.
+    """
+
+    records: int
+    dataset_size: int
+    sample_size: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.records <= MOST_RECORDS:
+            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        if not 0 < self.sample_size < self.dataset_size or self.records > self.dataset_size:
+            raise ValueError(
+                "sample_size must lie strictly between 0 and dataset_size, and records not above "
+                f"it, got {self.sample_size} and {self.records} of {self.dataset_size}"
+            )
+        _require_positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedPoissonGaussian:
     """One Gaussian release on a Poisson sample that is cut to a largest lot, uniformly.
 
@@ -308,6 +332,7 @@ Leaf = (
     | PoissonSampledGroupGaussian
     | GaussianMixture
     | WithoutReplacementGaussian
+    | WithoutReplacementGroupGaussian
     | TruncatedPoissonGaussian
     | RandomAllocationGaussian
     | BallsInBinsGaussian
@@ -407,6 +432,7 @@ _LEAVES: dict[str, type[Any]] = {
         PoissonSampledGroupGaussian,
         GaussianMixture,
         WithoutReplacementGaussian,
+        WithoutReplacementGroupGaussian,
         TruncatedPoissonGaussian,
         RandomAllocationGaussian,
     )
@@ -436,6 +462,7 @@ def event_document(event: Event) -> dict[str, Any]:
             | PoissonSampledGroupGaussian()
             | GaussianMixture()
             | WithoutReplacementGaussian()
+            | WithoutReplacementGroupGaussian()
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()
         ):

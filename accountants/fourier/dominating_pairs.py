@@ -13,6 +13,7 @@ Poisson, replace_one         the symmetric pair              the same
 Poisson, several records     both orders of the mixture      the same
 mixture of moves             both orders of the mixture      the same
 without replacement          the convex profile of both      the pair of one data set
+the same, several records    profiles by how many are drawn  the mixture of one data set
 truncated Poisson            full lots, revealed or hidden   others that contribute zero
 ===========================  ==============================  ========================
 
@@ -23,15 +24,18 @@ poisson-replace-one.md, without-replacement.md, truncated-poisson.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.group_sampling import group_law
+from affidavit.accountants.fourier.group_sampling import (
+    fixed_lot_law,
+    fixed_lot_pair,
+    group_law,
+    worse_of_both,
+)
 from affidavit.accountants.fourier.laplace import LaplaceLaw
-from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
@@ -61,6 +65,7 @@ from affidavit.plan import (
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 Side = Literal["remove", "add"]
@@ -181,6 +186,8 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
         match leaf:
             case PoissonSampledGroupGaussian(records=records):
                 noise /= records
+            case WithoutReplacementGroupGaussian(records=records):
+                noise /= 2 * records
             case GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
                 low = LEAST_OF_MIXTURES if steps > 1 else 0.0
@@ -213,7 +220,10 @@ def _sampling_probability(leaf: Leaf) -> float:
                 "random allocation is not supported by the fourier engine.",
                 "Use the allocation accountant.",
             )
-        case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
+        case (
+            WithoutReplacementGaussian(sample_size=sample, dataset_size=size)
+            | WithoutReplacementGroupGaussian(sample_size=sample, dataset_size=size)
+        ):
             return sample / size
         case BallsInBinsGaussian():
             raise Unsupported(
@@ -237,6 +247,7 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             return neighbours != "replace_one"
         case (
             WithoutReplacementGaussian()
+            | WithoutReplacementGroupGaussian()
             | RandomAllocationGaussian()
             | BallsInBinsGaussian()
             | Laplace()
@@ -258,13 +269,9 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
         case PoissonSampledGroupGaussian() | GaussianMixture():
             return group_law(leaf, added=side == "add")
         case WithoutReplacementGaussian():
-            half = 1 / leaf.noise_multiplier
-            return WorseOfBothLaw(
-                remove=_without_replacement(leaf, "remove"),
-                add=_without_replacement(leaf, "add"),
-                # Between the places of a loss of zero, which lie one clip norm from the middle.
-                atom=(1 - leaf.sample_size / leaf.dataset_size) * math.erf(half * math.sqrt(0.5)),
-            )
+            return worse_of_both(leaf.sample_size / leaf.dataset_size, 1, leaf.noise_multiplier)
+        case WithoutReplacementGroupGaussian():
+            return fixed_lot_law(leaf)
         case TruncatedPoissonGaussian():
             return truncated_law(leaf, side)
         case RandomAllocationGaussian() | BallsInBinsGaussian():
@@ -278,7 +285,14 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
 
 def _attained(leaf: Leaf, side: Side) -> LossLaw:
     if isinstance(leaf, WithoutReplacementGaussian):
-        return _without_replacement(leaf, side)
+        return NormalMixtureLaw(
+            kind=side,
+            noise_multiplier=leaf.noise_multiplier,
+            sampling_probability=leaf.sample_size / leaf.dataset_size,
+            distance=2.0,
+        )
+    if isinstance(leaf, WithoutReplacementGroupGaussian):
+        return fixed_lot_pair(leaf, added=side == "add")
     if isinstance(leaf, TruncatedPoissonGaussian):
         return attained_law(leaf, side)
     return _law(leaf, side)
@@ -295,12 +309,3 @@ def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
     attained = _attained(leaf, side)
     conceded = leaf.conceded if isinstance(leaf, GaussianMixture) else 0.0
     return attained if lots == "visible" else _law(leaf, side), attained, conceded
-
-
-def _without_replacement(leaf: WithoutReplacementGaussian, side: Side) -> NormalMixtureLaw:
-    return NormalMixtureLaw(
-        kind=side,
-        noise_multiplier=leaf.noise_multiplier,
-        sampling_probability=leaf.sample_size / leaf.dataset_size,
-        distance=2.0,
-    )

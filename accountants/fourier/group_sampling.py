@@ -15,12 +15,25 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
-from affidavit.plan import GaussianMixture, PoissonSampledGroupGaussian
+from affidavit.accountants.fourier.privacy_loss import (
+    LossLaw,
+    Mixture,
+    NormalMixtureLaw,
+    NormalPair,
+)
+from affidavit.plan import (
+    GaussianMixture,
+    PoissonSampledGroupGaussian,
+    WithoutReplacementGroupGaussian,
+)
 
 _SMALLEST_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
+_RARE, _MOST_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
+"""Of records in a fixed lot: a chance that counts as all of them; where the weights of parts end;
+above what rounding of parts may miss."""
 _STEPS, _SHORT = 60, 1e-9
 """Of Newton's method, which converges from above, and a last one: what it leaves is its square."""
 
@@ -156,3 +169,84 @@ def numbers_drawn(records: int, probability: float) -> tuple[float, ...]:
     q = Fraction(probability)
     exact = (math.comb(records, k) * q**k * (1 - q) ** (records - k) for k in range(records + 1))
     return tuple(max(float(weight), _SMALLEST_WEIGHT) for weight in exact)
+
+
+@lru_cache(maxsize=64)
+def numbers_in_a_lot(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]:
+    """P(K = k), each the nearest double to the hypergeometric probability.
+
+    k is at most the user's records and the lot's.
+    """
+    records, size, lot = leaf.records, leaf.dataset_size, leaf.sample_size
+    exact = [
+        math.comb(records, k) * math.perm(lot, k) * math.perm(size - lot, records - k)
+        for k in range(min(records, lot) + 1)
+    ]
+    total = math.perm(size, records)
+    return tuple(max(float(Fraction(ways, total)), _SMALLEST_WEIGHT) for ways in exact)
+
+
+def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:
+    """What one pair of data sets shows: all other records lie at -1, the user's at 1 or there."""
+    return GroupMixtureLaw(
+        noise_multiplier=leaf.noise_multiplier / 2, weights=numbers_in_a_lot(leaf), added=added
+    )
+
+
+def fixed_lot_law(leaf: WithoutReplacementGroupGaussian) -> LossLaw:
+    """K is revealed where it is above zero; each K has a part of the lots without the user.
+
+    A lot of the part of k has k records of the user with probability P(K = k) over the part. Any
+    parts are sound that add up to one; these make the χ² divergence about least.
+    """
+    chances = np.array(numbers_in_a_lot(leaf)[1:])
+    moves = np.arange(1, len(chances) + 1)
+    # What hardly happens counts as all records.
+    likely = (chances >= _RARE) | (moves == len(chances))
+    chances[-1] += float(chances[~likely].sum())
+    chances, moves = chances[likely], moves[likely]
+    exponents = np.minimum((2 * moves / leaf.noise_multiplier) ** 2, _MOST_EXPONENT)
+    parts = _parts(chances, np.sqrt(np.expm1(exponents)))
+    rates = np.minimum(chances / parts * (1 + _SLACK), 1.0)
+    first, *others = (
+        worse_of_both(float(rate), int(move), leaf.noise_multiplier)
+        for rate, move in zip(rates, moves, strict=True)
+    )
+    law: LossLaw = first
+    for other, weight in zip(others, (parts / parts.cumsum())[1:], strict=True):
+        law = RevealedMixtureLaw(first=law, second=other, weight=float(weight))
+    return law
+
+
+def _parts(chances: Array, weights: Array) -> Array:
+    """Parts in proportion to ``chances`` times ``weights``, none below its chance; all (m,)."""
+    sizes, own = chances * weights, np.zeros(len(chances), dtype=bool)
+    while not own.all():
+        scale = (1 - chances[own].sum()) / sizes[~own].sum()
+        short = ~own & (scale * weights < 1)
+        if not short.any():
+            return np.where(own, chances, scale * sizes)
+        own |= short
+    return chances
+
+
+def worse_of_both(probability: float, records: int, noise_multiplier: float) -> LossLaw:
+    """Of so many records that are replaced in a lot with ``probability``, the convex profile."""
+    if probability == 1:
+        return NormalMixtureLaw(
+            kind="gaussian", noise_multiplier=noise_multiplier, distance=2.0 * records
+        )
+    remove, add = (
+        NormalMixtureLaw(
+            kind=kind,
+            noise_multiplier=noise_multiplier,
+            sampling_probability=probability,
+            distance=2.0 * records,
+        )
+        for kind in ("remove", "add")
+    )
+    # Between the places of a loss of zero, which lie so many clip norms from the middle.
+    half = records / noise_multiplier
+    return WorseOfBothLaw(
+        remove=remove, add=add, atom=(1 - probability) * math.erf(half * math.sqrt(0.5))
+    )

@@ -30,6 +30,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
     event_document,
     event_from,
 )
@@ -108,6 +109,7 @@ Step = (
     PoissonSubsampledGaussian
     | PoissonSampledGroupGaussian
     | WithoutReplacementGaussian
+    | WithoutReplacementGroupGaussian
     | TruncatedPoissonGaussian
 )
 """A step on a lot that is drawn anew, with noise of its own."""

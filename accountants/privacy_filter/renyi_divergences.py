@@ -87,6 +87,7 @@ from affidavit.plan import (
     RepeatAndSelect,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 _LOW, _HIGH = -12.5, 37.0
@@ -250,6 +251,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             return _by_laws(part) if part.conceded == 0 else np.full(_ALPHA.size, np.inf)
         case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records):
             return _least(_gaussian(sigma / records), _by_laws(part))
+        case WithoutReplacementGroupGaussian(noise_multiplier=sigma, records=records):
+            return _least(_gaussian(sigma / 2 / records), _by_laws(part))
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
             return _least(_gaussian(part.noise_multiplier / 2), _by_laws(part))
         case RandomAllocationGaussian(noise_multiplier=sigma):
@@ -290,6 +293,7 @@ def _by_laws(
     | PoissonSampledGroupGaussian
     | GaussianMixture
     | WithoutReplacementGaussian
+    | WithoutReplacementGroupGaussian
     | TruncatedPoissonGaussian,
 ) -> Array:
     """The larger of both directions, by the moments of their dominating laws."""

@@ -22,6 +22,7 @@ from affidavit.plan import (
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 Make = Callable[..., Plan]
@@ -198,14 +199,23 @@ def test_a_user_of_several_records_is_a_mixture_over_those_drawn(
     assert code(planned(plan_of, "poisson", adjacency, dataset=users)) == "user_level_sampling"
 
 
-@pytest.mark.parametrize(
-    ("scheme", "adjacency"), [("poisson", "replace_one"), ("fixed_size", "replace_one")]
-)
-def test_no_amplification_holds_for_a_user_of_several_records(
-    plan_of: Make, scheme: str, adjacency: str
-) -> None:
+def test_a_user_of_several_records_in_lots_of_fixed_size(plan_of: Make) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    event = only(planned(plan_of, "fixed_size", "replace_one", dataset=users))
+    leaf = WithoutReplacementGroupGaussian(
+        records=4, dataset_size=1000, sample_size=100, noise_multiplier=SIGMA
+    )
+    assert isinstance(event, Repeated)
+    assert event.event == leaf
+    users["contributions_per_user"] = 201
+    assert code(planned(plan_of, "fixed_size", "replace_one", dataset=users)) == (
+        "user_level_sampling"
+    )
+
+
+def test_no_amplification_holds_for_a_replaced_user_of_several_records(plan_of: Make) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 2}
-    plan = planned(plan_of, scheme, adjacency, dataset=users)
+    plan = planned(plan_of, "poisson", "replace_one", dataset=users)
     assert code(plan) == "user_level_sampling"
 
 

@@ -1,0 +1,138 @@
+"""Several records of a user in lots of fixed size: enumerated lots and adversaries."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import hypergeom, norm
+
+from affidavit.accountants import FourierAccountant
+from affidavit.accountants.fourier import group_sampling
+from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.group_sampling import numbers_in_a_lot
+from affidavit.plan import (
+    Gaussian,
+    Repeated,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+)
+
+Array = NDArray[np.float64]
+ALPHAS = np.exp([0.0, 0.1, 0.5, 1.5, 3.0])
+LINE = np.linspace(-16.0, 16.0, 3201)
+QUADRATURE = 1e-5
+"""What the kinks of hockey sticks lose on ``LINE``; the curves are some tenths."""
+
+
+def leaf(records: int, size: int, lot: int, sigma: float) -> WithoutReplacementGroupGaussian:
+    return WithoutReplacementGroupGaussian(
+        records=records, dataset_size=size, sample_size=lot, noise_multiplier=sigma
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "size", "lot"), [(2, 1000, 10), (5, 20, 18), (9, 12, 4), (200, 10**9, 10**6)]
+)
+def test_numbers_of_records_are_hypergeometric(records: int, size: int, lot: int) -> None:
+    expected = hypergeom(size, records, lot).pmf(np.arange(min(records, lot) + 1))
+    chances = numbers_in_a_lot(leaf(records, size, lot, 1.0))
+    assert chances == pytest.approx(expected, rel=1e-6, abs=1e-290)
+    assert math.fsum(chances) == pytest.approx(1.0, abs=1e-12)
+
+
+def output(data: Array, lot: int, sigma: float) -> Array:
+    """The density of a lot's noisy sum on ``LINE``, over every lot."""
+    sums = [sum(data[list(chosen)]) for chosen in combinations(range(len(data)), lot)]
+    places, counts = np.unique(np.round(sums, 12), return_counts=True)
+    result: Array = norm.pdf(LINE[:, None], places, sigma) @ (counts / counts.sum())
+    return result
+
+
+def hockey_stick(p: Array, q: Array) -> Array:
+    step = LINE[1] - LINE[0]
+    return np.array([np.maximum(p - alpha * q, 0).sum() * step for alpha in ALPHAS])
+
+
+@pytest.mark.parametrize(
+    ("records", "size", "lot", "sigma"),
+    [
+        (2, 6, 2, 1.0),
+        (2, 6, 3, 2.0),
+        (3, 7, 2, 0.8),
+        (3, 8, 4, 3.0),
+        (4, 6, 3, 1.5),
+        (2, 5, 4, 1.0),
+    ],
+)
+def test_no_pair_of_data_sets_exceeds_the_curve_and_one_is_its_lower_end(
+    records: int, size: int, lot: int, sigma: float
+) -> None:
+    """All records at an end or anywhere, by 60 random pairs, and the pair that the page names."""
+    rng = np.random.default_rng(size * lot)
+    curve = FourierAccountant().curve(leaf(records, size, lot, sigma))
+    brackets = [curve.delta(math.log(alpha)) for alpha in ALPHAS]
+    upper = np.array([bracket.upper for bracket in brackets])
+    worst = np.zeros(len(ALPHAS))
+    for trial in range(60):
+        data = rng.choice([-1.0, 1.0], size) if trial % 3 else rng.uniform(-1, 1, size)
+        other = data.copy()
+        other[:records] = -data[:records] if trial % 2 else rng.choice([-1.0, 1.0], records)
+        worst = np.maximum(worst, hockey_stick(output(data, lot, sigma), output(other, lot, sigma)))
+    named = -np.ones(size)
+    moved = named.copy()
+    moved[:records] = 1.0
+    both = output(moved, lot, sigma), output(named, lot, sigma)
+    attained = np.maximum(hockey_stick(*both), hockey_stick(*both[::-1]))
+    assert np.all(np.maximum(worst, attained) <= upper + QUADRATURE)
+    lower = np.array([bracket.lower for bracket in brackets])
+    assert np.all(lower <= attained + QUADRATURE)
+    assert lower == pytest.approx(attained, rel=1e-3, abs=QUADRATURE)
+
+
+def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -> None:
+    """A product on the plane, on a coarser grid."""
+    records, size, lot, sigma = 2, 6, 2, 1.5
+    curve = FourierAccountant().curve(Repeated(event=leaf(records, size, lot, sigma), count=2))
+    line = LINE[::8]
+    named = -np.ones(size)
+    moved = named.copy()
+    moved[:records] = 1.0
+    p, q = (output(data, lot, sigma)[::8] for data in (moved, named))
+    area = (line[1] - line[0]) ** 2
+    for alpha in ALPHAS:
+        exact = max(
+            np.maximum(np.outer(one, one) - alpha * np.outer(other, other), 0).sum() * area
+            for one, other in ((p, q), (q, p))
+        )
+        bracket = curve.delta(math.log(alpha))
+        assert bracket.lower - 1e-3 <= exact <= bracket.upper + 1e-3
+
+
+@pytest.mark.parametrize("records", [2, 3, 12])
+def test_users_cost_more_than_one_record_and_less_than_all_records_in_one(records: int) -> None:
+    steps, sigma = 300, 3.0 * records
+    run = Repeated(event=leaf(records, 10_000, 100, sigma), count=steps)
+    result = FourierAccountant().curve(run).epsilon(1e-6)
+    one = WithoutReplacementGaussian(dataset_size=10_000, sample_size=100, noise_multiplier=sigma)
+    single = FourierAccountant().curve(Repeated(event=one, count=steps)).epsilon(1e-6)
+    everywhere = Gaussian(noise_multiplier=sigma / (2 * records))
+    whole = FourierAccountant().curve(Repeated(event=everywhere, count=steps)).epsilon(1e-6)
+    assert single.lower < result.lower <= result.upper < 1.5 * result.lower
+    assert result.upper < whole.lower
+
+
+def test_numbers_that_hardly_happen_count_as_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = leaf(30, 10**6, 2, 8.0)
+    (direction,) = directions(many)
+    cells = direction.laws[0][0].cells(np.linspace(-3.0, 3.0, 50))
+    assert cells.p.sum() == pytest.approx(1.0, abs=1e-12)
+    monkeypatch.setattr(group_sampling, "_RARE", 0.05)
+    some = leaf(3, 100, 12, 4.0)
+    assert 0.03 < numbers_in_a_lot(some)[2] < 0.05
+    curve = FourierAccountant().curve(some)
+    # The lower end is that of a pair of data sets, which the shortcut does not touch.
+    assert all(curve.delta(at).lower < curve.delta(at).upper for at in (0.1, 1.0, 2.0))
