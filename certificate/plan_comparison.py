@@ -125,7 +125,7 @@ class Contribution:
     @property
     def difference(self) -> Decimal:
         """The difference of the two upper bounds as they are printed; sums are exact."""
-        before, after = (Decimal(each.epsilon_text or "NaN") for each in (self.before, self.after))
+        before, after = (Decimal(item.epsilon_text or "NaN") for item in (self.before, self.after))
         return (after - before) or Decimal(0)
 
     def as_dict(self) -> dict[str, Any]:

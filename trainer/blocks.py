@@ -121,9 +121,9 @@ def layout_of(execution: Execution, model: ModelAdapter) -> Layout:
     )
 
 
-def _require_counts(phase: Phase, found: Mapping[str, Sequence[Group]], *, flat: bool) -> None:
+def _require_counts(phase: Phase, blocks: Mapping[str, Sequence[Group]], *, flat: bool) -> None:
     for release in phase.releases:
-        groups = found[release.name]
+        groups = blocks[release.name]
         if flat and any(group.uses for group in groups):
             raise _refused("uses with separate clip norms need per-block clipping.")
         if not flat and len(groups) != release.count:

@@ -146,8 +146,8 @@ def add_up(sums: Mapping[str, Tensor], group: Any = None) -> None:
     for same in by_type.values():
         flat = torch.cat([entry.flatten() for entry in same])
         add_up_alike(flat, group)
-        for each, part in zip(same, flat.split([item.numel() for item in same]), strict=True):
-            each.copy_(part.view_as(each))
+        for target, part in zip(same, flat.split([item.numel() for item in same]), strict=True):
+            target.copy_(part.view_as(target))
 
 
 def add_up_alike(values: Tensor, group: Any = None) -> None:

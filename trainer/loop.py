@@ -333,7 +333,11 @@ class Run:
         return self.ended_by("completed", training)
 
     def charged(
-        self, training: TrainingState, step: int, secrets: RunSecrets, asked: Callable[[], bool]
+        self,
+        training: TrainingState,
+        step: int,
+        secrets: RunSecrets,
+        stop_requested: Callable[[], bool],
     ) -> Due | None:
         """Charge ``step``, unless somebody asked to stop; then keep what there is.
 
@@ -342,7 +346,7 @@ class Run:
         done, last = step + 1, step + 1 == self.config.execution.steps
 
         def charge() -> Due | None:
-            if asked() or not self._allowance.waited_for(step, asked):
+            if stop_requested() or not self._allowance.waited_for(step, stop_requested):
                 return None
             public = training.public(step)
             self._writer.charge(step, self.config.plan_digest, public, secrets.ratchet)

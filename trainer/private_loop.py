@@ -444,7 +444,7 @@ def _groups(
     result: dict[str, tuple[Group, ...]] = {}
     left = list(names)
     for release, patterns in blocks.items():
-        mine = [name for name in left if any(fnmatchcase(name, each) for each in patterns)]
+        mine = [name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns)]
         left = [name for name in left if name not in mine]
         if releases.get(release, 1) == 1:
             result[release] = (Group(names=tuple(mine)),)

@@ -30,10 +30,10 @@ Show = Callable[[int, float | None], None]
 
 
 @contextmanager
-def shown(steps: int, said: str) -> Iterator[Show]:
+def shown(steps: int, summary: str) -> Iterator[Show]:
     """A bar, or lines, for a run of ``steps``."""
     console = Console(stderr=True)
-    console.print(f"{said} after all {steps} steps", highlight=False)
+    console.print(f"{summary} after all {steps} steps", highlight=False)
     with Progress(
         TextColumn("training"),
         BarColumn(),

@@ -164,12 +164,12 @@ class Allowance:
     def __init__(self, path: Path | None) -> None:
         self._path, self._most = path, 0
 
-    def waited_for(self, step: int, asked: Callable[[], bool]) -> bool:
-        """Wait until ``step``, counted from 0, is allowed; False once ``asked`` to stop."""
+    def waited_for(self, step: int, stop_requested: Callable[[], bool]) -> bool:
+        """Wait until ``step``, counted from 0, is allowed; False once ``stop_requested``."""
         while self._path is not None and step >= self._most:
             self._most = _number(self._path)
             if step >= self._most:
-                if asked():
+                if stop_requested():
                     return False
                 time.sleep(PAUSE)
         return True

@@ -52,16 +52,31 @@ def test_no_identifier_that_the_style_refuses() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {name}"
         for path in sources()
-        for name, number in ((path.stem, 1), *bound_names(path.read_text()))
+        for name, number in ((path.stem, 1), *bound_names(path.read_text(), everywhere(path)))
         if name in IDENTIFIERS
     ]
     assert not wrong, "see docs/style/identifiers.txt\n" + "\n".join(wrong)
 
 
-def bound_names(source: str) -> Iterator[tuple[str, int]]:
-    """The variables, functions and classes of a module, with their lines."""
-    for node in ast.walk(ast.parse(source)):
+def everywhere(path: Path) -> bool:
+    """Whether parameters and loop variables of this file are checked too, not only assignments."""
+    return path.relative_to(ROOT).parts[0] in {
+        *("certificate", "client", "library", "trainer", "worker")
+    }
+
+
+def bound_names(source: str, parameters: bool = True) -> Iterator[tuple[str, int]]:
+    """The variables, functions, classes and ``parameters`` of a module, with their lines.
+
+    A field of a class is named by the document that it is written to.
+    """
+    tree = ast.parse(source)
+    fields = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+    for node in ast.walk(tree):
         match node:
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if parameters:
+                if node not in fields:
+                    yield name, node.lineno
             case ast.Assign(targets=[ast.Name(id=name)]):
                 yield name, node.lineno
             case (
@@ -75,6 +90,6 @@ def bound_names(source: str) -> Iterator[tuple[str, int]]:
 def test_a_phrase_and_a_name_are_noticed() -> None:
     """The checks can fail."""
     assert PATTERN.search("Mend the plan.")
-    assert "found" in {
-        name for name, _ in bound_names("def f(x):\n    found = x\n    return found\n")
-    }
+    source = "def f(given):\n    found = given\n    return [each for each in found]\n"
+    assert {"found"} == {name for name, _ in bound_names(source, False)} & IDENTIFIERS
+    assert {"given", "found", "each"} == {name for name, _ in bound_names(source)} & IDENTIFIERS

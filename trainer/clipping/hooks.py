@@ -125,7 +125,7 @@ class Block:
     within: int = 0
     uses: int = 0
     caught: int = 0
-    kept: list[tuple[Target, Factors]] = field(default_factory=list)
+    pending: list[tuple[Target, Factors]] = field(default_factory=list)
 
     def receive(self, target: Target, factors: Factors) -> None:
         """Clip and add at once where no other use is to come, else keep.
@@ -139,7 +139,7 @@ class Block:
                 "pass; a layer ran where its use was not counted."
             )
         if self.uses > 1 or self.counted or self.shared:
-            self.kept.append((target, factors))
+            self.pending.append((target, factors))
         else:
             target.add(factors.clipped_sum(self.clip_norm))
 
@@ -149,7 +149,7 @@ class Block:
 
     def _norms_of(self, uses: Uses) -> Tensor:
         norms = [norm_of_uses(of) for targets, of in uses if targets[0].adds]
-        return joint_norm(norms) if norms else torch.zeros_like(self.kept[0][1].norms())
+        return joint_norm(norms) if norms else torch.zeros_like(self.pending[0][1].norms())
 
     def _uses(self) -> Uses:
         """The uses of every target; targets that are vectors of one shape have one between them.
@@ -157,7 +157,7 @@ class Block:
         Most tensors of a model are such, and small: each by itself would launch as many kernels.
         """
         uses: dict[Target, list[Factors]] = {}
-        for target, factors in self.kept:
+        for target, factors in self.pending:
             uses.setdefault(target, []).append(factors)
         result: Uses = []
         vectors: dict[object, list[tuple[Target, Tensor]]] = {}
@@ -175,11 +175,11 @@ class Block:
 
     def finish(self, norms: Tensor | None = None) -> None:
         """Clip what was kept by its joint norm, (n,), and add it to the tensors' sums."""
-        if not self.kept:
+        if not self.pending:
             return
         uses = self._uses()
         weights = clip_weights(self._norms_of(uses) if norms is None else norms, self.clip_norm)
-        self.kept = []
+        self.pending = []
         if self.counted and not uses[0][0][0].idle:
             self.within += int((weights == 1).sum())
         for targets, of in uses:
@@ -191,7 +191,7 @@ class Block:
     def clear(self) -> None:
         """Forget the microbatch."""
         self.uses = self.caught = 0
-        self.kept.clear()
+        self.pending.clear()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

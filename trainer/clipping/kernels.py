@@ -211,7 +211,7 @@ def _by_kernel(
     weights = torch.zeros(lot.records, dtype=torch.float64)
     weights[only] = 1
     return {
-        name: tap.block.kept[0][1].weighted_sum(weights).view_as(tap.target.parameter)
+        name: tap.block.pending[0][1].weighted_sum(weights).view_as(tap.target.parameter)
         for name, tap in taps.items()
-        if len(tap.block.kept) == 1
+        if len(tap.block.pending) == 1
     }

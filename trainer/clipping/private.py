@@ -307,7 +307,7 @@ class PrivateModel:
 
     def _joint_norms(self) -> Iterator[tuple[Block, Tensor | None]]:
         """Blocks with their norms over all ranks that have a part of them, by one collective."""
-        blocks = [block for block in self._blocks.values() if block.kept]
+        blocks = [block for block in self._blocks.values() if block.pending]
         if self._parallel is None or not blocks:
             yield from ((block, None) for block in blocks)
             return

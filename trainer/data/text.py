@@ -436,9 +436,9 @@ FORMS: dict[str, Form] = {"source": _pair, "mr": _e2e, "tripleset": _dart, "text
 """By the key that tells them apart, looked for in this order."""
 
 
-def _is_triple(found: Any) -> bool:
+def _is_triple(value: Any) -> bool:
     return (
-        isinstance(found, list) and len(found) == 3 and all(isinstance(item, str) for item in found)
+        isinstance(value, list) and len(value) == 3 and all(isinstance(item, str) for item in value)
     )
 
 

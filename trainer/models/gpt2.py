@@ -327,12 +327,12 @@ def pretrained(folder: Path, *, tied: bool | None = None) -> GPT2:
     return model
 
 
-def load_into(model: GPT2, given: dict[str, Tensor]) -> None:
+def load_into(model: GPT2, tensors: dict[str, Tensor]) -> None:
     """Copy tensors under their published names into ``model``; raises ``WrongWeights``.
 
     Tensors have the shapes of the model, those of ``Conv1D`` layers transposed.
     """
-    result = {_full(name): value for name, value in given.items() if not MASKS.search(name)}
+    result = {_full(name): value for name, value in tensors.items() if not MASKS.search(name)}
     table = "transformer.wte.weight"
     if "lm_head.weight" not in result and table in result:
         result["lm_head.weight"] = result[table]

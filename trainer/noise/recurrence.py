@@ -40,7 +40,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
     column = _without_last_zeros(provided) if provided else ()
     match streaming.form:
         case "independent":
-            return lambda _step, z, _kept: z
+            return lambda _step, z, _state: z
         case "moving_average":
             average = _moving_average(lambda _: column, len(column) - 1)
             return _scaled(average, strategy, column[0]) if streaming.scaled else average
@@ -59,7 +59,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
 
 
 def leaves_as_it_is(strategy: Strategy) -> bool:
-    """Whether w_t is z_t, bit for bit, and nothing is kept."""
+    """Whether w_t is z_t, bit for bit, and nothing is state."""
     streaming = strategy.injected.streaming
     match streaming.form:
         case "independent":
@@ -72,70 +72,70 @@ def leaves_as_it_is(strategy: Strategy) -> bool:
 
 
 def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:
-    """``kept`` holds z_{t-1}, z_{t-2}, ..., at most ``most``."""
+    """``state`` holds z_{t-1}, z_{t-2}, ..., at most ``most``."""
 
-    def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
+    def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
         result = z if now == 1 else z * now
-        for factor, before in zip(past, kept, strict=False):
+        for factor, before in zip(past, state, strict=False):
             if factor:
                 result = torch.add(result, before, alpha=factor)
-        kept.insert(0, z)
-        del kept[most:]
+        state.insert(0, z)
+        del state[most:]
         return result
 
     return step
 
 
 def _autoregressive(coefficients: Coefficients, most: int) -> Recurrence:
-    """``kept`` holds w_{t-1}, w_{t-2}, ..., at most ``most``."""
+    """``state`` holds w_{t-1}, w_{t-2}, ..., at most ``most``."""
 
-    def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
+    def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
         result = z
-        for factor, before in zip(past, kept, strict=False):
+        for factor, before in zip(past, state, strict=False):
             if factor:
                 result = torch.add(result, before, alpha=-factor)
         result = result if now == 1 else result / now
-        kept.insert(0, result)
-        del kept[most:]
+        state.insert(0, result)
+        del state[most:]
         return result
 
     return step
 
 
 def _buffered(decays: Sequence[float], scales: Sequence[float]) -> Recurrence:
-    """``kept`` holds s_1, ..., s_d."""
+    """``state`` holds s_1, ..., s_d."""
 
-    def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
+    def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         if not at:
-            kept[:] = [torch.zeros_like(z) for _ in decays]
+            state[:] = [torch.zeros_like(z) for _ in decays]
         result = z
-        for scale, buffer in zip(scales, kept, strict=True):
+        for scale, buffer in zip(scales, state, strict=True):
             result = torch.add(result, buffer, alpha=-scale)
         for place, decay in enumerate(decays):
-            kept[place] = torch.add(result, kept[place], alpha=decay)
+            state[place] = torch.add(result, state[place], alpha=decay)
         return result
 
     return step
 
 
 def _tree(period: int) -> Recurrence:
-    """``kept`` holds the nodes that make up the tree so far, the smallest last.
+    """``state`` holds the nodes that make up the tree so far, the smallest last.
 
     The n-th step of a tree completes the node of 2^l steps, l the zeros that n ends with; it
     takes the place of the l nodes below it in the sum. A node that is complete and replaced
     in the same step is never seen, so that one z a step is enough.
     """
 
-    def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
+    def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         inside = at % period + 1
         if inside == 1:
-            kept.clear()
+            state.clear()
         result = z
         for _ in range((inside & -inside).bit_length() - 1):
-            result = result - kept.pop()
-        kept.append(z)
+            result = result - state.pop()
+        state.append(z)
         return result
 
     return step
@@ -157,9 +157,9 @@ def _rows(strategy: Strategy) -> Recurrence:
 def _scaled(run: Recurrence, strategy: Strategy, first: float) -> Recurrence:
     """The recurrence times d_t = N[t, t] / a_0, which is public."""
 
-    def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
+    def step(at: int, z: Tensor, state: list[Tensor]) -> Tensor:
         factor = float(strategy.noise_columns(at, at + 1)[at, 0]) / first
-        return run(at, z, kept) * factor
+        return run(at, z, state) * factor
 
     return step
 
