@@ -70,7 +70,7 @@ def verify(
     _payload_type(envelope)
     report.passed(2, envelope.payload_type)
     key = _key(envelope, trusted)
-    report.passed(3, f"key {key.key_id[:16]}")
+    report.passed(3, key.key_id[:16])
     _signature(envelope, key, trusted)
     report.passed(4, "Ed25519 over the payload as signed")
     statement = _statement(envelope)
@@ -353,9 +353,9 @@ def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
                 8, "below_policy", f"{reason.code}: {reason.message}", reason.remedy
             )
     if not options.accountants and not options.policies and not options.floors:
-        return "no lowest version and no policy was asked for"
+        return "no minimum version or policy required"
     policies = len(options.policies) + len(options.floors)
-    return f"as asked: {len(options.accountants)} versions, {policies} policies"
+    return f"as required: {len(options.accountants)} versions, {policies} policies"
 
 
 def _engines(predicate: dict[str, Any]) -> dict[str, str]:

@@ -113,7 +113,8 @@ def _tokens() -> dict[str, object]:
 def login(server: ServerOption = SERVER) -> None:
     """Check a token with a service, and store it for the commands that call that service.
 
-    The token is asked for, or read from standard input. AFFIDAVIT_TOKEN goes before a stored one.
+    Prompts for the token, or reads it from standard input. AFFIDAVIT_TOKEN overrides what is
+    stored.
     """
     require_url(server)
     if sys.stdin.isatty():

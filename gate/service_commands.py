@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants import decimal_down
+from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate import BadEnvelope, StatusList, read_envelope
 from affidavit.client import CertificateAnswer, Ledger, Reservation
 from affidavit.gate.client import SERVER, ServerOption, connect
@@ -194,7 +194,9 @@ def _print_certificate(answer: CertificateAnswer) -> None:
     """What an approver decides about, in a few lines."""
     result, certificate = answer.document, answer.document["certificate"]
     epsilon, delta = result.get("epsilon"), result.get("delta")
-    bound = f", ε ≤ {epsilon['upper']} at δ = {delta['upper']}" if epsilon and delta else ""
+    bound = ""
+    if epsilon and delta:
+        bound = f", ε ≤ {decimal_up(epsilon['upper'])} at δ = {decimal_up(delta['upper'])}"
     say(f"{answer.verdict}{bound} under {result.get('adjacency')}")
     for name in ("id", "issue", "status", "envelope_digest"):
         say(f"{name} {certificate.get(name)}")

@@ -152,7 +152,7 @@ _MEANINGS = {
     403: "You don't have permission.",
     404: "Not found.",
     408: "The body did not arrive in time.",
-    409: "Conflict with what is stored.",
+    409: "The request conflicts with the current state.",
     413: "The body is too large.",
     415: "Unsupported content type.",
     422: "A parameter of the URL or a header is not valid.",

@@ -186,7 +186,7 @@ class AccountingPool:
         except TimeoutError:
             raise AccountingTimeout(f"killed after {seconds:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:
-            raise AccountingFailed(f"the process that accounted it died: {error}") from error
+            raise AccountingFailed(f"the accounting process died: {error}") from error
         finally:
             self.unanswered -= 1
 

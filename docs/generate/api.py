@@ -13,14 +13,14 @@ from docs.generate.tables import table, words
 DOCUMENT = Path(__file__).resolve().parents[1] / "openapi.json"
 HEAD = """# The HTTP API
 
-Written from [openapi.json](../openapi.json) by `make docs`; change `service/routes/`, not this
+Generated from [openapi.json](../openapi.json) by `make docs`; change `service/routes/`, not this
 file. The service answers the same document at `/openapi.json`, with the schema of every body.
 
 Every error is a problem document (`application/problem+json`, RFC 9457) with a stable `code`; the
-reasons inside it have codes too ([codes](codes.md)). A route that asks for a token names the scope
+reasons inside it have codes too ([codes](codes.md)). A route that needs a token names the scope
 that the token must have ([tokens](../how-to/tokens.md)).
 
-Any route may also answer what is not listed with it:
+Any route can also return these responses:
 
 """
 """How the page begins."""

@@ -19,7 +19,7 @@ KEYS = ("Source", "Link", "Reading", "Left out")
 COLUMNS = ("command", "source", "claimed", "proved", "answer", "reading", "left out by the source")
 HEAD = """# Published claims
 
-Written from the plans in `claims/` by `make docs`; change a plan, not this file.
+Generated from the plans in `claims/` by `make docs`; change a plan, not this file.
 
 Each row is a published private run, accounted from the numbers that its source states. *Holds*
 means that the claimed ε, to its digits, is not below what is proved for this reading; early

@@ -25,7 +25,7 @@ BECOMES = {
 
 HEAD = """# The command line
 
-Written from the program by `make docs`; change `gate/`, not this file.
+Generated from the program by `make docs`; change `gate/`, not this file.
 `affidavit COMMAND --help` says the same.
 
 | exit code | meaning |

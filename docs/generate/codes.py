@@ -42,13 +42,13 @@ SHOWN = 240
 KINDS = (ast.Call, ast.FunctionDef, ast.ClassDef)
 HEAD = """# Codes
 
-Written from the source by `make docs`; change the source, not this file.
+Generated from the source by `make docs`; change the source, not this file.
 
 A published code keeps its meaning permanently; a new meaning is a new code. Messages may
-change. `…` stands for what is filled in. A code that is met in several ways has the text of the
-first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
+change. `…` stands for a value. A code with several messages is listed with
+the first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
 
-| room | where its codes are met |
+| room | where you see its codes |
 |---|---|
 | plan, mechanisms, accountants | `reasons[].code` of a result, on the command line and over HTTP |
 | certificate | `reasons[].code`, and the code of the step at which `verify` stops |

@@ -9,7 +9,7 @@ from affidavit.accountants.checker import DOMINATING_PAIRS, Row
 HEAD = """\
 # Dominating pairs
 
-Written from the table `accountants/checker/dominating_pairs.toml` by `make docs`. The
+Generated from the table `accountants/checker/dominating_pairs.toml` by `make docs`. The
 [checker](checker.md) reads its laws from that table, and a certificate with a proof names the rows
 that it rests on.
 

@@ -13,7 +13,7 @@ from affidavit.mechanisms import Mechanism, all_mechanisms
 HEAD = """\
 # Mechanisms
 
-Written from the registry by `make docs`; change `mechanisms/`, not this file.
+Generated from the registry by `make docs`; change `mechanisms/`, not this file.
 
 What each optimiser releases, how sensitive that is, and why the rest of it costs nothing. A plan
 names one in `optimizer.name`; a field that it does not have, or noise that it is not defined with,

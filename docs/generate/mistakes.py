@@ -7,7 +7,7 @@ from affidavit.certificate.diagnosis import CATALOGUE, Mistake
 HEAD = """\
 # Known mistakes
 
-Written from the catalogue by `make docs`; change `certificate/diagnosis/`, not this file.
+Generated from the catalogue by `make docs`; change `certificate/diagnosis/`, not this file.
 
 A published ε can be wrong in ways that have been seen before. `affidavit diagnose PLAN
 --claimed-epsilon E` and `POST /v1/diagnoses` hold a claim against what is certified. A claim that

@@ -13,7 +13,7 @@ from docs.generate.tables import Schema, table, words
 
 HEAD = """# The plan's schema
 
-Written from the classes by `make docs`; change `plan/`, not this file.
+Generated from the classes by `make docs`; change `plan/`, not this file.
 
 [plan.schema.json](plan.schema.json) is a JSON Schema (2020-12) of plans, version 1. Editors
 that know JSON Schema complete and check plans with it; for YAML, put this in the first line:

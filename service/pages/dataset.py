@@ -313,7 +313,7 @@ def _read(
         proposals = services.second_person.waiting(actor, services.clock.now(), name)
         known = proposals or is_known(connection, rules, name)
         if stored is None and (ledger is not None or not known):
-            raise Problem(404, "not_found", f"The data set {name} has no budget.")
+            raise Problem(404, "not_found", f"the data set {name} has no budget.")
         grants: Sequence[RowMapping] = ()
         if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
             grants = repository.grants_of(connection, name)

@@ -230,7 +230,7 @@ def _no_budget(dataset: str) -> Problem:
     return Problem(
         404,
         "not_found",
-        f"The data set {dataset} has no budget. GET /v1/ledgers lists all ledgers.",
+        f"the data set {dataset} has no budget. GET /v1/ledgers lists all ledgers.",
     )
 
 
