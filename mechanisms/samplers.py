@@ -128,20 +128,6 @@ def distance_of(plan: Plan) -> float:
     return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
-def _require_one_record(plan: Plan, index: int) -> None:
-    if plan.dataset.records_per_unit > 1:
-        raise _refused(
-            plan,
-            index,
-            "user_level_sampling",
-            "records are sampled one by one, so that the lots of one user's records are "
-            "correlated and no per-record amplification holds for the user.",
-            "Use scheme: poisson under zero_out or add_remove, or fixed_size under replace_one; "
-            "sample users (clip each user's sum once, with contributions_per_user: 1); or use "
-            "full_batch, shuffled or cyclic.",
-        )
-
-
 def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     exact = schedule.sampling_probability(plan, phase)
     probability = schedule.double_up(exact)
@@ -149,9 +135,8 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
         return _full_batch(plan)
     replace = plan.adjacency == "replace_one"
     records = plan.dataset.records_per_unit
-    if records > 1 and not replace:
+    if records > 1:
         return _poisson_for_users(plan, index, probability, records)
-    _require_one_record(plan, index)
     return Sampled(
         event=lambda joint: PoissonSubsampledGaussian(
             sampling_probability=probability,
@@ -170,11 +155,14 @@ def _poisson_for_users(plan: Plan, index: int, probability: float, records: int)
         raise _too_many_records(plan, index, records)
     return Sampled(
         event=lambda joint: PoissonSampledGroupGaussian(
-            records=records, sampling_probability=probability, noise_multiplier=joint
+            records=records,
+            sampling_probability=probability,
+            noise_multiplier=joint,
+            pair="replace_one" if plan.adjacency == "replace_one" else "add_remove",
         ),
         times=lambda steps: steps,
         probability=probability,
-        distance=float(records),
+        distance=distance_of(plan),
         assumption=POISSON,
     )
 
@@ -283,7 +271,16 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
             "every record is drawn and every lot is cut: that is a lot of fixed size.",
             "Write scheme: fixed_size with this lot size.",
         )
-    _require_one_record(plan, index)
+    if plan.dataset.records_per_unit > 1:
+        raise _refused(
+            plan,
+            index,
+            "user_level_sampling",
+            "a sample that is cut draws a user's records together, which is accounted for users "
+            "of one record only.",
+            "Use scheme: poisson, or fixed_size under replace_one; sample users (clip each user's "
+            "sum once, with contributions_per_user: 1); or use full_batch, shuffled or cyclic.",
+        )
     return Sampled(
         event=lambda joint: TruncatedPoissonGaussian(
             dataset_size=size,

@@ -117,14 +117,19 @@ MOST_RECORDS = 200
 class PoissonSampledGroupGaussian:
     """One Gaussian release on a Poisson sample of records, of which one user has ``records``.
 
-    The two orders of (Σ_k P(K = k) N(k), N(0)), K binomial of ``records`` draws at q, in units of
-    the clip norm, over which ``noise_multiplier`` is the noise standard deviation. It serves
-    add_remove and zero_out. Source: docs/theorems/group-sampling.md.
+    With K binomial of ``records`` draws at q, in units of the clip norm, over which
+    ``noise_multiplier`` is the noise standard deviation, ``pair`` names the dominating pair:
+
+    * ``add_remove``: the two orders of (Σ_k P(K = k) N(k), N(0)). It also serves zero_out;
+    * ``replace_one``: (Σ_k P(K = k) N(k), Σ_k P(K = k) N(-k)).
+
+    Source: docs/theorems/group-sampling.md.
     """
 
     records: int
     sampling_probability: float
     noise_multiplier: float
+    pair: SubsampledPair = "add_remove"
 
     def __post_init__(self) -> None:
         if not 2 <= self.records <= MOST_RECORDS:

@@ -348,13 +348,14 @@ def _piece(pair: Mapping[str, str], weights: Mapping[str, arb], drawn: Mixture) 
 def _mixture(text: str, weights: Mapping[str, arb], drawn: Mixture) -> Mixture:
     """The mixture that a row writes as a sum of WEIGHT N(MEAN); a weight is a product.
 
-    N(K) is the mixture of normals at the numbers ``drawn``.
+    N(K) is the mixture of normals at the numbers ``drawn``, and N(-K) its mirror image.
     """
     values = {"1": arb(1), **weights, **{f"(1-{name})": 1 - of for name, of in weights.items()}}
     mixture: dict[int, arb] = {}
     for term in text.split(" + "):
         weight, _, mean = term.removesuffix(")").partition(" N(")
         factor = math.prod((values[name] for name in weight.split("*")), start=arb(1))
-        for place, share in (drawn if mean == "K" else {int(mean): arb(1)}).items():
-            mixture[place] = mixture.get(place, arb(0)) + factor * share
+        sign = -1 if mean == "-K" else 1
+        for place, share in (drawn if mean in ("K", "-K") else {int(mean): arb(1)}).items():
+            mixture[sign * place] = mixture.get(sign * place, arb(0)) + factor * share
     return mixture

@@ -11,6 +11,7 @@ Gaussian                     N(μ) against N(0)               the same
 Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
 Poisson, several records     both orders of the mixture      the same
+the same, replaced           the symmetric pair of mixtures  the same
 mixture of moves             both orders of the mixture      the same
 without replacement          the convex profile of both      the pair of one data set
 the same, several records    profiles by how many are drawn  the mixture of one data set
@@ -33,6 +34,7 @@ from affidavit.accountants.fourier.group_sampling import (
     fixed_lot_law,
     fixed_lot_pair,
     group_law,
+    replaced_group_law,
     worse_of_both,
 )
 from affidavit.accountants.fourier.laplace import LaplaceLaw
@@ -241,7 +243,9 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             return False
         case PoissonSubsampledGaussian(pair=pair):
             return pair == "add_remove"
-        case PoissonSampledGroupGaussian() | GaussianMixture():
+        case PoissonSampledGroupGaussian(pair=pair):
+            return pair == "add_remove"
+        case GaussianMixture():
             return True
         case TruncatedPoissonGaussian(neighbours=neighbours):
             return neighbours != "replace_one"
@@ -266,6 +270,8 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
         case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
+        case PoissonSampledGroupGaussian(pair="replace_one"):
+            return replaced_group_law(leaf)
         case PoissonSampledGroupGaussian() | GaussianMixture():
             return group_law(leaf, added=side == "add")
         case WithoutReplacementGaussian():

@@ -102,10 +102,10 @@ class GroupMixtureLaw(NormalPair):
         target = np.where(at < 1.0, near, far)
         finite = np.isfinite(target)
         goal = target[finite]
-        k = self._shifts
+        k = self.shifts
         z = np.min((goal - self._logs + k * k / 2) / k, axis=0)
         for _ in range(_STEPS):
-            terms = self._logs + self._exponents(z)
+            terms = self.log_terms(z)
             peak = terms.max(axis=0)
             shares = np.exp(terms - peak)
             total = shares.sum(axis=0)
@@ -119,11 +119,11 @@ class GroupMixtureLaw(NormalPair):
 
     def _exponents(self, z: Array) -> Array:
         """kμz - k²μ²/2 for k from 1 on; shape (m, n)."""
-        k = self._shifts
+        k = self.shifts
         return np.asarray(k * z - k * k / 2)
 
     @cached_property
-    def _shifts(self) -> Array:
+    def shifts(self) -> Array:
         """kμ for k from 1 on; shape (m, 1)."""
         return np.arange(1, len(self.weights))[:, None] / self.noise_multiplier
 
@@ -142,13 +142,109 @@ class GroupMixtureLaw(NormalPair):
         matters, and moves the loss by the drawn terms' share of the likelihood ratio at most.
         """
         del z  # how exact it is does not depend on where it is
-        at = np.clip(-edges if self.added else edges, math.log(self.weights[0]), None)
+        return self.rounding(-edges if self.added else edges)
+
+    def rounding(self, losses: Array) -> Array:
+        """That of a loss of the mixture against N(0), in roundings; both of shape (n,)."""
+        at = np.clip(losses, math.log(self.weights[0]), None)
         drawn = -np.expm1(math.log(self.weights[0]) - at)
-        return 32.0 + 8.0 * np.abs(edges) + 16.0 * drawn * (np.abs(edges) + self._spread)
+        return 32.0 + 8.0 * np.abs(losses) + 16.0 * drawn * (np.abs(losses) + self._spread)
+
+    def log_terms(self, z: Array) -> Array:
+        """The logarithm of each drawn term of the likelihood ratio at ``z``; shape (m, n)."""
+        return np.asarray(self._logs + self._exponents(z))
 
     @property
     def _spread(self) -> float:
         return abs(math.log(min(self.weights))) + self.mu * self.mu
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedGroupLaw(NormalPair):
+    """The loss law of Σ weights[k] N(kμ) against Σ weights[k] N(-kμ), μ = 1 / ``noise_multiplier``.
+
+    The loss is A(z) - A(-z), A that of ``one_sided``, and odd.
+    """
+
+    noise_multiplier: float
+    weights: tuple[float, ...]
+
+    @cached_property
+    def one_sided(self) -> GroupMixtureLaw:
+        """Σ weights[k] N(kμ) against N(0)."""
+        return GroupMixtureLaw(noise_multiplier=self.noise_multiplier, weights=self.weights)
+
+    @property
+    def mu(self) -> float:
+        """How far the user moves the sum from zero, in standard deviations of the noise."""
+        return self.one_sided.mu
+
+    @property
+    def ceiling(self) -> float:
+        """No loss is the largest."""
+        return math.inf
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
+        slope, height = self.one_sided.line
+        return slope, height - math.log(self.weights[0])
+
+    @property
+    def p_mixture(self) -> Mixture:
+        """Weights and means of P."""
+        return self.one_sided.p_mixture
+
+    @property
+    def q_mixture(self) -> Mixture:
+        """Weights and means of Q."""
+        return tuple((weight, -mean) for weight, mean in self.p_mixture)
+
+    def loss(self, z: Array) -> Array:
+        """The loss at ``z``. In nats, of the shape of ``z``."""
+        return self.one_sided.loss(z) - self.one_sided.loss(-z)
+
+    def place(self, losses: Array) -> Array:
+        """The z at which the loss is ``losses``, of either sign; both have shape (n,).
+
+        Newton's method between zero and where A alone is the loss, halving where it leaves that.
+        """
+        size = np.abs(losses)
+        low, high = np.zeros_like(size), self.one_sided.place(size)
+        z = high
+        for _ in range(_STEPS):
+            missing = self.loss(z) - size
+            low, high = np.where(missing < 0, z, low), np.where(missing < 0, high, z)
+            new = z - missing / (self._slope(z) + self._slope(-z))
+            new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
+            done = bool(np.all(np.abs(new - z) <= _SHORT * (1.0 + z)))
+            z = new
+            if done:
+                break
+        return np.asarray(np.copysign(z, losses))
+
+    def _slope(self, z: Array) -> Array:
+        """A'(z): the mean of kμ by the terms' shares."""
+        one = self.one_sided
+        terms = np.vstack((np.full_like(z, math.log(self.weights[0])), one.log_terms(z)))
+        shares = np.exp(terms - terms.max(axis=0))
+        return np.asarray((one.shifts * shares[1:]).sum(axis=0) / shares.sum(axis=0))
+
+    def _misplaced(self, edges: Array, z: Array) -> Array:
+        """What rounding there is in finding z: that of both logarithms."""
+        one = self.one_sided
+        sides = (one.loss(side) for side in (z, -z))
+        return sum((one.rounding(side) for side in sides), 64.0 + 8.0 * np.abs(edges))
+
+    @property
+    def _spread(self) -> float:
+        return 2 * self.one_sided._spread
+
+
+def replaced_group_law(leaf: PoissonSampledGroupGaussian) -> ReplacedGroupLaw:
+    """The law of ``leaf``, whose pair is symmetric."""
+    weights = numbers_drawn(leaf.records, leaf.sampling_probability)
+    return ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier, weights=weights)
 
 
 def group_law(

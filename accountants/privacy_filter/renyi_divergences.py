@@ -249,7 +249,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             return _least(_gaussian(sigma), _by_laws(part), _binomial(part))
         case GaussianMixture():
             return _by_laws(part) if part.conceded == 0 else np.full(_ALPHA.size, np.inf)
-        case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records):
+        case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records, pair=pair):
+            records *= 2 if pair == "replace_one" else 1
             return _least(_gaussian(sigma / records), _by_laws(part))
         case WithoutReplacementGroupGaussian(noise_multiplier=sigma, records=records):
             return _least(_gaussian(sigma / 2 / records), _by_laws(part))

@@ -186,13 +186,18 @@ def test_a_user_of_four_records_has_a_quarter_of_the_noise(
     assert event.event == gaussian(sigma)
 
 
-@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
 def test_a_user_of_several_records_is_a_mixture_over_those_drawn(
     plan_of: Make, adjacency: str
 ) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     event = only(planned(plan_of, "poisson", adjacency, dataset=users))
-    leaf = PoissonSampledGroupGaussian(records=4, sampling_probability=0.1, noise_multiplier=SIGMA)
+    leaf = PoissonSampledGroupGaussian(
+        records=4,
+        sampling_probability=0.1,
+        noise_multiplier=SIGMA,
+        pair="replace_one" if adjacency == "replace_one" else "add_remove",
+    )
     assert isinstance(event, Repeated)
     assert event.event == leaf
     users["contributions_per_user"] = 201
@@ -211,12 +216,6 @@ def test_a_user_of_several_records_in_lots_of_fixed_size(plan_of: Make) -> None:
     assert code(planned(plan_of, "fixed_size", "replace_one", dataset=users)) == (
         "user_level_sampling"
     )
-
-
-def test_no_amplification_holds_for_a_replaced_user_of_several_records(plan_of: Make) -> None:
-    users = {"size": 1000, "unit": "user", "contributions_per_user": 2}
-    plan = planned(plan_of, "poisson", "replace_one", dataset=users)
-    assert code(plan) == "user_level_sampling"
 
 
 @pytest.mark.parametrize(("scheme", "adjacency"), sorted(CERTIFIED))

@@ -13,8 +13,15 @@ from scipy.stats import binom
 
 from affidavit.accountants import FourierAccountant, Unproved, prove, search_witness
 from affidavit.accountants.checker import Witness
-from affidavit.accountants.fourier.group_sampling import group_law, numbers_drawn
+from affidavit.accountants.fourier.group_sampling import (
+    ReplacedGroupLaw,
+    group_law,
+    numbers_drawn,
+    replaced_group_law,
+)
+from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan.events import SubsampledPair
 
 RUNS = {
     "pairs": (2, 0.01, 1.0, 1000),
@@ -24,14 +31,18 @@ RUNS = {
 }
 
 
-def leaf(records: int, q: float, sigma: float) -> PoissonSampledGroupGaussian:
+def leaf(
+    records: int, q: float, sigma: float, pair: SubsampledPair = "add_remove"
+) -> PoissonSampledGroupGaussian:
     return PoissonSampledGroupGaussian(
-        records=records, sampling_probability=q, noise_multiplier=sigma
+        records=records, sampling_probability=q, noise_multiplier=sigma, pair=pair
     )
 
 
-def run(records: int, q: float, sigma: float, steps: int) -> Event:
-    return Repeated(event=leaf(records, q, sigma), count=steps)
+def run(
+    records: int, q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove"
+) -> Event:
+    return Repeated(event=leaf(records, q, sigma, pair), count=steps)
 
 
 def test_numbers_of_records_are_binomial() -> None:
@@ -64,6 +75,64 @@ def test_a_place_has_the_loss_that_was_asked_for(name: str, added: bool) -> None
             exact = mpmath.log(mpmath.fsum(terms))
             assert abs((-exact if added else exact) - edge) <= most
             assert law.loss(np.array([place]))[0] == pytest.approx(edge, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_place_of_the_symmetric_pair_has_the_loss_that_was_asked_for(name: str) -> None:
+    records, q, sigma, _ = RUNS[name]
+    law = replaced_group_law(leaf(records, q, sigma, "replace_one"))
+    edges = np.concatenate((-np.geomspace(1e-9, 30, 30)[::-1], [0.0], np.geomspace(1e-9, 30, 30)))
+    places = law.place(edges)
+    allowed = law._misplaced(edges, places) * 2.0**-53
+    with mpmath.workdps(40):
+        for edge, place, most in zip(edges, places, allowed, strict=True):
+            above, below = (
+                mpmath.fsum(
+                    w * mpmath.exp(k * side / sigma - mpmath.mpf(k) ** 2 / sigma**2 / 2)
+                    for k, w in enumerate(law.weights)
+                )
+                for side in (mpmath.mpf(place), -mpmath.mpf(place))
+            )
+            assert abs(mpmath.log(above / below) - edge) <= most
+
+
+def test_one_replaced_record_is_the_pair_that_has_its_own_law() -> None:
+    edges = np.linspace(-4.0, 4.0, 200)
+    ours = ReplacedGroupLaw(noise_multiplier=0.8, weights=(0.97, 0.03))
+    known = NormalMixtureLaw(kind="replace", noise_multiplier=0.8, sampling_probability=0.03)
+    for side in ("p", "q"):
+        mine, theirs = (getattr(law.survival(edges), side) for law in (ours, known))
+        assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+def test_no_replacements_of_a_users_records_exceed_the_symmetric_pair() -> None:
+    """On the plane, by quadrature: random vectors, and those of the pair itself."""
+    draw = np.random.default_rng(8)
+    sigma, q, records = 1.6, 0.3, 3
+    axis = np.arange(-13.0, 13.0, 0.1)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1)
+    curve = FourierAccountant().curve(leaf(records, q, sigma, "replace_one"))
+
+    def density(vectors: np.ndarray) -> np.ndarray:
+        total = np.zeros(grid.shape[:2])
+        for drawn in product((0, 1), repeat=records):
+            chance = q ** sum(drawn) * (1 - q) ** (records - sum(drawn))
+            away = grid - np.array(drawn) @ vectors / sigma
+            total += chance * np.exp(-(away**2).sum(-1) / 2) / (2 * np.pi)
+        return total * 0.1**2
+
+    def delta(one: np.ndarray, other: np.ndarray, alpha: float) -> float:
+        return float(np.maximum(density(one) - alpha * density(other), 0).sum())
+
+    aligned = np.array([[1.0, 0.0]] * records)
+    for epsilon in (0.0, 0.4, 1.5):
+        bracket, alpha = curve.delta(epsilon), math.exp(epsilon)
+        assert delta(aligned, -aligned, alpha) == pytest.approx(bracket.upper, abs=1e-3)
+        for _ in range(10):
+            one, other = draw.normal(size=(2, records, 2))
+            one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (one, other))
+            assert delta(one, other, alpha) <= bracket.upper + 1e-3
+            assert delta(aligned, other, alpha) <= bracket.upper + 1e-3
 
 
 @pytest.mark.ordinary("not many")
@@ -153,14 +222,16 @@ def test_dp_accounting_encloses_the_same_run() -> None:
     assert pld.get_epsilon_for_delta(delta) == pytest.approx(bracket.upper, rel=0.02)
 
 
-@pytest.mark.ordinary("pairs", "often")
+@pytest.mark.ordinary("add_remove-pairs", "add_remove-often", "replace_one-often")
 @pytest.mark.parametrize("name", RUNS)
-def test_the_checker_proves_it_and_nothing_below_it(name: str) -> None:
-    event = run(*RUNS[name])
+@pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
+def test_the_checker_proves_it_and_nothing_below_it(pair: SubsampledPair, name: str) -> None:
+    event = run(*RUNS[name], pair)
     bracket = FourierAccountant().curve(event).epsilon(1e-6)
     assert bracket.upper <= bracket.lower * 1.001
     witness, proof = search_witness(event, bracket, 1e-6, 1e-3)
-    assert proof.theorems == ("poisson_group",)
+    row = "poisson_group" if pair == "add_remove" else "poisson_group_replace_one"
+    assert proof.theorems == (row,)
     below = Witness(epsilon=repr(bracket.lower * (1 - 1e-6)), delta="1e-6", runs=witness.runs)
     with pytest.raises(Unproved):
         prove(below, event)
