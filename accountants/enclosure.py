@@ -14,7 +14,7 @@ proves the upper end of a bracket; the lower one comes from an event that a reco
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from affidavit.accountants.bracket import Bracket
@@ -30,6 +30,7 @@ from affidavit.plan import (
     Composed,
     Event,
     PoissonSubsampledGaussian,
+    RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
 )
@@ -158,21 +159,32 @@ def attained(event: Event) -> Event:
     at the rate at which it is in the lot (docs/theorems/truncated-poisson.md, lower bound).
     """
     releases = parts(event)
-    if not any(isinstance(part, TruncatedPoissonGaussian) for part, _ in releases):
+    if not any(
+        isinstance(part, TruncatedPoissonGaussian | RepeatAndSelect) for part, _ in releases
+    ):
         return event
+    result = []
+    for part, count in releases:
+        leaf: Event | None = part
+        if isinstance(part, TruncatedPoissonGaussian):
+            leaf = _alone(part)
+        elif isinstance(part, RepeatAndSelect):
+            leaf = replace(part, event=attained(part.event))
+        if leaf is not None:
+            result.append((leaf, count))
+    if tuple(result) == releases:
+        return event
+    return Composed(events=tuple(Repeated(event=leaf, count=count) for leaf, count in result))
+
+
+def _alone(leaf: TruncatedPoissonGaussian) -> Event | None:
     from affidavit.accountants.fourier.truncated_poisson import attained_rate
 
-    result: list[Event] = []
-    for part, count in releases:
-        leaf: Event = part
-        if isinstance(part, TruncatedPoissonGaussian):
-            rate = attained_rate(part)
-            if rate <= 0:
-                continue
-            leaf = PoissonSubsampledGaussian(
-                sampling_probability=rate,
-                noise_multiplier=part.noise_multiplier,
-                pair="replace_one" if part.neighbours == "replace_one" else "add_remove",
-            )
-        result.append(Repeated(event=leaf, count=count))
-    return Composed(events=tuple(result))
+    rate = attained_rate(leaf)
+    if rate <= 0:
+        return None
+    return PoissonSubsampledGaussian(
+        sampling_probability=rate,
+        noise_multiplier=leaf.noise_multiplier,
+        pair="replace_one" if leaf.neighbours == "replace_one" else "add_remove",
+    )

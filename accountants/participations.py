@@ -38,6 +38,7 @@ from affidavit.accountants.registry import OURS, curve_or_none
 from affidavit.plan import (
     Event,
     Gaussian,
+    Laplace,
     PoissonSubsampledGaussian,
     WithoutReplacementGaussian,
 )
@@ -115,7 +116,7 @@ class ParticipationCurve:
 class Counted:
     """Lower ends of ``times`` releases of ``leaf``, from the releases above a threshold."""
 
-    leaf: Drawn
+    leaf: Drawn | Laplace
     times: int
 
     def epsilon(self, delta: float) -> Bracket:
@@ -134,21 +135,31 @@ class Counted:
 
     def _attacks(self, delta: float) -> tuple[Array, Array]:
         """Of each threshold and count: its chance with the record, and log of that without it."""
-        sigma, rate = self.leaf.noise_multiplier, _rate(self.leaf)
-        thresholds = 1 - BELOW[BELOW * sigma < 1] * sigma
-        drawn = rate * ndtr((1 - thresholds) / sigma)[:, None]
-        other = ndtr(-thresholds / sigma)[:, None]
-        true = (drawn + (1 - rate) * other) * (1 - ROUNDING)
+        drawn, rest, log_other = self._seen()
+        other = np.exp(log_other)
+        true = (drawn + rest * other) * (1 - ROUNDING)
         last = max(1, tail_quantile(delta, self.times, float(drawn.max())))
         counts = np.unique(np.round(np.linspace(1, last, COUNTS)))[None, :]
         chance = more_than(counts - 1, self.times, true) * (1 - ROUNDING)
         whole = gammaln(self.times + 1)
         ways = whole - gammaln(counts + 1) - gammaln(self.times - counts + 1)
-        union = ways + counts * log_ndtr(-thresholds / sigma)[:, None] * (1 - ROUNDING)
+        union = ways + counts * log_other * (1 - ROUNDING)
         exact = more_than(counts - 1, self.times, other * (1 + ROUNDING)) * (1 + ROUNDING)
         with np.errstate(divide="ignore"):
             tail = np.where(exact > _UNDERFLOW, np.log(exact), np.inf)
         return chance, np.minimum(tail, union + 1e-14 * (1 + whole)).clip(max=0.0)
+
+    def _seen(self) -> tuple[Array, float, Array]:
+        """The chance that a release is counted, as one with the record and, times what follows, as
+        one without it; and log of the chance of one without it, shape (thresholds, 1).
+        """
+        sigma = self.leaf.noise_multiplier
+        if isinstance(self.leaf, Laplace):
+            # Half of the outputs have the largest loss.
+            return np.array([[0.5]]), 0.0, np.array([[-1 / sigma - math.log(2)]])
+        rate, thresholds = _rate(self.leaf), 1 - BELOW[BELOW * sigma < 1] * sigma
+        drawn = rate * ndtr((1 - thresholds) / sigma)
+        return drawn[:, None], 1 - rate, log_ndtr(-thresholds / sigma)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,15 +33,19 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.registry import accountant
 from affidavit.plan import (
+    BallsInBinsGaussian,
     Composed,
     Event,
     Gaussian,
+    GaussianMixture,
+    Laplace,
     Leaf,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -51,8 +55,14 @@ LEAST_NOISE, DOUBLINGS = 0.2, 12
 LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
 """Its least sampling probability, and the most steps that it answers for at once."""
 
+MOST_NOISE = 1000.0
+"""Its largest noise multiplier."""
+BELOW_PRODUCTS = 1e-5
+"""How far, at most and relative to it, a Gram matrix's entry lies above the true product."""
+
 Known = (
     Gaussian
+    | Laplace
     | PoissonSubsampledGaussian
     | PoissonSampledGroupGaussian
     | WithoutReplacementGaussian
@@ -96,8 +106,7 @@ class PostProcessed:
 
         best = 0.0
         for selection in selections:
-            known = list(_known(selection, 1))
-            for releases in _louder(known) if known else ():
+            for releases in _louder(list(_known(selection, 1))):
                 try:
                     curve = Attacked.of(replace(selection, event=_composed(releases)))
                     best = max(best, ask(curve).lower)
@@ -112,12 +121,12 @@ class PostProcessed:
         exact = _lower(accountant("gaussian"), _composed(gaussian), ask) or 0.0
         if len(gaussian) == len(known):
             return exact
-        drawn = [
+        counted = [
             Counted(leaf, times)
             for leaf, times in known
-            if isinstance(leaf, PoissonSubsampledGaussian | WithoutReplacementGaussian)
+            if isinstance(leaf, Laplace | PoissonSubsampledGaussian | WithoutReplacementGaussian)
         ]
-        exact = max([exact, *(ask(curve).lower for curve in drawn)])
+        exact = max([exact, *(ask(curve).lower for curve in counted)])
         for releases in _louder(known):
             result = _lower(accountant("fourier"), _composed(releases), ask)
             if result is not None:
@@ -134,8 +143,13 @@ def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
 
 
 def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:
-    """What is ``known`` with the least noise that the Fourier accountant reaches, or with more."""
-    for doubling in range(DOUBLINGS):
+    """What is ``known`` with the least noise that the Fourier accountant reaches, or with more.
+
+    Without what it does not reach with any noise, unless all is Gaussian.
+    """
+    if not all(isinstance(leaf, Gaussian) for leaf, _ in known):
+        known = [(leaf, times) for leaf, times in known if _is_reached(leaf)]
+    for doubling in range(DOUBLINGS if known else 0):
         least = LEAST_NOISE * 2**doubling
         yield [(_with_noise(leaf, least), min(times, MOST_STEPS)) for leaf, times in known]
 
@@ -181,18 +195,29 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
                     ),
                     times,
                 )
-        case PoissonSubsampledGaussian(sampling_probability=rate):
-            if rate >= LEAST_RATE:
-                yield part, times
-        case (
-            Gaussian()
-            | PoissonSampledGroupGaussian()
-            | WithoutReplacementGaussian()
-            | WithoutReplacementGroupGaussian()
-        ):
-            yield part, times
+        case BallsInBinsGaussian(gram=gram):
+            # One bin's mean, as if none of the others came near it.
+            square = max(row[place] for place, row in enumerate(gram.rows)) * (1 - BELOW_PRODUCTS)
+            yield from _known(
+                RandomAllocationGaussian(
+                    bins=len(gram.rows), noise_multiplier=part.noise_multiplier / math.sqrt(square)
+                ),
+                times,
+            )
+        case TruncatedPoissonGaussian() | GaussianMixture():
+            return  # Bounds of a run, which no record attains.
         case _:
-            return
+            yield part, times
+
+
+def _is_reached(leaf: Known) -> bool:
+    """Whether the Fourier accountant answers for ``leaf`` with enough noise, in milliseconds."""
+    records = getattr(leaf, "records", 1)
+    if isinstance(leaf, Laplace) or leaf.noise_multiplier > MOST_NOISE * records:
+        return False
+    return (
+        not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= LEAST_RATE
+    )
 
 
 def _chance_of_a_run(part: Leaf | RepeatAndSelect) -> float:

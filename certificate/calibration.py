@@ -96,6 +96,11 @@ class Solver:
         below = self._below(least)
         return Enclosed(above=above, below=(above, below) if own == event else (below,))
 
+    @staticmethod
+    def contained(closed: Lowered) -> PrivacyCurve:
+        """Lower ends of what a run with nothing open contains, asked of several engines."""
+        return PostProcessed(event=attained(closed.attained()))
+
     def _below(self, least: Event) -> PrivacyCurve:
         """A curve of what a record attains, by this engine or by those of ours that cover it."""
         try:

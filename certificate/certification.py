@@ -181,9 +181,14 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
         searched = curve is solver.curve(event)
         bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
         result = _decided_bracket(epsilon, bracket, curve, delta)
+        if not result.lower:
+            result = _raised(result, solver.contained(closed).epsilon(delta))
         answer = result, Bracket(lower=delta, upper=delta)
     else:
-        answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
+        result = curve.delta(epsilon)
+        if not result.lower:
+            result = _raised(result, solver.contained(closed).delta(epsilon))
+        answer = Bracket(lower=epsilon, upper=epsilon), result
     return _Answer(
         engine=engine,
         solver=solver,
@@ -193,6 +198,11 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
         mu=getattr(curve, "mu", None),
         confidence=_confidence(curve),
     )
+
+
+def _raised(bracket: Bracket, contained: Bracket) -> Bracket:
+    """``bracket`` from at least the lower end of what the run contains."""
+    return Bracket(lower=min(contained.lower, bracket.upper), upper=bracket.upper)
 
 
 def _decided_bracket(target: float, bracket: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:

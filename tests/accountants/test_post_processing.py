@@ -7,14 +7,19 @@ import math
 import pytest
 
 from affidavit.accountants import GaussianCurve, PostProcessed, accountant
+from affidavit.accountants.enclosure import attained
 from affidavit.plan import (
+    BallsInBinsGaussian,
     Composed,
     Event,
     Gaussian,
+    Gram,
+    Laplace,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    TruncatedPoissonGaussian,
 )
 
 
@@ -73,3 +78,49 @@ def test_what_is_not_known_costs_at_least_nothing() -> None:
     for event in (Composed(events=()), poisson(1e-9, 1.0), poisson(0.1, 1e-9)):
         assert PostProcessed(event=event).epsilon(1e-6).lower >= 0
     assert PostProcessed(event=poisson(0.1, 1.0)).epsilon(1 - 1e-9).lower == 0
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
+def test_a_laplace_release_is_seen_by_the_outputs_of_its_largest_loss(scale: float) -> None:
+    lower = PostProcessed(event=Laplace(noise_multiplier=scale)).epsilon(1e-6).lower
+    truth = 1 / scale + 2 * math.log1p(-1e-6)
+    assert truth * (1 - 1e-4) < lower <= truth
+
+
+def test_many_laplace_releases_are_counted() -> None:
+    """The largest loss of all is seen at more than δ."""
+    event = Repeated(event=Laplace(noise_multiplier=0.5), count=20)
+    lower = PostProcessed(event=event).epsilon(1e-7).lower
+    assert 40 + math.log1p(-(2**20) * 1e-7) - 1e-6 <= lower <= 40
+
+
+def test_rare_samples_are_attacked() -> None:
+    """δ is far below the chance that the record is ever drawn."""
+    lower = PostProcessed(event=poisson(1e-7, 0.2, 10_000)).epsilon(1e-9).lower
+    assert lower > 1
+    assert (
+        lower <= accountant("participations").curve(poisson(1e-7, 0.2, 10_000)).epsilon(1e-9).upper
+    )
+
+
+def test_much_noise_hides_nothing_of_another_release() -> None:
+    alone = poisson(0.1, 1.0, 10)
+    event = Composed(events=(alone, poisson(0.1, 5000.0)))
+    assert PostProcessed(event=event).epsilon(1e-6) == PostProcessed(event=alone).epsilon(1e-6)
+
+
+def test_bins_of_correlated_noise_are_seen_one_at_a_time() -> None:
+    gram = Gram(((4.0, 1.0), (1.0, 2.0)))
+    event = BallsInBinsGaussian(gram=gram, noise_multiplier=1.0)
+    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    assert lower <= accountant("largest_bin").curve(event).epsilon(1e-6).upper
+    assert lower == pytest.approx(one_release(0.5, 0.5, 1e-6), rel=1e-4)
+
+
+def test_runs_on_cut_lots_are_repeated_as_a_record_attains_them() -> None:
+    leaf = TruncatedPoissonGaussian(
+        dataset_size=100, sampling_probability=0.1, max_lot_size=12, noise_multiplier=1.0
+    )
+    event = RepeatAndSelect(event=leaf, mean=3.0, shape=1.0)
+    once = PostProcessed(event=attained(leaf)).epsilon(1e-6).lower
+    assert 0 < once < PostProcessed(event=attained(event)).epsilon(1e-6).lower

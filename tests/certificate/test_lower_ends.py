@@ -140,3 +140,36 @@ def test_cut_samples_cost_at_least_what_poisson_samples_do_at_the_rate_that_is_l
     assert 0.998 * whole.lower <= lower <= upper
     # Where cuts are frequent, others that contribute show them.
     assert (lower > 1.4 * whole.upper) == (largest == 520_000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "sampling": {"scheme": "balls_in_bins", "lot_size": 5},
+            "noise": {"kind": "bsr", "bands": 2},
+            "steps": 3,
+        },
+        {
+            "sampling": {"scheme": "poisson", "lot_size": 20},
+            "noise": {"kind": "bisr", "bands": 4},
+            "steps": 8,
+            "target": {"delta": 1e-100},
+        },
+        {
+            "sampling": {"scheme": "poisson", "lot_size": 10},
+            "noise": {"kind": "independent"},
+            "steps": 10_000,
+            "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 2000}],
+        },
+    ],
+    ids=["bins of which some are never reached", "δ below all grids", "noise above all grids"],
+)
+def test_a_lower_end_is_not_zero_where_an_attack_gives_more(changes: dict[str, Any]) -> None:
+    lower, upper = bracket(optimizer={"name": "dp_sgd"}, **changes)
+    assert 0.03 * upper < lower
+    plan = {**PLAN, **changes, "optimizer": {"name": "dp_sgd"}, "target": {"epsilon": upper / 100}}
+    plan["allow_large_delta"] = "δ is the answer"
+    delta = certify(plan_from(plan), second_opinion=False).delta
+    assert delta is not None
+    assert delta.lower > 0
