@@ -46,7 +46,7 @@ RECORDS = 1024
 
 
 class Exit(IntEnum):
-    """What the process ends with."""
+    """The exit codes of the process."""
 
     TRAINED = 0
     BLOCKED = 1

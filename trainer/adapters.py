@@ -79,13 +79,13 @@ class ModelAdapter(Protocol):
     module: nn.Module
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss of each record of ``batch`` by itself, shape (n,)."""
+        """The loss of each record of ``batch``, shape (n,), from that record alone."""
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
         """The groups of every release, by the release's name."""
 
     def made_up(self, records: int) -> Batch:
-        """A batch of ``records`` records of no data set, different from each other."""
+        """A batch of ``records`` made-up records, all different."""
 
 
 @runtime_checkable
@@ -120,7 +120,7 @@ def digest_of_tensors(*tensors: Tensor | Iterable[Tensor]) -> str:
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """``batch`` with every tensor on ``device``."""
+    """``batch`` with all its tensors moved to ``device``."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

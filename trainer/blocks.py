@@ -93,7 +93,7 @@ class Layout:
 
 
 def of_block(values: Mapping[str, float], release: str, place: int) -> float:
-    """What ``values`` has for a block: its own, or that of its release."""
+    """The value of a block in ``values``: its own, or that of its release."""
     block = block_name(release, place)
     return values[block] if block in values else values[release]
 

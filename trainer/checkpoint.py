@@ -111,14 +111,14 @@ def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
 
 
 def adopt(run_log: RunLog, folder: str, digest: str, *, step: int, parameters: str) -> None:
-    """Make what ranks wrote into ``folder``, before ``step``, the run's checkpoint."""
+    """Make what the ranks wrote to ``folder``, before ``step``, the run's checkpoint."""
     entry = {"type": "checkpoint", "step": step, "checkpoint": digest, "parameters": parameters}
     run_log.append(entry)
     remove(run_log.folder, but=folder)
 
 
 def remove(folder: Path, *, but: str | None = None) -> None:
-    """Have no checkpoint any more, but one: a run that ended does not go on."""
+    """Remove all checkpoints, except the folder ``but``: a run that ended cannot continue."""
     for name in (NAME, PARTIAL):
         (folder / name).unlink(missing_ok=True)
     _remove_folders(folder, but=but)
@@ -188,7 +188,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Have what was written beside it take the place of ``path``; raises as ``write`` does."""
+    """Replace ``path`` by the file written beside it; raises as ``write`` does."""
     try:
         partial.replace(path)
         fsync_directory(path.parent)
@@ -307,20 +307,20 @@ SHARE = 0.05
 
 
 class CheckpointSchedule:
-    """``due`` asks, ``timed`` surrounds the doing."""
+    """When to write checkpoints: ``due`` decides, ``timed`` measures how long one takes."""
 
     def __init__(self, every: int | None) -> None:
         self._every, self._cost, self._last = every, 0.0, monotonic()
 
     def due(self, done: int) -> bool:
-        """Whether it is time again after ``done`` steps."""
+        """Whether one is due after ``done`` steps."""
         if self._every is not None:
             return done % self._every == 0
         return monotonic() - self._last >= self._cost / SHARE
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """What takes the time."""
+        """Time the block."""
         begun = monotonic()
         yield
         self._last = monotonic()

@@ -86,7 +86,7 @@ class Peers:
             add_up(sums)
 
     def agree(self, holds: bool) -> bool:
-        """Whether something holds on every rank; each says what it knows."""
+        """Whether ``holds`` is true on every rank."""
         if self.size == 1:
             return holds
         failed = torch.tensor([not holds], dtype=torch.int32, device=self.device)
@@ -95,7 +95,7 @@ class Peers:
         return not int(failed)
 
     def gathered(self, item: T) -> list[T]:
-        """What each rank has of plain data, in their order."""
+        """The plain data of all ranks, in their order."""
         result: list[Any] = [None] * self.size
         if self.size == 1:
             return [item]
@@ -104,7 +104,7 @@ class Peers:
         return result
 
     def led(self, action: Callable[[], T]) -> T:
-        """What ``action``, done on rank 0 alone, returns; its failure is everybody's.
+        """The result of ``action`` on rank 0, on every rank; a failure is raised on every rank.
 
         The result is plain data.
 
@@ -163,7 +163,7 @@ def add_up_alike(values: Tensor, group: Any = None) -> None:
 
 @contextmanager
 def while_all_live() -> Iterator[None]:
-    """A rank that does not answer any more ends the run of all; what was charged stays so.
+    """If a rank stops answering, end the run on all ranks; charged steps stay charged.
 
     Raises ``RunFailure``.
     """

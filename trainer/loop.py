@@ -1,4 +1,4 @@
-"""The loop: a certified run from its first step to its last, through crashes if need be.
+"""The loop: a certified run from its first step to its last, across crashes.
 
 ``train`` binds the run to its certificate, begins or resumes its record, and takes the steps:
 
@@ -339,7 +339,7 @@ class Run:
         secrets: RunSecrets,
         stop_requested: Callable[[], bool],
     ) -> Due | None:
-        """Charge ``step``, unless somebody asked to stop; then keep what there is.
+        """Charge ``step``; if a stop was requested, write a checkpoint instead.
 
         Returns what is due once the step is over, the same on every rank.
         """
@@ -361,7 +361,7 @@ class Run:
     def taken(
         self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: Due
     ) -> RunSecrets:
-        """``step`` is over: say what it came to, and keep it if it is time.
+        """Record the end of ``step``, and write a checkpoint if one is due.
 
         Returns the secrets of the next step.
         """
@@ -463,7 +463,7 @@ class _Loss:
 
     @property
     def mean(self) -> float | None:
-        """None where it may not be shown, or there was no record."""
+        """The mean; None if it may not be shown, or there was no record."""
         return self._sum / self._records if self._records else None
 
 

@@ -69,7 +69,7 @@ def widened(values: Tensor) -> Tensor:
 
 @cache
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """``value`` as a tensor of shape (), made once: on an accelerator to make one is a launch."""
+    """``value`` as a tensor of shape (), cached: creating one costs a launch on an accelerator."""
     return torch.tensor(value, dtype=dtype, device=device)
 
 
@@ -149,7 +149,7 @@ def _margin(dtype: torch.dtype) -> float:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no entry is infinite or nan; one pass over each tensor, and none is written.
+    """Whether all entries are finite, in one pass over each tensor that writes none.
 
     The least and the largest entry are nan where any entry is.
 
@@ -160,7 +160,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def require_true_float32() -> None:
-    """Raise ``RuntimeError`` where float32 products are set to be taken in less."""
+    """Raise ``RuntimeError`` if float32 products are set to a lower precision."""
     if torch.get_float32_matmul_precision() != "highest":
         raise RuntimeError(
             "torch.set_float32_matmul_precision is "

@@ -1,4 +1,4 @@
-"""Options: what stands behind the colon of ``--data`` and ``--model``.
+"""Options: the part of ``--data`` and ``--model`` after the colon.
 
 ``VALUE,name=value,name=value``: at most one value without a name, first, and named ones in
 any order, each once. What is not known is refused by name.
@@ -24,12 +24,12 @@ class WrongOption(ValueError):
 
 
 class FileRefused(WrongOption):
-    """A file that options may not name here; whether it is there is not said."""
+    """A file that options may not name here; the message does not say whether it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options as they were written; reading one marks it, and what is left over is refused."""
+    """The given options. Reading one marks it; options that were never read are refused."""
 
     where: str
     first: str
@@ -82,7 +82,7 @@ class Options:
         return result
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of ``choices``, the first of which is what an option left out means.
+        """One of ``choices``; the first is the default.
 
         Raises ``WrongOption``.
         """
@@ -101,7 +101,7 @@ class Options:
         return int(result)
 
     def require_all_read(self) -> None:
-        """Raise ``WrongOption`` for an option that nothing asked for."""
+        """Raise ``WrongOption`` for an option that was never read."""
         if unknown := sorted(set(self.named) - self._read):
             known = ", ".join(sorted(self._read)) or "none"
             raise WrongOption(

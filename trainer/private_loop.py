@@ -1,4 +1,4 @@
-"""A loop of one's own: the certified lots come to it, and noise is added where it updates.
+"""Your own loop: it gets the certified lots, and noise is added where it updates.
 
 ``private`` takes a model, an optimiser and a loader, and returns a run to loop over. Its batches
 are the microbatches of the certified lots, whatever the loader's own order; ``run.loss`` is the
@@ -50,7 +50,7 @@ Losses = Callable[[nn.Module, Batch], Tensor]
 
 
 class LoopError(RunFailure):
-    """A loop that does not do what a step needs; nothing was released for it."""
+    """The loop did not do what a step needs; nothing was released."""
 
 
 class _Records:
@@ -135,7 +135,7 @@ def private(
     settings: Settings | None = None,
     peers: Peers | None = None,
 ) -> PrivateRun:
-    """A run of what ``certificate`` certifies of ``plan``, for a loop of one's own.
+    """A run of ``plan`` as ``certificate`` certifies it, for your own loop.
 
     ``optimizer`` may be any that updates the model's trainable tensors; None is the plan's own,
     ``run.optimizer``. Microbatches have the loader's ``batch_size``, its data set and its
@@ -235,7 +235,7 @@ class PrivateRun:
         return self._run.config.execution.steps - self._begun.first
 
     def keep(self, **items: Any) -> None:
-        """Keep the state of schedulers and the like in checkpoints, and go on from it."""
+        """Save the state of schedulers and the like in checkpoints, and restore it on resuming."""
         for name, item in items.items():
             self._training.keep(name, item)
 
@@ -347,11 +347,11 @@ class PrivateRun:
             self._secrets = self._run.taken(self._training, step, self._records, self._secrets, due)
 
     def stop(self) -> None:
-        """End the run after the step at hand: a rule that looks at released values only."""
+        """End the run after the current step; decide by released values only."""
         self._stopped = True
 
     def pause(self) -> None:
-        """Write a checkpoint after the step at hand and close: ``private`` goes on from it.
+        """Write a checkpoint after the current step and close; ``private`` resumes from it.
 
         After the last step the run ends. Raises ``LoopError`` in the middle of a lot.
         """

@@ -26,12 +26,12 @@ LINES = 10
 """Lines of a whole run where there is no terminal."""
 
 Show = Callable[[int, float | None], None]
-"""From how many steps are over, and the loss where it may be shown."""
+"""Takes the number of completed steps, and the loss if it may be shown."""
 
 
 @contextmanager
 def shown(steps: int, summary: str) -> Iterator[Show]:
-    """A bar, or lines, for a run of ``steps``."""
+    """Show a progress bar, or lines without a terminal, for a run of ``steps``."""
     console = Console(stderr=True)
     console.print(f"{summary} after all {steps} steps", highlight=False)
     with Progress(

@@ -1,4 +1,4 @@
-"""Binding: from a certificate and the plan at hand to the run that may be made of them.
+"""Binding: the run that a certificate and a plan allow.
 
 The certificate is verified offline with the keys that the user trusts, its subject is compared
 with the digest of the plan at hand, and from there on the *certified* plan is the only source
@@ -129,7 +129,7 @@ def bind(
 
 
 def strategies_of(execution: Execution) -> tuple[Strategy | None, ...]:
-    """What is injected in each phase; None where its noise is independent."""
+    """The strategy of each phase; None if its noise is independent."""
     plan = execution.plan
     return tuple(
         None

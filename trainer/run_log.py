@@ -37,7 +37,7 @@ LOCK = "lock"
 
 @dataclass
 class RecordProgress:
-    """What the lines so far come to; ``checkpoints`` has the entry of each by its digest.
+    """The state of a record after the lines so far; ``checkpoints`` maps digests to entries.
 
     Only those that lead to the keys of the last charge: where a run went on it stirred its key,
     and its first checkpoint after that puts an end to those from before.
@@ -113,7 +113,7 @@ class RunLog:
 
     @classmethod
     def resumed(cls, folder: Path) -> RunLog:
-        """The record of a run that goes on; raises ``RunFailure`` where it is broken."""
+        """The record of a resumed run; raises ``RunFailure`` if it is broken."""
         if not (folder / NAME).is_file():
             raise RunFailure("no_run", f"{folder} contains no run to resume.")
         lock = _locked(folder)
@@ -145,7 +145,7 @@ class RunLog:
         self.progress.take(entry, digest)
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the folder's lock."""
         os.close(self._stream)
         os.close(self._lock)
 

@@ -1,4 +1,4 @@
-"""RunWriter: what rank 0 writes of a run, and the order in which it does.
+"""RunWriter: the files that rank 0 writes for a run, and their order.
 
 A run begins with its header and its first checkpoint, before anything is charged. When it
 goes on, the steps that were charged after the checkpoint's are lost: they stay charged, their
@@ -194,7 +194,7 @@ class RunWriter:
         *,
         durable: bool = True,
     ) -> None:
-        """Where the run goes on."""
+        """Where the run resumes."""
         self.run_log.append(
             {
                 "type": "resumed",
@@ -217,7 +217,7 @@ class RunWriter:
         *,
         durable: bool = True,
     ) -> None:
-        """``step`` is spent, whatever becomes of it; on the disk when this returns.
+        """Charge ``step``, whatever happens to it; on disk when this returns.
 
         Unless ``durable`` is false, for a step that is not taken here.
         """
@@ -239,7 +239,7 @@ class RunWriter:
         parameters: str | None,
         clip_counts: Mapping[str, float] | None = None,
     ) -> None:
-        """What ``step`` came to; ``records`` of its lot are committed to.
+        """Record the release of ``step``, with a commitment to the ``records`` of its lot.
 
         ``clip_counts`` are the noisy counts that clip norms follow, where they are adapted.
         """

@@ -57,7 +57,7 @@ err = Console(stderr=True, soft_wrap=True)
 
 
 class NotBegun(Exception):
-    """A trial did not begin, for a reason that holds for the others too."""
+    """A trial could not start, for a reason that applies to the others too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Search:
 
     @property
     def folder(self) -> Path:
-        """Where trials are, none of which may leave it but the best."""
+        """The folder of trials; only the best may leave it."""
         return self.out / TRIALS
 
     def run(self, number: int) -> None:
@@ -106,7 +106,7 @@ class Search:
             raise NotBegun(path.read_text(errors="replace").strip()[-500:])
 
     def best(self, trials: int) -> int | None:
-        """The trial with the least loss on the public data; None where none came to its end."""
+        """The trial with the least loss on the public data; None if none finished."""
         scores = []
         for number in range(trials):
             with suppress(OSError, ValueError):
@@ -115,7 +115,7 @@ class Search:
         return number if math.isfinite(loss) else None
 
     def release(self, number: int) -> None:
-        """Keep record and weights of a trial, and delete all else of all trials.
+        """Keep the record and weights of a trial, and delete everything else.
 
         The files' times would tell when it ran.
         """

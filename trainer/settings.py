@@ -1,4 +1,4 @@
-"""What is said of a run beside its plan: its settings, the trial that it is, and its supervisor.
+"""A run beside its plan: its settings, its trial in a search, and its supervisor.
 
 Settings say how a run is computed, never what it releases. They change no guarantee, and nothing
 that does is here: whatever a certificate is about comes from the plan. Microbatches, devices and
@@ -81,14 +81,14 @@ class Settings:
 
     @property
     def device_type(self) -> str:
-        """``cuda`` where there is one and nothing else is said."""
+        """The device type; by default ``cuda`` if there is one."""
         if self.device != "auto":
             return self.device
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """What the model computes in where that is not float32."""
+        """The type that the model computes in by autocast; None for float32."""
         return torch.bfloat16 if self.precision == "bfloat16" else None
 
     def learning_rate_factor(self, step: int, steps: int) -> float:
@@ -105,7 +105,7 @@ class Settings:
                 return (1 + math.cos(math.pi * done)) / 2
 
     def as_entry(self, *, ranks: int) -> dict[str, Any]:
-        """What a run record says of how a run was computed."""
+        """The settings in a run record."""
         return {
             "device": self.device_type,
             "microbatch": self.microbatch,
@@ -146,7 +146,7 @@ PAUSE = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Supervision:
-    """What the supervisor of a run says; nobody's says nothing.
+    """Instructions of a run's supervisor; the defaults are those of a run without one.
 
     ``allowance`` is the file with the number of steps that may be charged by now, and ``charged``
     how many others may have charged before. Once the file ``stop`` exists the run is over: its
@@ -159,7 +159,7 @@ class Supervision:
 
 
 class Allowance:
-    """The number in a file, read again where it is not enough; without a file, any number."""
+    """The step limit in a file, read again when it is reached; no limit without a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._most = path, 0

@@ -88,7 +88,7 @@ class Bucket:
             self.flush()
 
     def flush(self) -> None:
-        """Add up what waits. Raises ``RunFailure`` where a rank does not answer."""
+        """Add up pending sums. Raises ``RunFailure`` if a rank does not answer."""
         by_type: dict[torch.dtype, list[tuple[Tensor, Any, Callable[[Tensor], None]]]] = {}
         for item in self._waiting:
             by_type.setdefault(item[0].dtype, []).append(item)
@@ -108,7 +108,7 @@ class Bucket:
                 take(part.view(-1, *total.shape[1:])[: len(local(like))])
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Discard pending sums."""
         self._waiting, self._bytes = [], 0
 
 
@@ -130,7 +130,7 @@ def placed(rows: Tensor, like: Any) -> Tensor:
 
 
 def whole(tensor: Any) -> Tensor:
-    """All rows of ``tensor``, of its shape; every rank asks at once."""
+    """All rows of ``tensor``, in its shape; every rank has to call this."""
     result: Tensor = tensor.detach()
     return result.full_tensor() if is_sharded(result) else result  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Sources: from what a command line names to the data and the model that it means.
+"""Sources: the data and model that a command line names.
 
 ``NAME`` or ``NAME:ARGUMENT`` is looked up among the built-in adapters; what the argument means
 is theirs to say. ``python:MODULE:FUNCTION[:ARGUMENT]`` calls a function of your own, found on
@@ -38,11 +38,11 @@ MODELS: dict[str, Callable[[str, DataAdapter], ModelAdapter]] = {"gpt2": gpt2, "
 
 
 class UnknownSource(ValueError):
-    """A name that means no data or model here; the message says what is known."""
+    """An unknown data or model name; the message lists the known ones."""
 
 
 def data_of(named: str) -> DataAdapter:
-    """The data that ``named`` means; raises ``UnknownSource``."""
+    """The data named ``named``; raises ``UnknownSource``."""
     source, argument = _found(named, DATA, "data")
     result = source(argument)
     if not isinstance(result, DataAdapter):
@@ -51,7 +51,7 @@ def data_of(named: str) -> DataAdapter:
 
 
 def model_of(named: str, data: DataAdapter) -> ModelAdapter:
-    """The model that ``named`` means; raises ``UnknownSource``."""
+    """The model named ``named``; raises ``UnknownSource``."""
     source, argument = _found(named, MODELS, "model")
     result = source(argument, data)
     if not isinstance(result, ModelAdapter):

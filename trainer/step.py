@@ -63,7 +63,7 @@ class Lot:
 
     @property
     def microbatches(self) -> int:
-        """How many there are, the empty ones as well."""
+        """The number of microbatches, including empty ones."""
         return -(-max(self.most, len(self.records)) // self.microbatch)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -210,7 +210,7 @@ class TrainingState:
         )
 
     def require_as_begun(self) -> None:
-        """Raise ``UnsupportedModel`` where other tensors are trained than when the run began."""
+        """Raise ``UnsupportedModel`` if the trainable tensors changed since the run began."""
         now = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         changed = now.keys() ^ self._trained.keys()
         if self.shards is None:  # fully_shard has two parameters for one tensor
@@ -227,7 +227,7 @@ class TrainingState:
             )
 
     def public(self, step: int) -> dict[str, Any]:
-        """The public parameters of ``step``, as the training will really use them."""
+        """The public parameters that the training will use in ``step``."""
         required = self._enter(step)
         if self._adaptation is not None:
             return {
@@ -350,7 +350,7 @@ class TrainingState:
         return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:
-        """Go past ``step``, which was charged and is lost."""
+        """Skip ``step``, which was charged and lost."""
         self._source(self._config.execution.at(step), ratchet).pass_over()
         if isinstance(self._gradient, ErrorFeedbackGradient):
             nothing = self._no_error().private_state_dict()
@@ -424,7 +424,7 @@ class TrainingState:
         return result
 
     def noise_entry(self) -> dict[str, Any]:
-        """What the noise test saw, on all ranks that test noise of their own."""
+        """The result of the noise test, over all ranks that test their own noise."""
         if self.shards is None:
             return self.noise_test.as_entry()
         seen = {} if self.shards.replica else self.noise_test.squares  # replicas see the same
@@ -469,7 +469,7 @@ class TrainingState:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
+        """Continue from ``state``; raises ``ValueError`` or ``RuntimeError`` for another run's."""
         if self.shards is None:
             self.module.load_state_dict(state["module"])
         with torch.no_grad():
@@ -518,7 +518,7 @@ class TrainingState:
         return {**state, "state": of}
 
     def keep(self, name: str, item: Any) -> None:
-        """Have checkpoints keep ``item``, which goes on from its state where there is one."""
+        """Save ``item`` in checkpoints, and restore its saved state if there is one."""
         self.extra[name] = item
         if name in self._stored:
             item.load_state_dict(self._stored[name])

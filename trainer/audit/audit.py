@@ -205,7 +205,7 @@ class Finding:
 
     @property
     def falsified(self) -> bool:
-        """Whether the trainer does not keep its certificate."""
+        """Whether the trainer violates its certificate."""
         return self.epsilon > self.certified
 
 
@@ -220,7 +220,7 @@ class _Chosen:
     claim: Claim
 
     def right(self, inside: Transcripts, outside: Transcripts) -> int:
-        """How many runs of the two worlds it guesses right."""
+        """The number of runs of the two worlds that it guesses right."""
         yes, no = (self.sign * self.score(seen) > self.threshold for seen in (inside, outside))
         return int(yes.sum() + (~no).sum())
 
@@ -233,7 +233,7 @@ def audit(
     build: Build = training_of,
     sizes: Sizes | None = None,
 ) -> Finding:
-    """What a stage found of the trainer that ``build`` makes.
+    """The finding of a stage about the trainer that ``build`` creates.
 
     ``claims`` are of ``plan_of_stage(stage)``; ``key`` (32 bytes) is that of the audit's own
     randomness.

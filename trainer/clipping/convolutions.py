@@ -36,7 +36,7 @@ from affidavit.trainer.numerics import widened
 
 
 class Geometry(NamedTuple):
-    """What ``torch.convolution`` is told beside input, kernel and bias, one number a dimension."""
+    """Arguments of ``torch.convolution`` beside its tensors, one number a dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

@@ -42,7 +42,7 @@ from affidavit.trainer.shards import Bucket
 
 
 class MixedRecords(RuntimeError):
-    """A layer does not keep one row for each record, so nobody's gradient is known.
+    """A layer does not keep one row per record, so per-record gradients are unknown.
 
     ``path`` is the layer's, where one is to blame.
     """
@@ -54,7 +54,7 @@ class MixedRecords(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class Lot:
-    """The microbatch at hand: its records, whether its backward pass has begun, its types.
+    """The current microbatch: its records, types, and whether its backward pass has begun.
 
     ``inside`` says that a module is being run one record at a time, ``anchor`` is a tensor of that
     record. ``observing`` only notes the shapes of inputs. While the model is probed ``rows`` has,
@@ -128,7 +128,7 @@ class Block:
     pending: list[tuple[Target, Factors]] = field(default_factory=list)
 
     def receive(self, target: Target, factors: Factors) -> None:
-        """Clip and add at once where no other use is to come, else keep.
+        """Clip and add at once if no other use follows; otherwise store the factors.
 
         Raises ``MixedRecords`` for more gradients than uses.
         """
@@ -144,7 +144,7 @@ class Block:
             target.add(factors.clipped_sum(self.clip_norm))
 
     def norms(self) -> Tensor:
-        """Upper bounds on the norms of what was kept and is this rank's to add, (n,)."""
+        """Upper bounds on the norms of the stored factors that this rank adds, (n,)."""
         return self._norms_of(self._uses())
 
     def _norms_of(self, uses: Uses) -> Tensor:
@@ -174,7 +174,7 @@ class Block:
         return result
 
     def finish(self, norms: Tensor | None = None) -> None:
-        """Clip what was kept by its joint norm, (n,), and add it to the tensors' sums."""
+        """Clip the stored factors by their joint norm, (n,), and add them to the tensors' sums."""
         if not self.pending:
             return
         uses = self._uses()
@@ -204,7 +204,7 @@ class GradientHook:
     path: str = ""
 
     def count(self) -> None:
-        """One more use, unless activations are being computed again."""
+        """Count one more use, unless activations are being recomputed."""
         if not self.lot.backward:
             self.block.uses += 1
 

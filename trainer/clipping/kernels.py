@@ -1,4 +1,4 @@
-"""Kernels: the layers whose per-record gradients are taken for all records at once.
+"""Kernels: layers whose per-record gradients are computed for all records at once.
 
 A kernel is ``run(layer, taps, records, *inputs)``: the forward pass of ``layer`` as autograd
 functions that hand factors (``affidavit.trainer.clipping.ghost_norm``) to ``taps``, by the name of
@@ -57,11 +57,11 @@ AGREEMENT = 1e-9
 
 
 class KernelRefused(ValueError):
-    """A kernel that does not have the gradients of its layer; the message says where."""
+    """A kernel whose gradients differ from its layer's; the message says where."""
 
 
 def kernel_of(layer: nn.Module) -> Kernel | None:
-    """The kernel of ``layer``, or None where it is to be run one record at a time."""
+    """The kernel of ``layer``, or None if it has to run one record at a time."""
     kind = type(layer)
     if kind.__bases__[0].__name__ == "FSDPModule":
         kind = kind.__bases__[1]  # the layer's own class, before fully_shard

@@ -352,7 +352,7 @@ class PrivateModel:
         return result
 
     def require_no_gradients(self) -> None:
-        """Raise ``UnsupportedModel`` where a backward pass of somebody else's left a gradient."""
+        """Raise ``UnsupportedModel`` if another backward pass left a gradient."""
         for name, target in self._by_name().items():
             grad = target.parameter.grad
             if grad is not None and bool(local(grad).any()):
@@ -384,7 +384,7 @@ class PrivateModel:
             block.counted = True
 
     def take_within(self) -> dict[str, int]:
-        """The counts since they were last taken, by block."""
+        """The counts since the last call, by block."""
         result = {}
         for (name, _), block in self._blocks.items():
             result[name], block.within = block.within, 0
@@ -427,7 +427,7 @@ class PrivateModel:
         return result
 
     def require_own(self, losses: Callable[[], Tensor], *, records: int, tolerance: float) -> None:
-        """Raise ``MixedRecords`` where a record's gradients are not those of its loss alone.
+        """Raise ``MixedRecords`` if a record's gradients are not those of its loss alone.
 
         ``losses`` gives one of shape (records,), and draws the same at random each time; gradients
         may differ by ``tolerance``. They are left as they were.
@@ -467,7 +467,7 @@ class PrivateModel:
     def require_true(
         self, losses: Callable[[Tensor], Tensor], records: Tensor, *, tolerance: float
     ) -> None:
-        """Raise ``UnsupportedModel`` where taps catch another gradient than autograd's.
+        """Raise ``UnsupportedModel`` if a tap's gradient differs from autograd's.
 
         ``losses`` gives those of ``records`` (n,), or of one of them, which is compared. Only the
         sum of each tensor's gradient is. Gradients are left as they were.
@@ -590,7 +590,7 @@ class PrivateModel:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode, and then every layer in its own.
+    """Put ``model`` into evaluation mode, and afterwards every layer into its former mode.
 
     Recurrent layers do without cuDNN, which has no backward pass for them in that mode.
     """

@@ -1,4 +1,4 @@
-"""A probe: what only running a model shows of whether it keeps records apart.
+"""A probe: run a model to see whether it keeps records apart.
 
 A layer can be called with time, not records, in its first dimension; a loss can compare
 the records of a lot; a module can keep running sums of what it sees. Before training,

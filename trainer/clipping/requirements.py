@@ -1,4 +1,4 @@
-"""What a model and its blocks must be before anything is run: refusals by name.
+"""Requirements on a model and its blocks, checked before anything runs; refusals name the tensor.
 
 A trainable tensor that no block clips would be trained without noise, and a layer that
 mixes records has no per-record gradients; both are found here, before the first step.

@@ -52,7 +52,7 @@ LARGEST = 1e30
 
 
 class WrongData(ValueError):
-    """A file that is not what it should be; the message names the place and the remedy."""
+    """A malformed data file; the message names the place and the remedy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Labelled:
 
     @property
     def features(self) -> int:
-        """How many numbers a record has."""
+        """The number of features of a record."""
         return self.inputs.shape[1]
 
     @cached_property
@@ -240,7 +240,7 @@ class AuditedData:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return self.records.classes
 
     @cached_property
@@ -285,6 +285,6 @@ def canary_losses(model: AuditedModel, data: AuditedData) -> list[float]:
 
 
 def audit_files(data: AuditedData, model: AuditedModel) -> dict[str, bytes]:
-    """What a run leaves for its audit, by the names of the files."""
+    """The files that a run leaves for its audit, by name."""
     losses = losses_as_bytes(canary_losses(model, data))
     return {CANARIES: data.canaries.as_bytes(), LOSSES: losses}

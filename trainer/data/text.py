@@ -111,7 +111,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, marks included."""
+        """The number of tokens, including marks."""
 
     @property
     def marks(self) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ class GPT2Tokens:
 
 
 def tokenizer_of(options: Options) -> Tokenizer:
-    """The tokenizer that ``tokenizer=`` and ``words=`` say; raises ``WrongOption``."""
+    """The tokenizer of the options ``tokenizer`` and ``words``; raises ``WrongOption``."""
     kind = options.choice("tokenizer", ("bytes", "words", "gpt2"))
     if kind == "bytes":
         return Bytes()
@@ -225,7 +225,7 @@ class TextRecords:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of tokens, their borders and what counts."""
+        """The digest of the tokens, the borders of records, and which tokens count."""
         return digest_of_tensors(self.tokens, self.starts, self.sources)
 
     def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:

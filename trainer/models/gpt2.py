@@ -64,7 +64,7 @@ ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
 
 
 class WrongConfig(ValueError):
-    """A configuration that is malformed, or of another model than this one."""
+    """A configuration that is malformed or belongs to another model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class GPT2Config:
 
     @classmethod
     def parsed(cls, document: Any) -> GPT2Config:
-        """The configuration that a JSON object means; raises ``WrongConfig``."""
+        """The configuration in a JSON object; raises ``WrongConfig``."""
         if not isinstance(document, dict):
             raise WrongConfig("config.json: not a JSON object.")
         if (kind := document.get("model_type", "gpt2")) != "gpt2":
@@ -293,7 +293,7 @@ def hidden_matrices(model: GPT2) -> list[str]:
 
 @torch.no_grad()
 def grow(model: GPT2, vocabulary: int) -> None:
-    """Add rows for new tokens, each the mean of the rows there are; never takes any away."""
+    """Add rows for new tokens, each the mean of the existing rows; never removes rows."""
     for layer in (model.transformer.wte, model.lm_head):
         missing = vocabulary - len(layer.weight)
         if missing > 0:
@@ -311,7 +311,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class WrongWeights(ValueError):
-    """Weights that cannot be read, or are not those of the configuration beside them."""
+    """Weights that cannot be read, or do not match the configuration beside them."""
 
 
 def pretrained(folder: Path, *, tied: bool | None = None) -> GPT2:

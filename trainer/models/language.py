@@ -52,11 +52,11 @@ KINDS = dict(zip(("attention-in", "attention-out", "mlp-in", "mlp-out"), HIDDEN,
 
 @runtime_checkable
 class TextData(Protocol):
-    """What a language model must know of its data, all of it public."""
+    """What a language model needs to know about its data; all of it is public."""
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
 
     @property
     def longest(self) -> int:
@@ -88,7 +88,7 @@ class LanguageModel:
         return self.layout
 
     def made_up(self, records: int) -> Batch:
-        """Texts of tokens in a row, each starting elsewhere; all tokens count."""
+        """Texts of consecutive tokens with different starts; all tokens count."""
         start = torch.arange(records).unsqueeze(1) * 3
         tokens = (start + torch.arange(MADE_UP_TOKENS)) % self.vocabulary
         return tokens, torch.ones_like(tokens, dtype=torch.bool)

@@ -27,15 +27,15 @@ from affidavit.trainer.options import Options, WrongOption
 
 @runtime_checkable
 class LabelledData(Protocol):
-    """What a classifier must know of its data, all of it public."""
+    """What a classifier needs to know about its data; all of it is public."""
 
     @property
     def features(self) -> int:
-        """How many numbers a record has."""
+        """The number of features of a record."""
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +80,7 @@ def perceptron(features: int, hidden: Sequence[int], classes: int, *, seed: int)
 
 
 def mlp(argument: str, data: DataAdapter) -> Classifier:
-    """A perceptron of the widths that ``argument`` has. Raises ``WrongOption``."""
+    """A perceptron with the widths in ``argument``. Raises ``WrongOption``."""
     options = Options.of(argument, "--model mlp")
     if not isinstance(data, LabelledData):
         raise WrongOption("--model mlp needs data with features and classes.")

@@ -1,4 +1,4 @@
-"""Keys and their streams: ChaCha20 (RFC 8439) under keys of which each step has one.
+"""Keys and their streams: ChaCha20 (RFC 8439), with one key a step.
 
 Keystreams are made on the processor by OpenSSL and on any device by torch.
 
@@ -202,12 +202,12 @@ class Ratchet:
 
     @property
     def commitment(self) -> str:
-        """What a run record says of the key; equal only for equal keys."""
+        """The commitment to the key in a run record; equal only for equal keys."""
         stated = derived_key(self.key, "affidavit commitment")
         return "sha256:" + hashlib.sha256(stated).hexdigest()
 
 
 def committed(secret: bytes, about: str, value: str) -> str:
-    """A commitment to ``value``, which whoever has ``secret`` can open by computing it again."""
+    """A commitment to ``value``; whoever has ``secret`` can recompute it."""
     key = derived_key(secret, f"affidavit committed {about}")
     return "sha256:" + hashlib.sha256(key + value.encode()).hexdigest()

@@ -59,7 +59,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
 
 
 def leaves_as_it_is(strategy: Strategy) -> bool:
-    """Whether w_t is z_t, bit for bit, and nothing is state."""
+    """Whether w_t is z_t, bit for bit, and no state is kept."""
     streaming = strategy.injected.streaming
     match streaming.form:
         case "independent":

@@ -40,7 +40,7 @@ from affidavit.trainer.noise.recurrence import leaves_as_it_is, recurrence_of
 
 
 class WrongState(ValueError):
-    """A state that is not of this run's noise, or noise beyond the steps that were certified."""
+    """A state of other noise, or a step beyond the certified ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class TensorNoise:
 
     @property
     def columns(self) -> tuple[int, int] | None:
-        """Those of a matrix that are here, unless all are."""
+        """The columns of a matrix that are on this rank; None if all are."""
         if self.box is None or self.box[1] == (0, math.prod(self.shape[1:])):
             return None
         return self.box[1]
@@ -128,11 +128,11 @@ class NoiseSource:
         return self._step
 
     def rekey(self, key: bytes) -> None:
-        """Draw what is to come from another key; needed after a crash."""
+        """Draw further noise from another key; needed after a crash."""
         self._key = key
 
     def add_to(self, sums: Mapping[str, Tensor], scales: Mapping[str, float] | None = None) -> None:
-        """Add this step's noise to the clipped sum of every tensor, in place, and go on.
+        """Add this step's noise to the clipped sum of every tensor, in place, and advance.
 
         ``scales`` are those of this step, where clip norms are adapted and the noise with them.
 
@@ -166,7 +166,7 @@ class NoiseSource:
                 sums[name].add_(noise, alpha=scales[name])
 
     def pass_over(self) -> None:
-        """Go past a step whose release was lost in a crash: its noise is kept, not added.
+        """Skip a step whose release a crash lost: its noise enters the state and no sum.
 
         What follows then continues the one sequence that was certified. Independent noise keeps
         nothing, and none is drawn.
@@ -219,12 +219,12 @@ class NoiseSource:
             flat[first : first + len(z)].add_(z.to(self._dtype), alpha=scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Step and what is kept, for a checkpoint; the tensors are copies."""
+        """The step and the state, for a checkpoint; the tensors are copies."""
         stored = {name: [item.clone() for item in of] for name, of in self._kept.items()}
         return {"step": self._step, "of": self._fingerprint(), "kept": stored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; raises ``WrongState`` for that of another strategy or model."""
+        """Continue from ``state``; raises ``WrongState`` for that of another strategy or model."""
         if state["of"] != self._fingerprint():
             raise WrongState("the checkpoint's noise has another strategy or other tensors")
         self._step = int(state["step"])

@@ -1,4 +1,4 @@
-"""Optimisers: what is done with the noisy releases of a step, one file each.
+"""Optimisers: how the noisy releases of a step update the parameters, one file each.
 
 All of them read ``parameter.grad`` = the noisy mean of a lot and public numbers of the
 certified plan, and nothing else, so that their updates are post-processing. A new one is a

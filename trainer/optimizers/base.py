@@ -108,12 +108,12 @@ State = dict[str, Any]
 
 
 class BeyondThePlan(RuntimeError):
-    """More steps than were certified."""
+    """A step beyond the certified ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class At:
-    """Where an update stands: its release, its step t from 1, and what may be scheduled."""
+    """The position of an update: its release, its step t from 1, and scheduled values."""
 
     release: str
     step: int
@@ -205,7 +205,7 @@ class DPOptimizer(Optimizer):
             parameter.copy_(self._rule(parameter, mean, self.state[parameter], at))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; raises ``ValueError`` for that of another optimiser."""
+        """Continue from a checkpoint; raises ``ValueError`` for that of another optimiser."""
         mine = [(group["optimizer"], group["name"]) for group in self.param_groups]
         theirs = [
             (group.get("optimizer"), group.get("name")) for group in state_dict["param_groups"]

@@ -64,7 +64,7 @@ class ErrorFeedback:
 
     @classmethod
     def of(cls, plan: Plan, shapes: Mapping[str, torch.Size], *, device: str) -> ErrorFeedback:
-        """The state that ``plan`` asks for; raises ``RefusedPlan`` where it is not certified."""
+        """The error state of ``plan``; raises ``RefusedPlan`` if it is not certified."""
         clip_norm = plan.optimizer.error_clip_norm
         divisor = schedule.divisor(plan, plan.phases[0])
         if clip_norm is None or divisor is None:
@@ -79,7 +79,7 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def feed_back(self, clipped: Mapping[str, Tensor], raw: Mapping[str, Tensor]) -> None:
-        """Turn the clipped sums of a lot into B v_t, in place, and go on to e_(t+1).
+        """Turn the clipped sums of a lot into B v_t, in place, and advance to e_(t+1).
 
         Each has the shape of its parameter.
         """
@@ -104,7 +104,7 @@ class ErrorFeedback:
         return {name: error.clone() for name, error in self._error.items()}
 
     def load_private_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from ``state``. Each has the shape of its parameter."""
+        """Continue from ``state``. Each has the shape of its parameter."""
         self._require_names(state)
         self._error = {
             name: state[name].to(error.device, torch.float64, copy=True)

@@ -61,7 +61,7 @@ class DiSK(DPOptimizer):
         self._ahead = combination(inputs.plan)
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
-        """What follows the filter."""
+        """The update after the filter."""
         return rule_of(inputs, without_any="heavy ball")
 
     def points(self) -> tuple[Point, ...]:

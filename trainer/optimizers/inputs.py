@@ -1,4 +1,4 @@
-"""What an optimiser is given: the tensors of each release, and the noise they come with.
+"""The inputs of an optimiser: the tensors of each release, and the noise of their means.
 
 A step releases, for each block, a clipped sum plus noise; its *mean* is that over the fixed
 divisor B. ν_t is the standard deviation of the noise in one entry of the mean of step t:
@@ -125,7 +125,7 @@ class ReleasedTensors:
 
     @property
     def auxiliary(self) -> bool:
-        """Whether the plan's name says that these are not the hidden matrices."""
+        """Whether the release's name begins with ``aux``: its tensors are not hidden matrices."""
         return self.name.lower().startswith(AUXILIARY)
 
 
@@ -162,7 +162,7 @@ class OptimizerInputs:
         return self.settings.learning_rate
 
     def require_fixed_clip_norms(self) -> None:
-        """Raise ``RefusedPlan`` where clip norms are adapted, so that ν_t is no constant."""
+        """Raise ``RefusedPlan`` if clip norms are adaptive, so that ν_t is unknown beforehand."""
         if any(event.kind == "adaptive_clipping_quantile" for event in self.plan.extra):
             raise refused(
                 "unsupported",

@@ -1,4 +1,4 @@
-"""The optimisers that may be trained with; a new one is a file and a line here.
+"""The registry of optimisers; a new one is a file and a line here.
 
 The optimiser of another package's mechanism is an entry point ``affidavit.optimizers``.
 
