@@ -1,4 +1,4 @@
-"""Advise: for one budget, the mechanisms that meet it, side by side, each certified first.
+"""Advise: the mechanisms that meet one budget, side by side, each certified.
 
 Every row is a plan of its own, the given one with other noise or another sampler, solved for the
 noise that the target needs and certified. Rows fall into groups by adjacency: within a
@@ -117,7 +117,7 @@ def _error_axis(errors: list[float]) -> Axis:
 
 
 def advise(plan: Plan, progress: Progress = lambda _: None) -> Advice:
-    """The mechanisms for the budget of ``plan``; raises ``RefusedPlan`` where it has none.
+    """The mechanisms for the budget of ``plan``; raises ``RefusedPlan`` if it has none.
 
     The plan has one phase, a full target, a lot size, and steps or epochs.
     """

@@ -1,4 +1,4 @@
-"""An assessment: what is true of a plan, and what may be said about it.
+"""An assessment: what is proved about a plan, and the verdict that follows.
 
 It is a value: built once by ``affidavit.certificate.certification``, then printed, signed and
 stored as it is. ``as_result`` is the result document that the command line prints and
@@ -21,7 +21,7 @@ Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confidence:
-    """With what probability a bracket holds that rests on random draws, and their seed."""
+    """The probability with which a sampled bracket holds, and the seed of its draws."""
 
     level: float
     seed: str
@@ -99,7 +99,7 @@ class ReleaseNoise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caveat:
-    """Something true that its reader should know, and that changes no number."""
+    """Something that a reader should know and that changes no number."""
 
     code: str
     message: str
@@ -107,7 +107,7 @@ class Caveat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assessment:
-    """Everything that was found out about one plan.
+    """Everything known about one plan.
 
     ``epsilon`` (nats) and ``delta`` are the guarantee's brackets, the targets what the plan asks
     for. ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in

@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, also after a power cut, and locks between processes.
+"""Atomic file writes, even across a power cut, and locks between processes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Solving: what a plan leaves open, and the noise that its target requires.
+"""Solve for what a plan leaves open, and for the noise that its target requires.
 
 A plan may leave open one of its noise, its steps, its lot size and its sampling
 probability. All are one-sided searches with one accountant, over the proved upper bound

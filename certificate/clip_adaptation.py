@@ -1,4 +1,4 @@
-"""Clip norms that follow a quantile of the records' norms, as every step's noisy counts say.
+"""Adaptive clip norms: they follow a quantile of the records' norms by each step's noisy counts.
 
 A plan with an ``adaptive_clipping_quantile`` releases at every step, for every block b, how many
 records of the lot have a norm of at most C_b(t), each as +1/2 or -1/2, with noise. From that
@@ -52,7 +52,7 @@ def block_name(release: str, place: int) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class ClipAdaptation:
-    """Where the clip norms of a run are; ``factors`` is C_b(t) over C_b(0), by block.
+    """The current clip norms of a run; ``factors`` is C_b(t) over C_b(0), by block.
 
     ``blocks`` has the block of every name that a run record gives a clip norm for: blocks
     themselves, or releases under flat clipping, which have one norm together.
@@ -104,7 +104,7 @@ class ClipAdaptation:
         )
 
     def at(self, required: StepRequirement) -> StepRequirement:
-        """``required`` with the clip norms of now, and with the noise that these need."""
+        """``required`` with the current clip norms and the noise that they need."""
         of = {release.name: release for release in self.plan.phases[required.phase].releases}
         norms = {
             name: of[release].clip_norm * self.factors[self.blocks[name]]

@@ -1,4 +1,4 @@
-"""Conformance: what a run did, by its record, against what its certificate allows.
+"""Conformance: compare what a run did, by its record, with what its certificate allows.
 
 The record is read line by line, its chain checked, and every line compared with the closed
 plan of the certificate. Each mismatch is a finding with a stable code and its line. Nothing here
@@ -79,7 +79,7 @@ NOTED = frozenset({"diverged", "stopped"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConformanceFinding:
-    """One thing that does not fit; ``line`` counts from 1, 0 is the record as a whole."""
+    """One mismatch; ``line`` counts from 1, and 0 is the record as a whole."""
 
     code: str
     line: int
@@ -87,7 +87,7 @@ class ConformanceFinding:
 
     @property
     def noted(self) -> bool:
-        """Whether it leaves the guarantee as it is."""
+        """Whether the finding leaves the guarantee valid."""
         return self.code in NOTED
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class ConformanceFinding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conformance:
-    """What a record comes to; ``steps_to_charge`` is what the ledger is to settle on."""
+    """The result for a record; the ledger settles on ``steps_to_charge``."""
 
     certificate_id: str
     plan_digest: str
@@ -111,7 +111,7 @@ class Conformance:
 
     @property
     def conformant(self) -> bool:
-        """Whether the certificate's guarantee is the run's."""
+        """Whether the certificate's guarantee applies to the run."""
         return all(finding.noted for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Conformance:
 
 
 def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
-    """Hold ``record`` against a verified certificate's ``predicate``.
+    """Compare ``record`` with a verified certificate's ``predicate``.
 
     Raises ``NotClosed`` and ``PlanError`` where the certificate has no closed plan.
     """
@@ -226,7 +226,7 @@ class RecordCheck:
         self._open = self.ended = self._guarded = False
 
     def of(self, number: int, entry: RecordEntry) -> Mismatches:
-        """What does not fit in line ``number``, counted from 1."""
+        """The findings in line ``number``, counted from 1."""
         if number == 1 and entry["type"] != "header":
             yield "out_of_order", "the record does not begin with a header."
         if self.ended:

@@ -51,13 +51,13 @@ class CosignedEnvelope:
     signatures: tuple[EnvelopeSignature, ...] = ()
 
     def signed_by(self, key: SigningPort) -> Self:
-        """This, with the signature of ``key`` in place of any that it made before."""
+        """This envelope with the signature of ``key``, which replaces an earlier one of it."""
         created = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
         return replace(self, signatures=(*others, created))
 
     def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
-        """The ids of those of ``keys`` whose signature is here and fits."""
+        """The ids of the ``keys`` with a valid signature on this envelope."""
         known = by_id(keys)
         return frozenset(
             signature.key_id
@@ -68,7 +68,7 @@ class CosignedEnvelope:
 
     @property
     def signed_bytes(self) -> bytes:
-        """What every signature is over."""
+        """The bytes that every signature covers."""
         return pre_authentication_encoding(self.payload_type, self.payload)
 
     def as_document(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def read_cosigned(document: Any) -> CosignedEnvelope:
 
 
 def statement_in(bundle: bytes) -> dict[str, Any]:
-    """What a bundle says that was verified, or written, before; it is not verified here."""
+    """The statement in a bundle that was verified or written before; not verified here."""
     statement: dict[str, Any] = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)
     return statement
 

@@ -1,4 +1,4 @@
-"""What a certificate obliges every step of its run to be, as plain numbers.
+"""The parameters that a certificate requires of every step of its run, as plain numbers.
 
 A plan may leave its noise, steps, lot size or sampling probability to be solved for. The
 certificate carries the plan as requested and, beside it, the solution; ``certified_plan`` joins
@@ -100,7 +100,7 @@ class Execution:
         )
 
     def at(self, step: int) -> StepRequirement:
-        """What ``step`` must be; raises ``IndexError`` beyond the plan."""
+        """The requirement of ``step``; raises ``IndexError`` beyond the plan."""
         ends = list(accumulate(self.lengths))
         if not 0 <= step < self.steps:
             raise IndexError(f"the plan has {self.steps} steps; there is no step {step}")
@@ -173,7 +173,7 @@ def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
 
 
 class PlanNotClosed(ValueError):
-    """The certificate does not say what its plan left open, so nothing can be run from it."""
+    """The certificate lacks what its plan left open, so it allows no run."""
 
 
 def certified_plan(predicate: dict[str, Any]) -> Plan:

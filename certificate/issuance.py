@@ -1,4 +1,4 @@
-"""Issuing: an assessment becomes a signed certificate, and a bundle that travels.
+"""Issuing: turn an assessment into a signed certificate and its bundle.
 
 A bundle is one JSON document: the DSSE envelope and the name of its format. It is written
 once and kept as bytes. Everything in it is either signed or checked against what is
@@ -96,7 +96,7 @@ def issue(
     ledger: Mapping[str, Any] | None = None,
     team: str | None = None,
 ) -> Certificate:
-    """Sign what was found about a plan; a development key makes it ``untrusted``.
+    """Sign the assessment of a plan; a development key makes it ``untrusted``.
 
     ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
     ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the

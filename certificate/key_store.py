@@ -1,4 +1,4 @@
-"""The key directory: where key pairs are kept as files, made, rotated and retired.
+"""The key directory: create, store, rotate and retire key pairs as files.
 
 A key is two files in the key directory: ``<key id>.pem``, the private half, readable by
 its owner alone, and ``<key id>.json``, the public record that verifiers are given. The
@@ -47,7 +47,7 @@ MOST_BYTES = 1024 * 1024
 
 
 def home() -> Path:
-    """Where keys and the embedded database are kept."""
+    """The folder of the keys and the embedded database."""
     return Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
 
 

@@ -1,4 +1,4 @@
-"""Signing keys: Ed25519 pairs, what each may sign, and the windows in which they do.
+"""Signing keys: Ed25519 pairs, what each may sign, and their validity windows.
 
 The key id is the sha256 of the public key's SubjectPublicKeyInfo, so that it cannot name another
 key. ``development_key`` is for trying things out: it lives in memory, is marked in every
@@ -134,7 +134,7 @@ class PublicKey:
 
 
 class SigningPort(Protocol):
-    """Whoever can sign for a public key, wherever the private half is kept.
+    """A signer for a public key, wherever its private half is stored.
 
     ``sign`` returns the 64-byte Ed25519 signature of a message of any length, or raises
     ``KeyFailure``; whoever asks for a signature takes one of these and nothing narrower.
@@ -153,7 +153,7 @@ class SigningPort(Protocol):
 
 
 class PrivateKeySource(Protocol):
-    """Where private halves are kept."""
+    """A place that stores private halves."""
 
     def find(self, public: PublicKey) -> SigningPort | None:
         """Whoever can sign for ``public``, or None; raises ``KeyFailure``."""

@@ -1,4 +1,4 @@
-"""The keyset: which keys may sign certificates, said by root keys that are kept offline.
+"""The keyset: which keys may sign, signed by root keys that stay offline.
 
 A keyset is a numbered document: the keys that sign, each with its roles and its window, those
 that were revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and

@@ -1,4 +1,4 @@
-"""What a closed plan is, in the words of a result document; no accounting here."""
+"""Describe a closed plan in a result document; no accounting here."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MAX_FINDINGS = 20
 
 
 class BadProvenance(ValueError):
-    """The document is no provenance of a run that a trusted worker signed."""
+    """The document is not the provenance of a run, signed by a trusted worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

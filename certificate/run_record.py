@@ -141,7 +141,7 @@ _TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one, always finite as ``load_json`` reads it; ``true`` is not 1 here."""
+    """Whether ``value`` is a number; ``load_json`` reads only finite ones, and ``true`` is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -205,7 +205,7 @@ def is_guarded(header: RecordEntry) -> bool:
 
 
 def invalid_fields(entry: RecordEntry, *, guarded: bool) -> Iterator[str]:
-    """What stands in a field of ``entry`` where something else belongs, in words.
+    """The invalid fields of ``entry``, in words.
 
     A ``guarded`` loop leaves out what the guard does not know, and the key where none is said.
     """

@@ -43,7 +43,7 @@ Value = str | float
 
 
 class BadSearch(ValueError):
-    """What is to be tried, or an opening, is not what one says; the message says how to fix it."""
+    """Malformed choices or a malformed opening; the message says how to fix it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class SearchOpening:
 
     @property
     def digest(self) -> str:
-        """What is published before the first trial; it tells nothing of the draw."""
+        """The digest published before the first trial; it reveals nothing about the draw."""
         return digest_of(self.as_document())
 
     def trials(self, selection: Selection) -> int:

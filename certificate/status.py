@@ -91,7 +91,7 @@ class StatusList(SignedPart):
 
 
 class StatusCheck(NamedTuple):
-    """What step 13 found: what to say, and whether a list was looked at."""
+    """The result of step 13: its message, and whether a list was checked."""
 
     detail: str
     checked: bool
@@ -165,7 +165,7 @@ def check_status(
     options: VerificationOptions,
     now: datetime,
 ) -> StatusCheck:
-    """Step 13: approved by as many as it needs, and not called back since.
+    """Step 13: it has the required approvals and is not revoked.
 
     Raises ``VerificationError`` with the codes ``not_approved``, ``bad_status``,
     ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.

@@ -1,4 +1,4 @@
-"""What a verifier relies on beside keys: which log, which witnesses, and how fresh.
+"""What a verifier relies on besides keys: the log, its witnesses, and freshness.
 
 ::
 
@@ -49,7 +49,7 @@ Hours = Annotated[int, Field(ge=1, le=24 * 366)]
 
 
 class BadTrustPolicy(ValueError):
-    """The document is no trust policy; the message names the field."""
+    """The document is not a trust policy; the message names the field."""
 
 
 class SignedPart(BaseModel):

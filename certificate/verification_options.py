@@ -1,4 +1,4 @@
-"""What a verification is: its numbered steps, what a verifier asks beyond them, its outcome.
+"""A verification: its numbered steps, a verifier's further requirements, and its outcome.
 
 The steps stand in ``affidavit.certificate.verification``; those about the log and about the
 status of a certificate stand beside what they check, and share this.
@@ -62,7 +62,7 @@ class SeenStatus(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerificationOptions:
-    """What a verifier asks beyond what every certificate must pass; by default nothing.
+    """A verifier's requirements beyond those for every certificate; none by default.
 
     ``accountants`` are the lowest versions accepted, by engine; ``policies`` the digests
     of the policies accepted, and ``floors`` policies whose every rule the certificate must

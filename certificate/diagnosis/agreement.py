@@ -1,4 +1,4 @@
-"""To the digits given: when a number may be called the one that was claimed.
+"""Agreement: when a number equals a claimed one, to the claim's digits.
 
 A claim of 7.98 stands for everything that rounds to it. A reading agrees with it
 

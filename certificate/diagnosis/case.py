@@ -63,7 +63,7 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseFacts:
-    """What is known of one phase beside its account.
+    """Facts about one phase beside its account.
 
     ``lot`` is the lot size, expected or fixed (None for a full batch); ``rate`` is lot over
     data set, or the given probability; ``epochs`` are passes over the data; ``lots`` are the
@@ -362,7 +362,7 @@ class Mistake:
 def mistake(
     *, wrong: str, source: str, fix: str, field: tuple[str, ...]
 ) -> Callable[[Callable[[Case], Iterator[Way]]], Mistake]:
-    """Make a function the known mistake of its name."""
+    """Register a function as the known mistake of its name."""
     return lambda derive: Mistake(
         code=derive.__name__, wrong=wrong, source=source, fix=fix, field=field, derive=derive
     )

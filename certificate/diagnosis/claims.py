@@ -160,7 +160,7 @@ Certify = Callable[[Plan], Assessment]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimOutcome:
-    """What became of a claim: it holds, or explanations exist, or none does."""
+    """The outcome for a claim: it holds, it is explained, or neither."""
 
     holds: bool
     explanations: tuple[Explanation, ...] = ()

@@ -140,7 +140,7 @@ class Diagnosis:
 
 
 def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
-    """Hold ``claim`` against ``plan``; raises ``MalformedPlan`` where either leaves it open."""
+    """Compare ``claim`` with ``plan``; raises ``MalformedPlan`` if either is incomplete."""
     if reasons := tuple(unanswerable(claim, plan)):
         raise MalformedPlan(*reasons)
     about = stated(plan, claim)

@@ -1,4 +1,4 @@
-"""Readings: the accountants that people use, asked about an account.
+"""Readings: the answers of accountants that people use to an account.
 
 Each reading is one number and how far its usual program may be from it. They are quick,
 because hundreds are asked for a diagnosis, and **none is a bound**: what is certified comes

@@ -1,4 +1,4 @@
-"""A measured lower end: what the losses of canaries prove about ε, from one run.
+"""An audit: the lower bound on ε that the losses of canaries prove, from one run.
 
 Canaries are made-up records. For each a fair coin says whether it takes part in the training; coins
 and records are functions of a nonce that is drawn before. The file with the nonce is committed to
@@ -53,7 +53,7 @@ ROUNDING = 1e-9
 
 
 class BadCanaries(ValueError):
-    """A file of canaries or of their losses that cannot be used; the message says why."""
+    """A file of canaries or losses cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ class Canaries:
 
     @property
     def included(self) -> tuple[bool, ...]:
-        """For each canary whether it takes part: the first bit of a hash, a fair coin."""
+        """Whether each canary takes part: a fair coin, the first bit of a hash."""
         return tuple(
             hashlib.sha256(self.nonce + b"included" + index.to_bytes(8, "big")).digest()[0] < 128
             for index in range(self.count)

@@ -63,7 +63,7 @@ DECLARED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What goes into the folder: the certificate's bundle, the run record, and what else there is.
+    """The content of the folder: the certificate's bundle, the run record, and optional files.
 
     ``canaries`` and ``losses`` go together; a run that had canaries needs them.
     """
@@ -88,7 +88,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What a claim is derived from, all of it verified already.
+    """The verified inputs of a claim.
 
     ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
     the weights are those of the record, and ``untrained`` names tensors beside the trained ones.

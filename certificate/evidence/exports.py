@@ -47,7 +47,7 @@ TOOL = "affidavit"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimed:
-    """What is exported: the model's name, its claim and files, and the plan's data set.
+    """The content of an export: the model's name, its claim and files, and the plan's data set.
 
     ``at`` is the instant of signing. ``files`` are all but the exports and what signs them.
     """
@@ -80,7 +80,7 @@ class Claimed:
 
     @property
     def declared(self) -> list[str]:
-        """What the signer alone vouches for."""
+        """What only the signer vouches for."""
         return [DECLARED[code] for code in self.claim["declared"]]
 
     def properties(self) -> dict[str, str]:

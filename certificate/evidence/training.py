@@ -166,7 +166,7 @@ FETCH = "Fetch the model again from whoever signed it."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFinding:
-    """One thing that does not fit: the file, a stable code, and what to do."""
+    """One mismatch: the file, a stable code, and what to do."""
 
     file: str
     code: str

@@ -1,4 +1,4 @@
-"""Verification of a model's folder, offline: everything that does not fit is named.
+"""Verification of a model's folder, offline; every mismatch is named.
 
 1. statement: the claim is an in-toto statement that a trusted key signed inside its window
 2. files: each file is as it was signed; none is missing, added, or something else than a file
@@ -82,7 +82,7 @@ STEPS = (
 
 @dataclass(kw_only=True)
 class ModelReport:
-    """What the steps saw (name, detail), what does not fit, and ``claim``, the predicate."""
+    """The results of the steps (name, detail), the mismatches, and ``claim``, the predicate."""
 
     claim: dict[str, Any] = field(default_factory=dict)
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class ModelReport:
 
     @property
     def verified(self) -> bool:
-        """Whether everything fits, and every step was taken."""
+        """Whether every step was performed and nothing mismatched."""
         return not self.findings and len(self.steps) == len(STEPS)
 
     def passed(self, step: int, detail: str) -> None:
@@ -98,7 +98,7 @@ class ModelReport:
         self.steps.append((STEPS[step - 1], detail))
 
     def add(self, file: str, code: str, message: str, remedy: str = FETCH) -> None:
-        """Note what does not fit in ``file``."""
+        """Add a mismatch in ``file``."""
         self.findings.append(
             ModelFinding(file=printable(file), code=code, message=message, remedy=remedy)
         )
@@ -111,7 +111,7 @@ def verify_model(
     now: datetime | None = None,
     options: VerificationOptions | None = None,
 ) -> ModelReport:
-    """Hold ``folder`` against the claim in it, under ``trusted`` keys.
+    """Verify ``folder`` against the claim in it, under ``trusted`` keys.
 
     Raises ``BadModel`` for a folder that cannot be read at all.
     """

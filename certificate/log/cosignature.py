@@ -1,4 +1,4 @@
-"""What others sign under a checkpoint: witnesses that its log only grew, authorities when it was.
+"""Cosignatures and timestamps: witnesses attest that a log only grew, authorities when.
 
 A witness receives a log's new checkpoint with the proof that it continues the one that the
 witness has (C2SP's ``add-checkpoint``)::

@@ -1,4 +1,4 @@
-"""Following a log from outside: that it only grows, that its keys sign it, that nothing is missing.
+"""Monitor a log from outside: it only grows, its keys sign it, and nothing is missing.
 
 A monitor reads the checkpoint and every new entry, and computes the tree itself: from the tree
 that it saw last (out of the tiles, whose root has to be the one of then) and the entries since. If
@@ -95,7 +95,7 @@ class Known:
 
 @dataclass(slots=True)
 class MonitorReport:
-    """What was seen; ``note`` is the checkpoint, to be remembered where there is no alarm."""
+    """The result of a round; ``note`` is the checkpoint to remember if there is no alarm."""
 
     origin: str = ""
     size: int = 0
@@ -116,7 +116,7 @@ class MonitorReport:
 
 
 def follow(source: Source, known: Known, now: datetime) -> MonitorReport:
-    """Read the log once, and hold it against what is known."""
+    """Read the log once, and compare it with what is known."""
     report = MonitorReport()
     try:
         report.note = source.checkpoint()

@@ -63,11 +63,11 @@ _LINE = re.compile("— ([^ ]+) ([^ ]+)")
 
 
 class BadNote(Exception):
-    """The text is not a signed note, or nobody who is known signed it."""
+    """The text is not a signed note, or no known key signed it."""
 
 
 class UnknownSigner(BadNote):
-    """Nobody who is trusted signed the note."""
+    """No trusted key signed the note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class VerifierKey:
 
     @property
     def key_hash(self) -> bytes:
-        """Four bytes that tell keys apart where nobody means ill."""
+        """Four bytes that tell keys apart; they do not resist an attacker."""
         named = self.name.encode() + b"\n" + self.kind + self.raw
         return hashlib.sha256(named).digest()[:4]
 
@@ -248,7 +248,7 @@ class BadCheckpoint(BadNote):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a log was at a moment: ``size`` leaves under ``root_hash``."""
+    """The state of a log at a moment: ``size`` leaves under ``root_hash``."""
 
     origin: str
     size: int

@@ -281,7 +281,7 @@ ReadTile = Callable[[int, int, int], Sequence[bytes]]
 
 
 class BadTile(Exception):
-    """The path or the content is none of a tile."""
+    """The path or the content is not that of a tile."""
 
 
 def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:

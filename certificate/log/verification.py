@@ -1,4 +1,4 @@
-"""Steps 10 to 12 of verification: in the log, signed by it, and the log that was seen before.
+"""Steps 10 to 12 of verification: inclusion, checkpoint and consistency.
 
 The proof leads from the certificate's own signed bytes to a root hash, the checkpoint's
 signature says that the log vouches for that root, and consistency says that the log was

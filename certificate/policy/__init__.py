@@ -1,4 +1,4 @@
-"""Policies: which plans an organisation lets through, and who may make an exception."""
+"""Policies: which plans an organisation allows, and who may grant exceptions."""
 
 import lazy_loader
 
