@@ -149,10 +149,11 @@ def _up(value: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RdpAccountant:
-    """dp_accounting's Rényi accountant at its default orders."""
+    """dp_accounting's Rényi accountant, at its default orders unless ``orders`` are given."""
 
     name: str = "rdp"
     version: str = DP_ACCOUNTING
+    orders: tuple[int, ...] | None = None
 
     def curve(self, event: Event) -> RdpCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
@@ -164,7 +165,7 @@ class RdpAccountant:
                 "Use one scheme throughout.",
             )
         relation = kinds.pop() if kinds else NeighboringRelation.ADD_OR_REMOVE_ONE
-        ledger = LibraryAccountant(neighboring_relation=relation)
+        ledger = LibraryAccountant(self.orders, neighboring_relation=relation)
         with quiet():
             # Of very many kinds of release those alike are taken for the worst of them.
             for part, count in fewer(parts(event)):

@@ -37,7 +37,7 @@ from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, Mark, draw_panels
-from affidavit.plan import Event, Plan, Reason, digest_of
+from affidavit.plan import Event, Plan, Reason, RepeatAndSelect, digest_of
 
 DELTAS = tuple(10.0**-exponent for exponent in range(3, 13))
 EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0)
@@ -210,10 +210,13 @@ def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
     if mu is not None:
         return tuple((order, order * _rho(mu)) for order in WHOLE_ORDERS)
     # Its library takes a second to import, which who draws no curve need not wait for.
-    from affidavit.accountants import RdpAccountant
+    from affidavit.accountants import RdpAccountant, parts
 
+    # A selection is bounded over all orders together, anything else at each by itself.
+    selects = any(isinstance(part, RepeatAndSelect) for part, _ in parts(event))
+    engine = RdpAccountant(orders=None if selects else WHOLE_ORDERS)
     try:
-        result = dict(RdpAccountant().curve(event).divergences())
+        result = dict(engine.curve(event).divergences())
     except AccountantError:
         return ()
     return tuple((order, result[order]) for order in WHOLE_ORDERS if order in result)

@@ -39,6 +39,13 @@ def test_they_are_those_of_the_closed_form(q: float, sigma: float, steps: int) -
         assert exact * (1 - 1e-9) <= result[order] <= exact * (1 + 1e-6)
 
 
+def test_an_order_has_the_same_bound_whichever_others_are_asked() -> None:
+    event = Composed(events=(poisson(0.01, 1.0, 100), Gaussian(noise_multiplier=3.0)))
+    among_all = dict(RdpAccountant().curve(event).divergences())
+    alone = RdpAccountant(orders=(2, 63)).curve(event).divergences()
+    assert alone == ((2, among_all[2]), (63, among_all[63]))
+
+
 def test_those_of_a_gaussian_grow_with_the_order() -> None:
     event = Composed(events=(Repeated(event=Gaussian(noise_multiplier=3.0), count=7),))
     for order, result in RdpAccountant().curve(event).divergences():
