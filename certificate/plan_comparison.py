@@ -205,9 +205,8 @@ class PlanComparison:
     def sentence(self) -> str:
         """The comparison in a sentence or two."""
         if self.obstacles:
-            return "The guarantees are not ranked: " + " ".join(
-                reason.message for reason in self.obstacles
-            )
+            causes = "; ".join(reason.message.rstrip(".") for reason in self.obstacles)
+            return f"The guarantees are not ranked: {causes}."
         first, second = _epsilons(self.first, self.second)
         numbers = f"ε ≤ {decimal_up(first.upper, 6)} and ε ≤ {decimal_up(second.upper, 6)}"
         delta, about = decimal_up(_delta(self.first), 6), self.first

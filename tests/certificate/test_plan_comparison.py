@@ -233,6 +233,15 @@ def test_the_sentence_names_the_stronger_guarantee_with_both_numbers(plan_of: Pl
         assert sentence.endswith("at δ = 1e-5 (add_remove, per example).")
 
 
+def test_several_obstacles_are_one_sentence(plan_of: PlanOf) -> None:
+    first = plan_of(target={"delta": 1e-5})
+    second = plan_of(target={"delta": 1e-6}, adjacency="zero_out")
+    result = compare_plans(first, second)
+    assert len(result.obstacles) == 2
+    assert result.sentence.count("; ") == 1
+    assert result.sentence.count(". ") == 0
+
+
 def test_a_change_that_is_refused_alone_has_the_reasons_of_that_plan(plan_of: PlanOf) -> None:
     """Under add_remove lots in a fixed order are not certified; the sampler changes too."""
     first = plan_of(adjacency="zero_out", sampling={"scheme": "cyclic", "lot_size": 50})
