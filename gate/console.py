@@ -115,6 +115,12 @@ def usage_errors() -> Iterator[None]:
         stop_unwritable(error.filename, error)
 
 
+def require_folder(path: Path | None) -> None:
+    """Exit unless the folder of ``path`` exists: said before any work whose result is lost."""
+    if path is not None and not path.parent.is_dir():
+        stop(f"cannot write {path}: {path.parent} is not a directory.")
+
+
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
     """Report that ``path`` cannot be written and exit."""
     stop(f"cannot write {path}: {error.strerror}.")

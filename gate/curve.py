@@ -26,6 +26,7 @@ from affidavit.gate.console import (
     print_json,
     print_reasons,
     read,
+    require_folder,
     say,
     stop,
     write,
@@ -146,5 +147,4 @@ def _require_known(kinds: tuple[str, ...], svg: Path | None) -> None:
         stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
     if kinds and svg is None:
         stop("--kind needs --svg FILE.")
-    if svg is not None and not svg.parent.is_dir():
-        stop(f"cannot write {svg}: {svg.parent} is not a directory.")
+    require_folder(svg)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from affidavit.gate import strategy
+
 Document = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 Run = Callable[..., Result]
@@ -96,9 +98,24 @@ def test_the_pictures_are_written_whole(plan: Callable[..., str], run: Run, tmp_
         target = tmp_path / f"{command}.svg"
         assert run(command, plan(), "--svg", str(target)).exit_code == 0
         assert ElementTree.parse(target).getroot().tag.endswith("svg")
-        missing = run(command, plan(), "--svg", str(tmp_path / "nowhere" / "a.svg"))
-        assert missing.exit_code == 2
-        assert "cannot write" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("strategy", "--svg"), ("strategy", "--export"), ("advise", "--svg")]
+)
+def test_a_folder_that_is_missing_is_named_before_any_work(
+    command: str,
+    option: str,
+    plan: Callable[..., str],
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for work in ("compare", "advice_for"):
+        monkeypatch.delattr(strategy, work)
+    missing = run(command, plan(), option, str(tmp_path / "nowhere" / "a.npz"))
+    assert missing.exit_code == 2
+    assert "cannot write" in missing.stderr
 
 
 def test_an_export_of_another_kind_is_refused_before_any_work(
