@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -58,6 +59,7 @@ class Reader(HTMLParser):
             self.titles.append(tag)
 
 
+@lru_cache(maxsize=1)  # the walk reads a page, and so does who walks
 def read(html: str) -> Reader:
     result = Reader()
     result.feed(html)
