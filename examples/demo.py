@@ -130,7 +130,8 @@ def show(results: dict[str, dict[str, Any]]) -> None:
             console.print(f"  {saving:.1%} less noise energy than uniform at the same ε")
         console.print(
             f"  [bold]{result['verdict']}[/]: ε ≤ {decimal_up(result['epsilon']['upper'], 6)} at "
-            f"δ = {result['delta']['upper']:g}, target ε = {result['target']['epsilon']:g}"
+            f"δ = {decimal_up(result['delta']['upper'], 6)}, "
+            f"target ε = {result['target']['epsilon']:g}"
         )
         for reason in result["reasons"]:
             console.print(f"  {reason['code']}: {reason['message']} {reason['remedy']}")

@@ -93,7 +93,7 @@ def _print(result: Curves) -> None:
 
 
 def _tables(result: Curves) -> list[Table]:
-    trade, delta = result.trade_off, f"{result.delta:g}"
+    trade, delta = result.trade_off, decimal_up(result.delta, DIGITS)
     tables = [
         _table("ε at δ", ("δ", "ε ≥", "ε ≤"), _rows(result.epsilon_of)),
         _table("δ at ε", ("ε", "δ ≥", "δ ≤"), _rows(result.delta_of)),

@@ -202,8 +202,8 @@ def advise(
 
 def _print_advice(result: Advice) -> None:
     out.print(
-        f"[bold]for ε = {result.epsilon:g} at δ = {result.delta:g} over {result.steps} steps[/], "
-        "noise in clip norms"
+        f"[bold]for ε = {result.epsilon:g} at δ = {decimal_up(result.delta, 6)} over "
+        f"{result.steps} steps[/], noise in clip norms"
     )
     for adjacency, rows in result.groups:
         out.print()

@@ -82,7 +82,7 @@ class Row:
             raise ValueError(f"{self.file.name} is refused")
         source = f"[{self.facts['Source']}]({self.facts['Link']})"
         proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
-        claimed = f"{self.claimed} at δ = {delta:g}"
+        claimed = f"{self.claimed} at δ = {decimal_up(delta, 6)}"
         return [f"`affidavit check claims/{self.file.name}`", source, claimed, proved, self.answer,
                 self.facts["Reading"], self.facts["Left out"]]  # fmt: skip
 
