@@ -211,7 +211,8 @@ class Correlation:
         """
         at = self.at(steps)
         if at.route == "balls_in_bins":
-            return self.event(joint, steps)
+            gram = self._gram(steps, seen=True)
+            return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         probability, fresh = self._probability_of_a_step, self._fresh
         if probability is None and fresh is None:
             return Gaussian(noise_multiplier=joint / (at.distance * at.attained) * _UP)
@@ -386,9 +387,9 @@ class Correlation:
         assert lot is not None
         return Fraction(lot * self._turn, size)
 
-    def _gram(self, steps: int) -> Gram:
+    def _gram(self, steps: int, *, seen: bool = False) -> Gram:
         at = self.at(steps)
-        rows = gram(at.strategy, at.turn)
+        rows = gram(at.strategy, at.turn, seen=seen)
         return Gram(rows=tuple(tuple(map(float, row)) for row in rows))
 
     def _require_one_a_step(self, steps: int) -> None:

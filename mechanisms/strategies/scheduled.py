@@ -57,8 +57,9 @@ class Scheduled(Strategy):
         if bound.exact or self.steps > LARGEST_DENSE:
             return bound
         scaled = of_inverse(of_matrix(self.strategy_matrix(), participation), self.residual)
+        seen = of_inverse(of_matrix(self.seen_matrix(), participation), self.residual)
         return Sensitivity(
-            value=min(scaled.value, bound.value), attained=max(scaled.attained, bound.attained)
+            value=min(scaled.value, bound.value), attained=max(seen.attained, bound.attained)
         )
 
     @property
@@ -108,6 +109,11 @@ class Scheduled(Strategy):
         """C·diag(ζ), shape (T, T); raises ``TooLarge``."""
         self._require_dense()
         return self.unscaled.strategy_matrix() * self.factors
+
+    def seen_matrix(self) -> Array:
+        """What is seen of C, its columns scaled; shape (T, T)."""
+        self._require_dense()
+        return self.unscaled.seen_matrix() * self.factors
 
     def errors(self, workload: Workload) -> Errors:
         """Those of N."""

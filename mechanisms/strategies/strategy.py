@@ -215,6 +215,13 @@ class Strategy(ABC):
             )
         )
 
+    def seen_matrix(self) -> Array:
+        """The inverse of the noise that is seen, of which lower bounds are; raises ``TooLarge``.
+
+        Shape (T, T). C itself where that has no rows beside.
+        """
+        return self.strategy_matrix()
+
     def errors(self, workload: Workload) -> Errors:
         """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``.
 
@@ -252,16 +259,17 @@ def column_norms(strategy: Strategy) -> Array:
     """
     column = strategy.strategy_coefficients
     if column is None:
-        squares = np.einsum("ij,ij->j", *(2 * [strategy.strategy_matrix()]))
+        squares = np.einsum("ij,ij->j", *(2 * [strategy.seen_matrix()]))
     else:
         squares = np.cumsum(column**2)[::-1]
     slack = gamma(strategy.steps + 8) + EVALUATION + strategy.residual
     return np.asarray(np.sqrt(squares) * (1 - slack))
 
 
-def gram(strategy: Strategy, bins: int) -> Array:
+def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
     """⟨m_i, m_j⟩ in clip norms², shape (bins, bins), each rounded up; zero where it is zero.
 
+    Of all rows of C, or of what is ``seen`` of them.
     Raises ``ValueError`` where C has a negative entry and ``TooLarge`` where the m_i do not
     fit.
     """
@@ -270,7 +278,7 @@ def gram(strategy: Strategy, bins: int) -> Array:
     steps = strategy.steps
     if steps * bins > MOST_ENTRIES:
         raise TooLarge(f"{bins} bins over {steps} steps")
-    means = _means(strategy, bins)
+    means = _means(strategy, bins, seen)
     result = means.T @ means
     result = np.maximum(result, result.T) * (1 + gamma(len(means) + steps) + EVALUATION)
     if strategy.residual:
@@ -280,11 +288,11 @@ def gram(strategy: Strategy, bins: int) -> Array:
     return np.asarray(result)
 
 
-def _means(strategy: Strategy, bins: int) -> Array:
+def _means(strategy: Strategy, bins: int, seen: bool) -> Array:
     """m_0, ..., m_{b-1} as columns."""
     column = strategy.strategy_coefficients
     if column is None:
-        matrix = strategy.strategy_matrix()
+        matrix = strategy.seen_matrix() if seen else strategy.strategy_matrix()
         return np.stack([matrix[:, place::bins].sum(axis=1) for place in range(bins)], axis=1)
     steps = len(column)
     whole = -(-steps // bins)

@@ -5,7 +5,8 @@ noise of its own; the sum of the first n steps is that of ⌊popcount n⌋ nodes
 node and a column a step (it is not square), X_ij counts the nodes that hold both i and j,
 and no entry is negative. One participation: sens² = ⌊log₂ T⌋ + 1, the nodes above step 0.
 
-sens² is a whole number: Σ over nodes of (participations inside)², for the worst pattern.
+sens² is a whole number: Σ over nodes of (participations inside)², for the worst pattern. Prefix
+sums are made of left children alone; ``attained`` is the sum over these, all that is seen.
 ``fixed_epoch`` is evaluated at every offset. For ``min_separation`` the worst pattern is found by
 joining nodes from the leaves up (``Reach``). Where that is too much work, each level is bounded by
 itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes, and a sum of
@@ -25,6 +26,7 @@ arXiv:1003.5439; Kairouz et al., arXiv:2103.00039, section 4 and appendix D (res
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,16 +65,16 @@ class Tree(Strategy):
         if most == 1:
             return Sensitivity.of_square(float(self.period.bit_length()), 1)
         if participation.schema == "fixed_epoch":
-            return Sensitivity.of_square(float(self._in_order(most, separation)), 1)
-        bound, attained = self._by_level(most, separation), most
-        for search in (self._in_order, self._worst):
-            try:
-                attained = search(most, separation)
-            except Unaffordable:
-                continue
-            if attained == bound or search == self._worst:
-                return Sensitivity.of_square(float(attained), 1)
-        return Sensitivity(value=root_up(float(bound), 1), attained=root_down(float(attained), 1))
+            return _between(*self._in_order(most, separation))
+        bound = self._by_level(most, separation)
+        try:
+            released, seen = self._in_order(most, separation)
+        except Unaffordable:
+            released, seen = 0, most
+        if released < bound:
+            with suppress(Unaffordable):
+                bound = self._worst(most, separation)
+        return _between(bound, seen)
 
     @property
     def streaming(self) -> Streaming:
@@ -126,6 +128,11 @@ class Tree(Strategy):
             result[place, begin:end] = 1.0
         return result
 
+    def seen_matrix(self) -> Array:
+        """The rows of C of the nodes that prefix sums are made of, shape (T, T)."""
+        seen = [released < dropped for _, _, released, dropped in self._nodes()]
+        return np.asarray(self.strategy_matrix()[seen])
+
     def errors(self, workload: Workload) -> Errors:
         """popcount of the step for prefix sums; otherwise as for any matrix.
 
@@ -158,24 +165,26 @@ class Tree(Strategy):
                         self.steps if final else start + until - 1,
                     )
 
-    def _in_order(self, most: int, separation: int) -> int:
-        """The largest sens² of steps o, o + b, ..., over every o."""
+    def _in_order(self, most: int, separation: int) -> tuple[int, int]:
+        """The largest Σ counts² of steps o, o + b, ..., of all nodes and of those seen."""
         levels = self.period.bit_length()
         if self.steps * most * levels > MOST_WORK:
             raise Unaffordable(f"{most} participations in a tree of {self.steps} steps")
         offsets = np.arange(self.steps)
-        total = np.zeros(len(offsets), dtype=np.int64)
+        total, seen = np.zeros((2, len(offsets)), dtype=np.int64)
         for level in range(levels):
             node, before = np.full(len(offsets), -1), np.zeros(len(offsets), dtype=np.int64)
             for turn in range(most):
                 place = offsets + turn * separation
-                here, complete = self._node_of(np.minimum(place, self.steps - 1), level)
+                here, index, complete = self._node_of(np.minimum(place, self.steps - 1), level)
                 complete &= place < self.steps
                 before = np.where(here == node, before + 1, 1)
                 # The squares 1, 4, 9, ... grow by 2n - 1 with the n-th step in one node.
-                total += np.where(complete, 2 * before - 1, 0)
+                grown = np.where(complete, 2 * before - 1, 0)
+                total += grown
+                seen += np.where(index % 2 == 0, grown, 0)
                 node = here
-        return int(np.max(total))
+        return int(np.max(total)), int(np.max(seen))
 
     def _worst(self, most: int, separation: int) -> int:
         return worst_pattern(
@@ -184,11 +193,11 @@ class Tree(Strategy):
 
     def _node_of(
         self, steps: NDArray[np.int_], level: int
-    ) -> tuple[NDArray[np.int_], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int_], NDArray[np.int_], NDArray[np.bool_]]:
         tree, inside = np.divmod(steps, self.period)
         length = np.minimum(self.period, self.steps - tree * self.period)
         index = inside >> level
-        return (tree * self.period << 1) + index, (index + 1) << level <= length
+        return (tree * self.period << 1) + index, index, (index + 1) << level <= length
 
     def _by_level(self, most: int, separation: int) -> int:
         """Σ over levels of the most that Σ counts² can be in the nodes of one level."""
@@ -201,6 +210,10 @@ class Tree(Strategy):
             left = min(most - full * inside, inside) if full < nodes else 0
             total += full * inside**2 + left**2
         return total
+
+
+def _between(bound: int, seen: int) -> Sensitivity:
+    return Sensitivity(value=root_up(float(bound), 1), attained=root_down(float(seen), 1))
 
 
 def _popcount(numbers: NDArray[np.int_]) -> NDArray[np.int_]:

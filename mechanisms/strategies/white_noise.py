@@ -123,7 +123,7 @@ def matched_window(strategy: Strategy) -> tuple[float, int]:
     steps = min(strategy.steps, WINDOW)
     column = strategy.strategy_coefficients if strategy.steps <= LARGEST_VECTOR else None
     if column is None:
-        matrix = strategy.strategy_matrix()[:steps, :steps]
+        matrix = strategy.seen_matrix()[:steps, :steps]
     else:
         shifts = np.subtract.outer(np.arange(steps), np.arange(steps))
         matrix = np.where(shifts >= 0, column[np.maximum(shifts, 0)], 0.0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.certificate import certify
+from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated, plan_from
 
 DELTA = 1e-6
@@ -41,11 +43,23 @@ def test_a_tree_is_certified_at_its_worst_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "verdict"), [(88.5, "certified"), (87.79, "certified"), (80.0, "under_noised")]
+    ("target", "verdict"),
+    [(88.5, "certified"), (87.79, "certified"), (80.0, "unproved"), (68.0, "under_noised")],
 )
 def test_a_target_above_the_truth_is_met(target: float, verdict: str) -> None:
     plan = {**PLAN, "participation": APART, "target": {"epsilon": target, "delta": DELTA}}
     assert certify(plan_from(plan)).verdict == verdict
+
+
+def test_no_lower_end_of_a_tree_is_of_nodes_that_nobody_sees() -> None:
+    """N⁻¹ has the rows of left children: two steps with the record show √5, not √6."""
+    inverse = Tree.of(24).seen_matrix()
+    norms = [np.linalg.norm(inverse[:, place::3].sum(axis=1)) for place in range(3)]
+    truth = GaussianCurve(mu=float(max(norms)))
+    lower, _ = bracket()
+    assert lower == pytest.approx(truth.epsilon(DELTA).lower, rel=1e-9)
+    bins = {"scheme": "balls_in_bins", "lot_size": 30}
+    assert bracket(sampling=bins, steps=2)[0] <= GaussianCurve(mu=5**0.5).epsilon(DELTA).upper
 
 
 def test_a_claim_above_the_truth_holds() -> None:

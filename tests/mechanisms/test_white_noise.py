@@ -196,7 +196,7 @@ def test_no_direction_shows_more_of_the_columns_than_their_least_mean_is_long(
     strategy: Strategy,
 ) -> None:
     bound, steps = matched_window(strategy)
-    columns = strategy.strategy_matrix()[:steps, :steps]
+    columns = strategy.seen_matrix()[:steps, :steps]
     weights = np.random.default_rng(2).dirichlet(np.full(steps, 0.3), size=300).T
     assert 0 <= bound <= np.linalg.norm(columns @ weights, axis=0).min()
 
