@@ -23,7 +23,7 @@ from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
-from affidavit.importers.training_loop import passes_of
+from affidavit.importers.training_loop import around, passes_of
 from affidavit.plan import MalformedPlan
 
 PRIVATE_DIVISOR = Broken(
@@ -36,8 +36,8 @@ PRIVATE_DIVISOR = Broken(
 )
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
-    message="The script creates several PrivacyEngines, and each starts its ε at 0: the reported ε "
-    "leaves out earlier spending.",
+    message="The script makes its PrivacyEngine more than once, and each starts its ε at 0: the "
+    "reported ε leaves out earlier spending.",
     remedy="Create one PrivacyEngine before the first round, or keep its accountant's history.",
 )
 UNCLIPPED = Broken(
@@ -334,13 +334,18 @@ class OpacusReading(Reading):
         emptied = self.script.method_calls("clear", "pop", "remove")
         if any(getattr(item, "attr", None) == "history" for _, item in emptied):
             return True
-        for engine in engines:
-            if self._is_in_a_loop(engine, 0):
-                return True
-            federated = imports_of(self.script, ("flwr", "flower"))
-            if federated and self.script.scope_of(engine) is not self.script.tree:
-                return True
-        return False
+        federated = imports_of(self.script, ("flwr", "flower"))
+        return any(
+            self._is_in_a_loop(engine, 0) or (federated and not self._is_made_once(engine))
+            for engine in engines
+        )
+
+    def _is_made_once(self, engine: ast.Call) -> bool:
+        """Whether the module runs this call once, and no framework does in each round."""
+        try:
+            return around(self.values, engine).count == 1
+        except Unreadable:
+            return False
 
     def _is_in_a_loop(self, node: ast.AST, depth: int) -> bool:
         for outer in self.script.above(node):

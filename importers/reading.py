@@ -22,8 +22,15 @@ from affidavit.importers.returned import (
     is_unused,
 )
 from affidavit.importers.script import Script, keywords_of, last_name
-from affidavit.importers.script_values import Unreadable, text_of
-from affidavit.importers.training_loop import accumulation, passes_of, skipping, stopping
+from affidavit.importers.script_values import Unreadable, branch, text_of
+from affidavit.importers.training_loop import (
+    accumulation,
+    passes_of,
+    repeating,
+    reusing,
+    skipping,
+    stopping,
+)
 from affidavit.plan import MalformedPlan, Reason
 
 ACCUMULATED = Broken(
@@ -34,6 +41,20 @@ ACCUMULATED = Broken(
     remedy="Step at each lot, and split large lots with BatchMemoryManager.",
     schemes=NOT_SHUFFLED,
 )
+REPEATED = Broken(
+    code="repeated_gradients",
+    message="a step may sum several gradients of one record, each clipped alone, but the noise "
+    "covers one: backward() runs several times before it, or a loop of BatchMemoryManager ends "
+    "within a lot, and the next step adds what is left of it.",
+    remedy="Add the losses and call backward() once, and let each loop over lots end by itself.",
+)
+REUSED = Broken(
+    code="reused_lots",
+    message="a loop takes several steps on each lot. Lots amplify privacy only where each step "
+    "draws its own.",
+    remedy="Step once on each lot, and make more passes.",
+    schemes=NOT_SHUFFLED,
+)
 SKIPPED_LOTS = Broken(
     code="skipped_lots",
     message="a condition skips the step for some lots. No noise is released for these, so the "
@@ -42,10 +63,19 @@ SKIPPED_LOTS = Broken(
 )
 STOPPED = Broken(
     code="data_dependent_stop",
-    message="when training stops depends on the records. No noise covers that decision, so the "
-    "length reveals something about them.",
-    remedy="Stop after a number of steps, at an ε, or by a metric on public data.",
+    message="when training stops, or its learning rate, depends on the records. No noise covers "
+    "that decision, so it reveals something about them.",
+    remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
+    "learning rate likewise.",
 )
+LOOP_FAULTS = (
+    (ACCUMULATED, accumulation),
+    (REPEATED, repeating),
+    (REUSED, reusing),
+    (SKIPPED_LOTS, skipping),
+    (STOPPED, stopping),
+)
+"""What the training loop may do, each with what finds the node that does it."""
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -189,11 +219,13 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        if self.is_poisson is not False and accumulation(self.values) is not None:
-            self.broken.append(ACCUMULATED)
-        if skipping(self.values) is not None:
-            self.broken.append(SKIPPED_LOTS)
-        if stopping(self.values) is not None or self._watches_training():
+        for fault, found in LOOP_FAULTS:
+            if self.is_poisson is False and fault.schemes is not None:
+                continue
+            if (node := found(self.values)) is not None:
+                message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
+                self.broken.append(fault.model_copy(update={"message": message}))
+        if self._watches_training():
             self.broken.append(STOPPED)
         if (
             is_unused(self.script, self.call)
@@ -235,9 +267,10 @@ class Reading(Quantities):
         name = self.library.name
         inner: ast.AST = self.call
         for outer in self.script.above(self.call):
-            test = text_of(outer.test) if isinstance(outer, ast.If) else ""
-            if isinstance(outer, ast.If) and "__name__" not in test:
-                holds = "holds" if inner in outer.body else "does not hold"
+            test = text_of(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
+            if test and "__name__" not in test:
+                side = branch(self.script, outer, inner)
+                holds = "holds" if side == "body" else "does not hold"
                 self.notes.append(f"{name}: it trains with privacy where {test} {holds}.")
             inner = outer
         if self.values.defaults:

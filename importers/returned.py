@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from affidavit.importers.base import Broken
 from affidavit.importers.libraries import NOT_SHUFFLED
 from affidavit.importers.script import Binding, Script, keywords_of, last_name
-from affidavit.importers.script_values import Values, branch
-from affidavit.importers.training_loop import WRAPPERS, steps_of
+from affidavit.importers.script_values import Values, branch, exclude_each_other
+from affidavit.importers.training_loop import looped_over, steps_of
 
 OTHER_OPTIMIZER = Broken(
     code="other_optimizer",
@@ -122,7 +122,7 @@ class Returned:
             yield OTHER_OPTIMIZER
         drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
         if (self._is_unused(self.names[-1]) and not drawn) or any(
-            self._is_original(_inner(loop.iter), self.loader)
+            self._is_original(looped_over(loop.iter), self.loader)
             for step in steps
             for loop in self._loops(step)
         ):
@@ -170,9 +170,13 @@ class Returned:
             return False
         if isinstance(bindings[0].node, ast.arg):
             passed = self.values.passed_to(node, bindings[0].node)
-            return any(self._is_original(item, given, depth + 1) for item in passed)
+            return any(
+                self._is_original(item, given, depth + 1)
+                for item in passed
+                if not exclude_each_other(self.script, self.names[0], item)
+            )
         opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
-        value = _inner(opened) if opened is not None else bindings[0].value
+        value = looped_over(opened) if opened is not None else bindings[0].value
         return isinstance(value, ast.Name | ast.Attribute) and self._is_original(
             value, given, depth + 1
         )
@@ -219,13 +223,6 @@ def _moves_by_gradient(node: ast.AST) -> bool:
         isinstance(item, ast.Attribute) and item.attr in RAW for part in parts
         for item in ast.walk(part) if not isinstance(part, ast.Constant)
     )  # fmt: skip
-
-
-def _inner(node: ast.expr) -> ast.expr:
-    """What a loop goes over below ``enumerate`` and progress bars."""
-    while isinstance(node, ast.Call) and node.args and last_name(node.func) in (*WRAPPERS, "iter"):
-        node = node.args[0]
-    return node
 
 
 def _line(item: Binding) -> int:

@@ -18,6 +18,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from affidavit.importers.launches import differs, option
@@ -245,7 +246,8 @@ class Values:
         return self.ignored is not None and self.ignored in self.script.above(binding.node)
 
     def _bound(self, node: ast.Name, scope: Scope, binding: Binding) -> Any:
-        if node.id in self.script.stored_attributes and scope is self.script.tree:
+        stores = self.script.stored_attributes.get(node.id, ())
+        if scope is self.script.tree and any(last_name(item.value) != "self" for item in stores):
             raise Unreadable(node, f"an attribute {node.id} is set too, maybe this module's")
         if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
             return self._parameter(node, scope, binding.node)
@@ -551,7 +553,7 @@ def is_left_out(values: Values, node: ast.AST) -> bool:
     around = list(values.script.above(node))
     for outer in around:
         match outer:
-            case ast.If(test=test) if not isinstance(
+            case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(
                 value := values.attempt(test), Unreadable | Record
             ):
                 if branch(values.script, outer, node) == ("orelse" if value else "body"):
@@ -564,6 +566,17 @@ def is_left_out(values: Values, node: ast.AST) -> bool:
                     if value is not None and values.known(case.pattern.value) == value:
                         return case not in around
     return False
+
+
+def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
+    """Whether one condition lets one of several nodes run, and no other."""
+    for first, second in combinations(nodes, 2):
+        around = set(script.above(first))
+        shared = next(outer for outer in script.above(second) if outer in around)
+        sides = {branch(script, shared, first), branch(script, shared, second)}
+        if not isinstance(shared, ast.If | ast.IfExp) or sides != {"body", "orelse"}:
+            return False
+    return True
 
 
 def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:

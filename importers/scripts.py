@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 from affidavit.importers.base import Partial, not_imported
@@ -23,7 +22,7 @@ from affidavit.importers.quantities import uses_of
 from affidavit.importers.reading import Reading
 from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_options import READERS
-from affidavit.importers.script_values import Values, branch, is_left_out, text_of
+from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 from affidavit.importers.training_loop import hidden_use
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
@@ -132,7 +131,7 @@ def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], li
         for nodes in (named, every)
     )
     lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
-    if len(named) > len(calls) or not _exclude_each_other(script, calls):
+    if not calls or len(named) > len(calls) or not exclude_each_other(script, *calls):
         problem = (
             "has several private calls" if calls else "names a private call but never makes it"
         )
@@ -192,18 +191,6 @@ def _require_nothing_private(script: Script) -> None:
             )
 
 
-def _exclude_each_other(script: Script, calls: list[ast.Call]) -> bool:
-    """Whether one condition lets one of the calls run, and no other."""
-    for first, second in combinations(calls, 2):
-        around = list(script.above(first))
-        shared = next(outer for outer in script.above(second) if outer in around)
-        if not isinstance(shared, ast.If) or branch(script, shared, first) == branch(
-            script, shared, second
-        ):
-            return False
-    return bool(calls)
-
-
 def _is_called(script: Script, library: Library) -> bool:
     return bool(imports_of(script, library.modules) and any(_named(script, library)))
 
@@ -226,7 +213,8 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
                     yield node
             case ast.Name() | ast.Attribute() if last_name(node) in names:
                 own = library is OPACUS or script.is_of(node, library.modules)
-                if own and node not in script.types:
+                module = last_name(script.parents[node]) in names  # of the same name
+                if own and not module and node not in script.types:
                     yield node
 
 

@@ -18,10 +18,13 @@ from affidavit.importers.script_values import (
     Unreadable,
     Values,
     branch,
+    exclude_each_other,
     text_of,
 )
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
+SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
+LOOPED = WRAPPERS | {"range"}
 PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
@@ -65,6 +68,10 @@ def _steps(values: Values) -> list[ast.Call]:
     return steps
 
 
+def _owner(call: ast.Call) -> str | None:
+    return last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
+
+
 def steps_of(values: Values) -> list[ast.Call]:
     """The calls of ``step()`` that may be an optimiser's."""
     return [call for call, _ in values.script.method_calls("step") if _optimises(call)]
@@ -98,8 +105,10 @@ def accumulation(values: Values) -> ast.AST | None:
     for step in steps_of(values):
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
+        alike = [item for item in steps_of(values) if _owner(item) == _owner(step)]
+        stepping = [_loop_around(script, item) for item in alike]  # each with gradients of its own
         for call, _ in script.method_calls("backward"):
-            if script.scope_of(call) is not scope:
+            if script.scope_of(call) is not scope or _loop_around(script, call) in stepping:
                 continue
             beside = [outer for outer in script.above(call) if isinstance(outer, ast.For)]
             if any(loop not in loops for loop in beside):
@@ -114,6 +123,103 @@ def accumulation(values: Values) -> ast.AST | None:
         if loops and (skip := _continue_between(script, loops[0], step)) is not None:
             return skip
     return None
+
+
+def repeating(values: Values) -> ast.AST | None:
+    """What makes one step sum several gradients of a record, however its lots are drawn.
+
+    That is a second ``backward()`` before it, or a way out of the loop of a ``BatchMemoryManager``
+    within a lot, whose gradients stay for the next one.
+    """
+    script = values.script
+    for node in script.nodes:
+        if isinstance(node, ast.Break | ast.Return):
+            inner = _loop_around(script, node)
+            if isinstance(inner, ast.For) and _goes_over_parts(values, inner.iter):
+                return node
+    for step in steps_of(values):
+        scope, loop = script.scope_of(step), _loop_around(script, step)
+        formed: ast.Call | None = None
+        calls = script.called("backward", "zero_grad", "step")
+        for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
+            if script.scope_of(call) is not scope or _loop_around(script, call) is not loop:
+                continue
+            if call is step:
+                break
+            if last_name(call.func) != "backward":
+                formed = formed if last_name(call.func) == "step" and not _optimises(call) else None
+            elif formed is not None and not exclude_each_other(script, formed, call):
+                return call
+            else:
+                formed = call
+    return None
+
+
+def _goes_over_parts(values: Values, node: ast.expr, depth: int = 0) -> bool:
+    """Whether a name is bound to the parts of lots that a ``BatchMemoryManager`` makes."""
+    node = looped_over(node)
+    bindings = values.script.bindings_of(node) if isinstance(node, ast.Name) and depth < 20 else []
+    for binding in bindings:
+        opened = getattr(values.script.parents[binding.node], "context_expr", binding.value)
+        if isinstance(opened, ast.Call) and last_name(opened.func) in SPLITTERS:
+            return True
+        if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
+            passed = values.passed_to(node, binding.node)
+            if any(_goes_over_parts(values, item, depth + 1) for item in passed):
+                return True
+    return False
+
+
+def looped_over(node: ast.expr) -> ast.expr:
+    """What a loop goes over below ``enumerate`` and progress bars."""
+    while isinstance(node, ast.Call) and node.args and last_name(node.func) in (*WRAPPERS, "iter"):
+        node = node.args[0]
+    return node
+
+
+def reusing(values: Values) -> ast.AST | None:
+    """A loop that takes several steps on each lot, if there is one."""
+    return next((loop for step in steps_of(values) if (loop := _reuses(values, step))), None)
+
+
+def _reuses(
+    values: Values, place: ast.AST, inner: ast.AST | None = None, depth: int = 0
+) -> ast.AST | None:
+    """The loop around ``place``, or already ``inner``, that uses the lots of a loop further out."""
+    script, used = values.script, place
+    for outer in script.above(place):
+        counts = isinstance(outer, ast.For) and _goes_over(outer.iter, "range", "trange")
+        if isinstance(outer, ast.For) and not counts:
+            return inner if _reads(used, _drawn(outer)) else None
+        if not isinstance(outer, ast.For | ast.While | ast.FunctionDef):
+            continue
+        if depth > 20 or _goes_over(outer, "next"):
+            return None  # it draws lots of its own
+        if isinstance(outer, ast.FunctionDef):
+            try:
+                calls = [item for item in values.calls_of(outer) if item in script.parents]
+            except Unreadable:
+                return None
+            reused = (_reuses(values, call, inner, depth + 1) for call in calls)
+            return next((loop for loop in reused if loop is not None), None)
+        used = outer
+        if not (isinstance(outer, ast.For) and _runs_once(values, outer.iter)):
+            inner = inner or outer
+    drawn = (call for call in script.called("next") if _goes_over(call, "iter"))
+    return inner if any(script.scope_of(c) is script.scope_of(place) for c in drawn) else None
+
+
+def _runs_once(values: Values, iterable: ast.expr) -> bool:
+    try:
+        return _times(values, iterable) == 1
+    except Unreadable:
+        return False
+
+
+def _loop_around(script: Script, node: ast.AST) -> ast.AST | None:
+    """The innermost loop around ``node`` in its scope."""
+    around_it = _inside(script, node, script.scope_of(node))
+    return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
 
 
 def skipping(values: Values) -> ast.AST | None:
@@ -144,7 +250,7 @@ def skipping(values: Values) -> ast.AST | None:
 
 
 def stopping(values: Values) -> ast.AST | None:
-    """What ends the training by what the loop makes of its lots, if anything does."""
+    """What ends the training, or sets its learning rate, by what the loop makes of its lots."""
     for step in steps_of(values):
         loop = next(
             (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
@@ -155,13 +261,17 @@ def stopping(values: Values) -> ast.AST | None:
 
 
 def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.AST | None:
-    """A ``break`` or ``return`` of the loops around ``place`` that depends on names in ``seen``."""
+    """What depends on names in ``seen``: a way out of the loops around ``place``, or a schedule."""
     script, scope = values.script, values.script.scope_of(place)
     statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt | ast.NamedExpr)]
     while len(seen) != len(
         seen := seen | {n for node in statements for n in _passed_on(node, seen)}
     ):
         pass
+    for call, schedule in script.method_calls("step"):
+        own = script.scope_of(call) is scope and "sched" in (last_name(schedule) or "").lower()
+        if own and any(_reads(item, seen) for item in (*call.args, *keywords_of(call).values())):
+            return call
     loops = [o for o in _inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
         if isinstance(loop, ast.While) and _reads(loop.test, seen):
@@ -213,7 +323,7 @@ def _drawn(loop: ast.For | ast.While) -> set[str]:
     }
 
 
-def _goes_over(node: ast.expr, *names: str) -> bool:
+def _goes_over(node: ast.AST, *names: str) -> bool:
     return any(isinstance(n, ast.Call) and last_name(n.func) in names for n in ast.walk(node))
 
 
@@ -380,13 +490,11 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
 def _times(values: Values, iterable: ast.expr) -> float | None:
     """How often a loop runs; None if it goes over the private loader once."""
     match iterable:
-        case ast.Call(func=function, args=[first, *rest]):
-            name = last_name(function)
+        case ast.Call(func=function, args=[first, *rest]) if last_name(function) in LOOPED:
             _require_own_name(values, function)
-            if name in ("range", "trange"):
+            if last_name(function) in ("range", "trange"):
                 return _length(values, iterable, [first, *rest])
-            if name in WRAPPERS:
-                return _times(values, first)
+            return _times(values, first)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)

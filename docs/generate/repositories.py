@@ -23,7 +23,7 @@ as `# affidavit:` comments. Where a library calibrates noise while the script ru
 noise. A case says nothing about the results that a repository publishes.
 
 """
-SCRIPTS = "https://github.com/{repository}/blob/HEAD/{file}"
+SCRIPTS = "https://github.com/{repository}/blob/{commit}/{file}"
 
 
 def page() -> str:
@@ -31,7 +31,7 @@ def page() -> str:
     cases: list[dict[str, Any]] = YAML(typ="safe").load(CASES.read_text("utf-8"))
     rows = [
         [
-            f"[{case['repository']}]({SCRIPTS.format(**case)})",
+            f"[{case['repository']}]({SCRIPTS.format(**{'commit': 'HEAD'} | case)})",
             case["form"],
             " ".join(f"`{line}`" for line in case["lines"]) or "none",
             ", ".join(f"`{code}`" for code in case.get("blocks", ())) or "certified",

@@ -82,6 +82,53 @@ def test_a_step_that_sums_several_poisson_lots_is_not_certified(body: str) -> No
     assert broken(shuffled + EACH + body) == set()
 
 
+STEP = "        f(x).backward()\n        optimizer.step()\n"
+TWICE = "        f(x).backward()\n" + STEP
+PARTS = "for e in range(3):\n    with BatchMemoryManager(data_loader=loader) as parts:\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (EACH + TWICE, "repeated_gradients"),
+        (EACH + TWICE.replace("\n", "\n        optimizer.zero_grad()\n", 1), None),
+        (EACH + "        if a:\n            f(x).backward()\n        else:\n    " + STEP
+         .replace("\n", "\n    ").replace("    optimizer", "optimizer"), None),
+        (PARTS + "        for x in parts:\n    " + STEP.replace("\n", "\n    ")
+         + "        if n > 9:\n                break\n", "repeated_gradients"),
+        ("def train(some):\n    for i, x in enumerate(some):\n        one(x)\n"
+         "        if i > 9:\n            return\ndef one(x):\n" + STEP
+         + PARTS + "        train(parts)\n", "repeated_gradients"),
+        (PARTS + "        for x in parts:\n    " + STEP.replace("\n", "\n    ")
+         + "\n    if n > 9:\n        break\n", None),
+    ],
+)  # fmt: skip
+def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
+    body: str, code: str | None
+) -> None:
+    for private in (PRIVATE, PRIVATE.replace("1.0)", "1.0, poisson_sampling=False)")):
+        assert broken(private + body) == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
+    ("body", "reused"),
+    [
+        (EACH + "        for _ in range(4):\n    " + STEP.replace("\n", "\n    ").rstrip(), True),
+        (EACH + "        while again:\n    " + STEP.replace("\n", "\n    ").rstrip(), True),
+        (EACH + "        for _ in range(1):\n    " + STEP.replace("\n", "\n    ").rstrip(), False),
+        ("def train(x):\n    for _ in range(n):\n" + STEP + EACH + "        train(x)\n", True),
+        ("x = next(iter(loader))\nfor e in range(3):\n    for i in range(9):\n" + STEP, True),
+        ("for e in range(3):\n    for i in range(9):\n        x = next(it)\n" + STEP, False),
+        ("def one():\n    x = next(it)\n" + STEP.replace("        ", "    ")
+         + "for seed in (1, 2):\n    for i in range(9):\n        one()\n", False),
+    ],
+)  # fmt: skip
+def test_poisson_lots_of_several_steps_do_not_amplify_them(body: str, reused: bool) -> None:
+    assert ("reused_lots" in broken(PRIVATE + body)) is reused
+    shuffled = PRIVATE.replace("1.0)", "1.0, poisson_sampling=False)")
+    assert "reused_lots" not in broken(shuffled + body)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -137,9 +184,6 @@ def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: se
     assert broken(text) == codes
 
 
-STEP = "        f(x).backward()\n        optimizer.step()\n"
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -164,6 +208,8 @@ STEP = "        f(x).backward()\n        optimizer.step()\n"
          "other_optimizer"),
         (PRIVATE + EACH + "        loss = f(x)\n" + STEP
          + "        if loss < 0.1:\n            break\n", "data_dependent_stop"),
+        (PRIVATE + EACH + "        loss = f(x)\n" + STEP + "    scheduler.step(loss)\n",
+         "data_dependent_stop"),
         (PRIVATE + EACH + "        seen.append(f(x))\n" + STEP
          + "    if sum(seen) < 0.1:\n        break\n", "data_dependent_stop"),
         ("def once():\n    for x in loader:\n        loss = f(x)\n" + STEP
@@ -180,6 +226,12 @@ def test_training_beside_the_private_objects_is_not_certified(text: str, code: s
     "text",
     [
         PRIVATE + EACH + STEP + "        if i > 9:\n            break\n",
+        PRIVATE + EACH + STEP + "        scheduler.step(e + i / 9)\n    scheduler.step(loss)\n",
+        "def each(some):\n    for x in some:\n"
+        + STEP
+        + "if dp:\n    "
+        + PRIVATE.replace("loader =", "l =")
+        + "    each(l)\nelse:\n    each(loader)\n",
         PRIVATE + EACH + STEP + "    if engine.get_epsilon(1e-5) > 3:\n        break\n",
         "if dp:\n    " + PRIVATE + "else:\n    optimizer = SGD(m)\n" + EACH + STEP,
         "class A:\n    def f(self):\n        self.o, self.l = SGD(m), DataLoader(d)\n        "
