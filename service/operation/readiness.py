@@ -140,12 +140,12 @@ class SafetyWatch:
         engine: Engine,
         log_problem: Callable[[], Reason | None],
         newest: Callable[[], StoredCheckpoint | None],
-        clock: DatabaseClock | None = None,
+        clock: DatabaseClock,
     ) -> None:
         self._engine = engine
         self._log_problem = log_problem
         self._newest = newest
-        self._clock = clock or DatabaseClock(engine)
+        self._clock = clock
         self._place = _place_of(engine)
         self._full_until = 0.0
         self._lock = Lock()

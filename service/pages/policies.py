@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Reason
@@ -167,14 +168,27 @@ def _text(value: Any) -> str | None:
 
 DRAFT = "draft"
 """The name of a draft made from the built-in policy, whose own name is reserved."""
-RULES = ("epsilon_cap", "delta_cap", "approvals", "valid_days", "second_opinion", "budget")
+RULES = ("epsilon_cap", "delta_cap", "second_opinion", "budget")
 """Rules that the form changes; any other is changed in the draft itself."""
-NUMBERS = frozenset({"epsilon_cap", "delta_cap", "approvals", "valid_days"})
+NUMBERS = frozenset({"epsilon_cap", "delta_cap"})
 JUDGED = 50
 """Certificates that one page of the simulation judges."""
 LONGEST = 64 * 1024
 Simulator = Annotated[Actor, page_actor(Scope.AUDIT, Scope.ADMIN)]
-Text = Annotated[str, Query(max_length=64)]
+Text = Annotated[str, Field(max_length=64)]
+
+
+class DraftQuery(BaseModel):
+    """A policy and rules of its next version; an unknown rule is refused, not left as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: Text = ""
+    epsilon_cap: Text = ""
+    delta_cap: Text = ""
+    second_opinion: Text = ""
+    budget: Text = ""
+    cursor: Annotated[str | None, Field(max_length=512)] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,33 +228,19 @@ def simulation(
     request: Request,
     _: Simulator,
     services: TheServices,
-    policy: Text = "",
-    epsilon_cap: Text = "",
-    delta_cap: Text = "",
-    approvals: Text = "",
-    valid_days: Text = "",
-    second_opinion: Text = "",
-    budget: Text = "",
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    parameters: Annotated[DraftQuery, Query()],
 ) -> Response:
     """What would change if a rule of an active policy were another, or the empty form."""
-    changes = {
-        "epsilon_cap": epsilon_cap,
-        "delta_cap": delta_cap,
-        "approvals": approvals,
-        "valid_days": valid_days,
-        "second_opinion": second_opinion,
-        "budget": budget,
-    }
+    changes = parameters.model_dump(include=set(RULES))
     rules = services.policies.policy_set()
     view = Simulation(
-        yaml=draft_of(rules, policy, changes),
+        yaml=draft_of(rules, parameters.policy, changes),
         changes=changes,
-        of_policy=policy,
+        of_policy=parameters.policy,
         known=tuple(sorted(rules.policies)),
     )
     if any(changes.values()):
-        view = _simulated(services, view, cursor)
+        view = _simulated(services, view, parameters.cursor)
     return _respond(request, view)
 
 

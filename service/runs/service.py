@@ -96,7 +96,7 @@ class RunService:
         worker_keys: Path,
         pool: AccountingPool,
         *,
-        spreads: bool = False,
+        spreads: bool,
     ) -> None:
         self.queue = queue
         self._ledger_store = ledger_store

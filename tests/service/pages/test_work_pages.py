@@ -195,6 +195,7 @@ def test_a_policy_draft_is_simulated_and_activated(yard: Yard) -> None:
     assert [(item["certificate"], item["would_be"]) for item in broken] == [(loose, "refused")]
     assert broken[0]["codes"] == "policy_epsilon_cap"
     assert tight not in {entry["certificate"] for entry in broken}
+    _get(yard, "/policies/draft?policy=rules&epsilon_cap=4&valid_days=7", status=422)
     bad = _get(yard, "/policies/draft?policy=rules&epsilon_cap=much")
     assert "epsilon_cap" in bad
     draft = yard.ask("GET", "/policies/draft.json?policy=rules&epsilon_cap=0.4", "audit").json()
