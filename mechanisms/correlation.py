@@ -34,6 +34,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
@@ -45,7 +47,10 @@ from affidavit.mechanisms.strategies.participation import (
     lots_in_turn,
     participation_of,
 )
-from affidavit.mechanisms.strategies.participation_mixture import participation_mixture
+from affidavit.mechanisms.strategies.participation_mixture import (
+    participation_mixture,
+    shown_mixture,
+)
 from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
@@ -58,13 +63,12 @@ from affidavit.mechanisms.strategies.strategy import (
 )
 from affidavit.mechanisms.strategies.white_noise import (
     least_stretch,
-    matched_window,
     most_stretch,
+    shown_along_a_direction,
 )
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import (
     MOST_BINS,
-    MOST_RECORDS,
     BallsInBinsGaussian,
     Composed,
     EitherBound,
@@ -221,7 +225,7 @@ class Correlation:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise":
             norms = (_least_stretch(at.strategy, at.turn),)
-            seen = self._along_one_direction(joint, at.strategy, *norms[0])
+            seen = self._along_one_direction(joint, at, *norms[0])
             if seen is not None:
                 return seen
         replace = self.plan.adjacency == "replace_one"
@@ -243,34 +247,34 @@ class Correlation:
         )
 
     def _along_one_direction(
-        self, joint: float, strategy: Strategy, norm: float, count: int
+        self, joint: float, at: Streamed, norm: float, count: int
     ) -> Event | None:
-        """The run as one release along a direction that shows all steps of a record alike.
+        """The run as one release, along a direction in which its columns are long.
 
-        In blocks, of which each counts once however often the record is drawn in it. None where
-        steps taken one by one, of which ``count`` have ``norm``, seem to show more.
+        None where steps taken one by one, of which ``count`` have ``norm``, seem to show more.
         """
-        fresh = self._fresh
-        if fresh is None or not self._is_amplified:
+        if self.plan.adjacency == "replace_one":
             return None
-        step = fresh.event(joint)
-        if not isinstance(step, PoissonSubsampledGaussian):
+        step = self._step_of_a_group(joint) if self._fresh is None else self._fresh.event(joint)
+        if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
             return None
-        least, steps = _matched_window(strategy)
-        if least <= 0:
+        q = step.sampling_probability
+        alone = len(self.plan.phases) == 1 and not self.plan.extra
+        mixture = shown_mixture(
+            _shown_along_a_direction(at.strategy, at.turn),
+            probability=q,
+            records=self.plan.dataset.records_per_unit,
+            farthest=math.inf if alone else joint * _MOST_SHOWN,
+        )
+        if mixture is None:
             return None
-        most = int(joint / least / _LEAST_NOISE * (1 - 1e-6))
-        blocks = min(steps, MOST_RECORDS, most)
-        if blocks < 2:
+        moves = np.arange(len(mixture.weights)) * (mixture.spacing / joint)
+        weights = np.array(mixture.weights)
+        divergence = weights @ np.expm1(np.minimum(np.multiply.outer(moves, moves), 100)) @ weights
+        if divergence <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
             return None
-        length = steps // blocks
-        q, multiplier = step.sampling_probability, joint / least * _UP
-        rate = -math.expm1(length * math.log1p(-q)) * (1 - 1e-12)
-        shown = blocks * rate**2 * math.expm1(multiplier**-2) + (blocks * rate / multiplier) ** 2
-        if shown <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
-            return None
-        return PoissonSampledGroupGaussian(
-            records=blocks, sampling_probability=rate, noise_multiplier=multiplier
+        return GaussianMixture(
+            weights=mixture.weights, noise_multiplier=joint / mixture.spacing * _UP
         )
 
     @property
@@ -521,8 +525,8 @@ RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP = 1 + 4 * 2.0**-53
 """Rounds a noise multiplier up, for a bound from below."""
-_LEAST_NOISE = 0.2
-"""Noise over all blocks' shift together, below which no accountant reaches."""
+_MOST_SHOWN = 16.0
+"""Of what several phases show the largest move, over the noise, for accountants to reach it."""
 MOST_NORMS = 16
 """Different column norms of one group that a lower bound tells apart."""
 
@@ -572,8 +576,8 @@ def _least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
 
 
 @lru_cache(maxsize=8)
-def _matched_window(strategy: Strategy) -> tuple[float, int]:
+def _shown_along_a_direction(strategy: Strategy, turn: int) -> NDArray[np.float64]:
     try:
-        return matched_window(strategy)
+        return shown_along_a_direction(strategy, turn)
     except TooLarge:
-        return 0.0, 0
+        return np.zeros(1)

@@ -35,8 +35,8 @@ from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLa
 
 Array = NDArray[np.float64]
 
-NODES = 256
-"""Distances that are told apart; others are rounded up."""
+NODES, _SHOWN = 256, 500
+"""Distances that are told apart; others are rounded up, and those shown down."""
 CONCEDED = 1e-32
 """The chance of more than the largest of them."""
 MOST_STEPS, MOST_DENSE = 1_000_000, 2048
@@ -107,6 +107,51 @@ def participation_mixture(
         weights=tuple(map(float, weights)),
         conceded=float(above[-1]),
     )
+
+
+def shown_mixture(
+    shown: Array, *, probability: float, records: int, farthest: float
+) -> ParticipationMixture | None:
+    """A law that the moves along one direction are at least: P(W > k ``spacing``) is no less.
+
+    W adds up ``shown``, shape (n,), in clip norms, each as often as so many ``records`` are drawn,
+    and counts as at most ``farthest``. None where it is hardly ever above zero.
+    """
+    q = probability * (1 - 1e-12)
+    mean, square = (q * records * float((shown**power).sum()) for power in (1, 2))
+    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * float(shown.max()))
+    if not top > 0:
+        return None
+    spacing = top / (_SHOWN - 1)
+    levels, counts = np.unique((shown / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True)
+    law = np.zeros(_SHOWN)
+    law[0] = 1.0
+    for level, count in zip(levels, counts, strict=True):
+        if level > 0:
+            law = _with_draws(law, min(int(level), _SHOWN - 1), int(count) * records, q)
+    law *= 1 - _SLACK  # of what rounding may have added, the rest counts as no move
+    last = int(np.flatnonzero(np.append(1.0, law[1:]) > 1e-280)[-1])
+    if last == 0:
+        return None
+    weights = np.maximum(law[: last + 1], 1e-300)
+    weights[0] = 1 - float(weights[1:].sum())
+    if not weights[0] > 0:
+        return None
+    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
+
+
+def _with_draws(law: Array, level: int, draws: int, q: float) -> Array:
+    """``law`` plus ``level`` as often as one of ``draws`` falls; what is beyond is at the end."""
+    most = min(draws, (len(law) - 1) // level + 1)
+    number = np.arange(1, most + 1)
+    ratios = (draws - number + 1) / number * (q / (1 - q))
+    chances = math.exp(draws * math.log1p(-q)) * np.append(1.0, np.cumprod(ratios))
+    result = np.zeros(len(law))
+    for times, chance in enumerate(chances):
+        moved = min(times * level, len(law))
+        result[moved:] += chance * law[: len(law) - moved]
+        result[-1] += chance * float(law[len(law) - moved :].sum())
+    return result
 
 
 def _tail(distances: Array, count: int, largest: float, orders: Array, moments: Array) -> Array:

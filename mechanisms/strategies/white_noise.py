@@ -46,6 +46,7 @@ from affidavit.mechanisms.strategies.strategy import (
     LARGEST_VECTOR,
     Strategy,
     TooLarge,
+    column_norms,
 )
 from affidavit.mechanisms.strategies.tree import Tree
 
@@ -54,8 +55,6 @@ Array = NDArray[np.float64]
 ITERATED = 20_000
 """Steps up to which vectors for the largest singular value of a Toeplitz C are tried."""
 ITERATIONS = 8
-WINDOW = 1024
-"""Steps of a run that are looked at along one direction."""
 KEPT = 0.98
 """Share of the largest squared column norm that a column counted from below has at least."""
 
@@ -114,30 +113,54 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     return single
 
 
-def matched_window(strategy: Strategy) -> tuple[float, int]:
-    """λ and n: along one unit vector each of the first n columns of C is at least λ; rounded down.
+def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
+    """At most |⟨v, c_t⟩| for one unit vector v and the steps t = 0, b, 2b, ..., b = ``turn``.
 
-    λ is 0 where no vector of about that kind is found. Raises ``TooLarge`` where C has no structure
-    and is not formed.
+    v is along the sum of these columns, or of them with alternating signs. Shape (n,), none below
+    zero. Raises ``TooLarge`` where C has no structure and is not formed.
     """
-    steps = min(strategy.steps, WINDOW)
-    column = strategy.strategy_coefficients if strategy.steps <= LARGEST_VECTOR else None
-    if column is None:
-        matrix = strategy.seen_matrix()[:steps, :steps]
-    else:
-        shifts = np.subtract.outer(np.arange(steps), np.arange(steps))
-        matrix = np.where(shifts >= 0, column[np.maximum(shifts, 0)], 0.0)
-    try:
-        along = matrix @ np.linalg.solve(matrix.T @ matrix, np.ones(steps))
-    except np.linalg.LinAlgError:
-        return 0.0, steps
+    steps, count = strategy.steps, -(-strategy.steps // turn)
+    column = strategy.strategy_coefficients if steps <= LARGEST_VECTOR else None
+    times, back = _products(strategy, column, turn)
+    signs = np.ones(count)
+    signs[1::2] = -1.0
+    sums = [times(np.ones(count)), times(signs)]
+    along = max(sums, key=lambda each: float(np.linalg.norm(each)))
+    length = float(np.linalg.norm(along))
     slack = gamma(4 * steps + 64) + 4 * EVALUATION
-    sizes = np.abs(matrix).T @ np.abs(along) * slack
     # C = (I + R)⁻¹ Ĉ moves each column by at most ρ / (1 - ρ) of its length.
-    moved = 2.1 * strategy.residual * np.linalg.norm(matrix, axis=0) * np.linalg.norm(along)
-    least = float(np.min(matrix.T @ along - sizes - moved))
-    length = root_up(float(along @ along), steps)
-    return max(0.0, least / length * (1 - 4 * UNIT)), steps
+    moved = 2.1 * strategy.residual * length * float(column_norms(strategy).max()) * 1.01
+    shown = np.abs(back(along, False)) - back(np.abs(along), True) * slack - moved
+    if column is not None:
+        shown -= 2 * transform_slack(steps) * float(np.linalg.norm(column)) * length
+    return np.asarray(
+        np.maximum(shown, 0.0) / root_up(float(along @ along), steps) * (1 - 4 * UNIT)
+    )
+
+
+def _products(
+    strategy: Strategy, column: Array | None, turn: int
+) -> tuple[Callable[[Array], Array], Callable[[Array, bool], Array]]:
+    """Products with the columns of C that are ``turn`` apart, with their transpose, and |C|'s."""
+    if column is None:
+        columns = strategy.seen_matrix()[:, ::turn]
+
+        def back_dense(vector: Array, absolute: bool) -> Array:
+            return np.asarray((np.abs(columns) if absolute else columns).T @ vector)
+
+        return (lambda weights: np.asarray(columns @ weights)), back_dense
+    steps = len(column)
+
+    def times(weights: Array) -> Array:
+        spread = np.zeros(steps)
+        spread[::turn] = weights
+        return fftconvolve(column, spread)[:steps]
+
+    def back(vector: Array, absolute: bool) -> Array:
+        own = np.abs(column) if absolute else column
+        return fftconvolve(vector, own[::-1])[steps - 1 :][::turn]
+
+    return times, back
 
 
 def _overlap(column: Array, spacing: int, count: int) -> float:
