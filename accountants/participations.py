@@ -28,7 +28,6 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import (
-    OutOfReach,
     PrivacyCurve,
     Unsupported,
     require_delta,
@@ -60,7 +59,9 @@ BELOW = np.linspace(-22.0, 4.0, 209)
 
 @dataclass(frozen=True, slots=True)
 class ParticipationCurve:
-    """Upper ends: the mean over the participations of Gaussian curves, or ``other``'s if lower.
+    """Upper ends: the mean over the participations of Gaussian curves, or what is lower.
+
+    That is ``other``'s, or the curve of a record that takes part always.
 
     ``rate`` and ``count`` are those of the participations; each adds ``gain`` to μ², which is
     ``base`` without any.
@@ -75,18 +76,19 @@ class ParticipationCurve:
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
         require_delta(delta)
+        always = self._always.epsilon(delta).upper
         if delta < SMALLEST_DELTA:
-            raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Choose a larger δ.")
+            return Bracket(lower=0.0, upper=always)
         edges, above = self._edges(delta)
         mu = np.sqrt(self.base + self.gain * edges)
         low, high = 0.0, float(mu[-1] ** 2 / 2 + 40 * mu[-1])
         if self._mean(mu, above, high) > delta:
-            raise OutOfReach("no ε was found for this δ.", "Choose a larger δ.")
+            return Bracket(lower=0.0, upper=always)
         while high - low > 1e-7 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._mean(mu, above, middle) <= delta else (middle, high)
         other = math.inf if self.other is None else self.other.epsilon(delta).upper
-        return Bracket(lower=0.0, upper=min(other, high * (1 + ROUNDING)))
+        return Bracket(lower=0.0, upper=min(other, always, high * (1 + ROUNDING)))
 
     def delta(self, epsilon: float) -> Bracket:
         """``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` unless it is at least 0."""
@@ -94,7 +96,12 @@ class ParticipationCurve:
         edges, above = self._edges(SMALLEST_DELTA)
         result = self._mean(np.sqrt(self.base + self.gain * edges), above, epsilon)
         other = 1.0 if self.other is None else self.other.delta(epsilon).upper
-        return Bracket(lower=0.0, upper=min(1.0, other, result))
+        always = self._always.delta(epsilon).upper
+        return Bracket(lower=0.0, upper=min(1.0, other, always, result))
+
+    @property
+    def _always(self) -> GaussianCurve:
+        return GaussianCurve(mu=math.sqrt(self.base + self.gain * self.count) * (1 + ROUNDING))
 
     def _edges(self, delta: float) -> tuple[Array, Array]:
         """Numbers of participations, rising, and the chance of more than each, rounded up."""

@@ -116,3 +116,16 @@ def test_little_noise_is_bracketed_and_solved_for() -> None:
     assert 0.7 * bound < bound.lower < bound.upper < math.inf
     sigma = affidavit.noise_multiplier(plan, epsilon=2000)
     assert affidavit.epsilon(plan, noise_multiplier=sigma) <= 2000
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-90, 1e-200])
+@pytest.mark.parametrize("rate", [1e-3, 0.999])
+def test_no_sampled_run_is_bounded_above_the_run_of_a_record_that_is_always_drawn(
+    rate: float, delta: float
+) -> None:
+    step = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.05)
+    whole = Repeated(event=Gaussian(noise_multiplier=0.05), count=20)
+    sampled = ParticipationAccountant().curve(Repeated(event=step, count=20))
+    always = accountant("gaussian").curve(whole)
+    assert sampled.epsilon(delta).upper <= always.epsilon(delta).upper * (1 + 1e-6)
+    assert sampled.delta(5000.0).upper <= always.delta(5000.0).upper * (1 + 1e-4)
