@@ -58,6 +58,7 @@ FIXED = {
 }
 BINS = {"dataset": {"size": 50_000}, "sampling": {"scheme": "balls_in_bins", "lot_size": 500}}
 AFRESH = {**BINS, "sampling": {**BINS["sampling"], "bins_drawn": "each_epoch"}}
+USERS = {"size": 500_000, "unit": "user", "contributions_per_user": 3}
 LAPLACE = {"extra": [{"kind": "laplace", "name": "accuracy", "noise_multiplier": 20}]}
 SELECTED = {
     "extra": [
@@ -86,13 +87,10 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
     "10^9 steps": (plan(200.0, 10**9, 1e-6), lambda: poisson(200.0, 10**9)),
     "correlated noise, fresh lots": (plan(5.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
     "the same with tenfold noise": (plan(50.0, 1000, 1e-6, noise={"kind": "sqrt"}), None),
-    "three records a user": (
-        plan(
-            1.0,
-            1000,
-            1e-6,
-            dataset={"size": 500_000, "unit": "user", "contributions_per_user": 3},
-        ),
+    "three records a user": (plan(1.0, 1000, 1e-6, dataset=USERS), None),
+    "the same, replaced": (plan(2.0, 1000, 1e-6, dataset=USERS, adjacency="replace_one"), None),
+    "the same in lots of fixed size": (
+        plan(2.0, 1000, 1e-6, **{**FIXED, "dataset": {**USERS, "size": 50_000}}),
         None,
     ),
 }
