@@ -25,6 +25,7 @@ from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_values import Unreadable, branch, text_of
 from affidavit.importers.training_loop import (
     accumulation,
+    mixing,
     passes_of,
     repeating,
     reusing,
@@ -50,10 +51,16 @@ REPEATED = Broken(
 )
 REUSED = Broken(
     code="reused_lots",
-    message="a loop takes several steps on each lot. Lots amplify privacy only where each step "
+    message="several steps are taken on each lot. Lots amplify privacy only where each step "
     "draws its own.",
-    remedy="Step once on each lot, and make more passes.",
+    remedy="Step once on each lot, and go over the loader itself in each pass.",
     schemes=NOT_SHUFFLED,
+)
+MIXED = Broken(
+    code="mixed_records",
+    message="a row may be made of several records (mixup, CutMix, resampling), or a record be in "
+    "several rows. Clipping bounds what a row adds, not what a record does.",
+    remedy="Train on the records themselves, each in one row.",
 )
 SKIPPED_LOTS = Broken(
     code="skipped_lots",
@@ -68,14 +75,15 @@ STOPPED = Broken(
     remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
     "learning rate likewise.",
 )
-LOOP_FAULTS = (
+FAULTS = (
     (ACCUMULATED, accumulation),
     (REPEATED, repeating),
     (REUSED, reusing),
+    (MIXED, mixing),
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
 )
-"""What the training loop may do, each with what finds the node that does it."""
+"""What a script may do, each with what finds the node that does it."""
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -219,7 +227,7 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        for fault, found in LOOP_FAULTS:
+        for fault, found in FAULTS:
             if self.is_poisson is False and fault.schemes is not None:
                 continue
             if (node := found(self.values)) is not None:

@@ -27,6 +27,8 @@ SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
 LOOPED = WRAPPERS | {"range"}
 PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
+MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
+"""Functions that make a row of several records, in any capitals; others are not told apart."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -178,8 +180,44 @@ def looped_over(node: ast.expr) -> ast.expr:
 
 
 def reusing(values: Values) -> ast.AST | None:
-    """A loop that takes several steps on each lot, if there is one."""
-    return next((loop for step in steps_of(values) if (loop := _reuses(values, step))), None)
+    """What takes several steps on each lot, if anything does."""
+    places = (_reuses(values, step) or _replays(values, step) for step in steps_of(values))
+    return next((place for place in places if place is not None), _cycled(values))
+
+
+def _replays(values: Values, step: ast.AST) -> ast.AST | None:
+    """The loop around ``step`` over a list of the loader's lots, made outside of a loop around it.
+
+    That loop goes over the same lots each time.
+    """
+    script = values.script
+    for loop in script.above(step):
+        binding = script.binding_of(looped_over(loop.iter)) if isinstance(loop, ast.For) else None
+        match binding and binding.value:
+            case ast.Call(func=ast.Name(id="list" | "tuple"), args=[lots]) if binding is not None:
+                if _is_private_loader(values, looped_over(lots), 0):
+                    beyond = set(script.above(loop)) - set(script.above(binding.node))
+                    if any(isinstance(outer, ast.For | ast.While) for outer in beyond):
+                        return loop
+    return None
+
+
+def _cycled(values: Values) -> ast.AST | None:
+    """An ``itertools.cycle`` of the loader, which draws its lots once and repeats them."""
+    script = values.script
+    for call in script.called("cycle"):
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="itertools")):
+                own = True
+            case ast.Name():
+                binding = script.binding_of(call.func)
+                source = None if binding is None else script.parents[binding.node]
+                own = isinstance(source, ast.ImportFrom) and source.module == "itertools"
+            case _:
+                own = False
+        if own and call.args and _is_private_loader(values, looped_over(call.args[0]), 0):
+            return call
+    return None
 
 
 def _reuses(
@@ -220,6 +258,31 @@ def _loop_around(script: Script, node: ast.AST) -> ast.AST | None:
     """The innermost loop around ``node`` in its scope."""
     around_it = _inside(script, node, script.scope_of(node))
     return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
+
+
+def mixing(values: Values) -> ast.AST | None:
+    """A call that makes rows of several records or repeats them, if it may run."""
+    names = {name.lower() for name in MIXERS}
+    for call in values.script.calls:
+        match call:
+            case ast.Call(args=[ast.BinOp(left=ast.List(), op=ast.Mult())]):
+                mixes = last_name(call.func) == "ConcatDataset"
+            case _:
+                mixes = (last_name(call.func) or "").lower() in names
+        if mixes and not _never_runs(values, call):
+            return call
+    return None
+
+
+def _never_runs(values: Values, node: ast.AST) -> bool:
+    """Whether a condition around ``node`` is settled against it."""
+    for outer in values.script.above(node):
+        if isinstance(outer, ast.If | ast.IfExp):
+            settled = values.known(outer.test)
+            side = branch(values.script, outer, node)
+            if settled is not None and side == ("orelse" if settled else "body"):
+                return True
+    return False
 
 
 def skipping(values: Values) -> ast.AST | None:

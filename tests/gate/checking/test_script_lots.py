@@ -111,6 +111,23 @@ def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
 
 
 @pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("x, a, b, lam = mixup_data(x, y)", "mixed_records"),
+        ("mix = v2.MixUp(num_classes=10)", "mixed_records"),
+        ("X, y = SMOTE().fit_resample(X, y)", "mixed_records"),
+        ("data = ConcatDataset([data] * 4)", "mixed_records"),
+        ("data = ConcatDataset([first, second])", None),
+        ("x = mixup_data(x) if False else x", None),
+        ("def mixup_data(x): return x", None),
+    ],
+)
+def test_rows_of_several_records_are_not_certified(line: str, code: str | None) -> None:
+    for private in (PRIVATE, PRIVATE.replace("1.0)", "1.0, poisson_sampling=False)")):
+        assert broken(line + "\n" + private + EACH + STEP) == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
     ("body", "reused"),
     [
         (EACH + "        for _ in range(4):\n    " + STEP.replace("\n", "\n    ").rstrip(), True),
@@ -121,6 +138,14 @@ def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
         ("for e in range(3):\n    for i in range(9):\n        x = next(it)\n" + STEP, False),
         ("def one():\n    x = next(it)\n" + STEP.replace("        ", "    ")
          + "for seed in (1, 2):\n    for i in range(9):\n        one()\n", False),
+        ("lots = list(loader)\nfor e in range(3):\n    for x in lots:\n" + STEP, True),
+        ("for e in range(3):\n    lots = list(loader)\n    for x in lots:\n" + STEP, False),
+        ("import itertools\nit = iter(itertools.cycle(loader))\nfor e in range(3):\n"
+         "    for i in range(9):\n        x = next(it)\n" + STEP, True),
+        ("from itertools import cycle\nfor e in range(1):\n    for x in cycle(loader):\n"
+         + STEP, True),
+        ("from tools import cycle\nfor e in range(1):\n    for x in cycle(loader):\n"
+         + STEP, False),
     ],
 )  # fmt: skip
 def test_poisson_lots_of_several_steps_do_not_amplify_them(body: str, reused: bool) -> None:
