@@ -28,9 +28,9 @@ Guarantees
 >>> with tempfile.NamedTemporaryFile() as file:
 ...     _ = Path(file.name).write_text("3")
 ...     allowance = Allowance(Path(file.name))
-...     [allowance.waited_for(step, asked=lambda: True) for step in (2, 3)]
+...     [allowance.waited_for(step, stop_requested=lambda: True) for step in (2, 3)]
 [True, False]
->>> Allowance(None).waited_for(10**9, asked=lambda: False)
+>>> Allowance(None).waited_for(10**9, stop_requested=lambda: False)
 True
 """
 

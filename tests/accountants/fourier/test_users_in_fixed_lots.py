@@ -62,9 +62,9 @@ def hockey_stick(p: Array, q: Array) -> Array:
     [
         (2, 6, 2, 1.0),
         (2, 6, 3, 2.0),
-        (3, 7, 2, 0.8),
+        (3, 7, 2, 1.3),
         (3, 8, 4, 3.0),
-        (4, 6, 3, 1.5),
+        (4, 6, 3, 1.7),
         (2, 5, 4, 1.0),
     ],
 )
@@ -126,7 +126,7 @@ def test_users_cost_more_than_one_record_and_less_than_all_records_in_one(record
 
 
 def test_numbers_that_hardly_happen_count_as_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = leaf(30, 10**6, 2, 8.0)
+    many = leaf(30, 10**6, 2, 14.0)
     (direction,) = directions(many)
     cells = direction.laws[0][0].cells(np.linspace(-3.0, 3.0, 50))
     assert cells.p.sum() == pytest.approx(1.0, abs=1e-12)

@@ -32,6 +32,7 @@ from affidavit.service.pages.documents import at_least, technical_documentation
 from affidavit.service.routes.certificates import find
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
+from tests.waiting import wait_until
 
 MARKUP = "<script>alert(1)</script>"
 HOSTILE = f"=cmd|'/C calc'!A0 {MARKUP} a\u202eb"
@@ -102,6 +103,8 @@ def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path
     job = yard.claim()
     yard.start(job)
     assert yard.complete(job, 10).is_success
+    bundle = f"/v1/certificates/{certificate}/bundle"
+    wait_until(lambda: "log" in yard.ask("GET", bundle, "audit").json())
     path = f"/certificates/{certificate}"
     drawn = _get(yard, f"{path}/charts/steps.svg")
     assert drawn.headers["content-security-policy"].startswith("default-src 'none'")
