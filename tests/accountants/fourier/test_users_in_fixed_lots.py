@@ -23,7 +23,7 @@ from affidavit.plan import (
 
 Array = NDArray[np.float64]
 ALPHAS = np.exp([0.0, 0.1, 0.5, 1.5, 3.0])
-LINE = np.linspace(-16.0, 16.0, 3201)
+LINE = np.linspace(-16.0, 16.0, 1601)
 QUADRATURE = 1e-5
 """What the kinks of hockey sticks lose on ``LINE``; the curves are some tenths."""
 
@@ -71,13 +71,13 @@ def hockey_stick(p: Array, q: Array) -> Array:
 def test_no_pair_of_data_sets_exceeds_the_curve_and_one_is_its_lower_end(
     records: int, size: int, lot: int, sigma: float
 ) -> None:
-    """All records at an end or anywhere, by 60 random pairs, and the pair that the page names."""
+    """All records at an end or anywhere, by 24 random pairs, and the pair that the page names."""
     rng = np.random.default_rng(size * lot)
     curve = FourierAccountant().curve(leaf(records, size, lot, sigma))
     brackets = [curve.delta(math.log(alpha)) for alpha in ALPHAS]
     upper = np.array([bracket.upper for bracket in brackets])
     worst = np.zeros(len(ALPHAS))
-    for trial in range(60):
+    for trial in range(24):
         data = rng.choice([-1.0, 1.0], size) if trial % 3 else rng.uniform(-1, 1, size)
         other = data.copy()
         other[:records] = -data[:records] if trial % 2 else rng.choice([-1.0, 1.0], records)
@@ -97,11 +97,11 @@ def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -
     """A product on the plane, on a coarser grid."""
     records, size, lot, sigma = 2, 6, 2, 1.5
     curve = FourierAccountant().curve(Repeated(event=leaf(records, size, lot, sigma), count=2))
-    line = LINE[::8]
+    line = LINE[::4]
     named = -np.ones(size)
     moved = named.copy()
     moved[:records] = 1.0
-    p, q = (output(data, lot, sigma)[::8] for data in (moved, named))
+    p, q = (output(data, lot, sigma)[::4] for data in (moved, named))
     area = (line[1] - line[0]) ** 2
     for alpha in ALPHAS:
         exact = max(
