@@ -6,8 +6,8 @@ TRAINER := .venv/.trainer
 BROWSER := .venv/.browser
 PROGRAMS := .venv/.programs
 PIP := -m pip install --quiet --disable-pip-version-check
-# uv downloads and unpacks in parallel. It reads none of pip's settings: for a mirror, set UV_DEFAULT_INDEX.
-UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+# uv downloads and unpacks in parallel, but reads none of pip's settings: where it fails, pip tries.
+WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python $(PIP) --no-compile $(1)
 # Compile with all processors, but not the large parts that nothing here imports.
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|pip|mypy|_inductor|transformers/models)/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
@@ -21,8 +21,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	awk '/^[^ ]/ { wanted = /^uv==/ } wanted' requirements.lock > .venv/uv.lock
 	$(BIN)/python $(PIP) --no-compile --require-hashes -r .venv/uv.lock
-	$(UV) --require-hashes -r requirements.lock
-	$(UV) --no-deps --no-build-isolation --editable .
+	$(call WITH_UV,--require-hashes -r requirements.lock)
+	$(call WITH_UV,--no-deps --no-build-isolation --editable .)
 	$(COMPILED)
 	touch $@
 
@@ -49,7 +49,7 @@ install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(UV) --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS) $(FLOWER)
+	$(call WITH_UV,--no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(SCORES) $(GENERATOR) $(SIGNING) $(MATERIALS) $(FLOWER))
 	$(COMPILED)
 	touch $@
 
