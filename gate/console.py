@@ -116,7 +116,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def require_folder(path: Path | None) -> None:
-    """Exit unless the folder of ``path`` exists: said before any work whose result is lost."""
+    """Exit unless the folder of ``path`` exists, before any work whose result would be lost."""
     if path is not None and not path.parent.is_dir():
         stop(f"cannot write {path}: {path.parent} is not a directory.")
 

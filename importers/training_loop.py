@@ -28,7 +28,7 @@ LOOPED = WRAPPERS | {"range"}
 PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
 MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
-"""Functions that make a row of several records, in any capitals; others are not told apart."""
+"""Functions that make a row of several records, known by name, whatever the case."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
 """Parts of the names of objects whose ``step`` releases nothing."""
 

@@ -48,6 +48,7 @@ from affidavit.mechanisms.strategies.participation import (
     participation_of,
 )
 from affidavit.mechanisms.strategies.participation_mixture import (
+    ParticipationMixture,
     participation_mixture,
     shown_mixture,
 )
@@ -260,8 +261,9 @@ class Correlation:
             return None
         q = step.sampling_probability
         alone = len(self.plan.phases) == 1 and not self.plan.extra
-        mixture = shown_mixture(
-            _shown_along_a_direction(at.strategy, at.turn),
+        mixture = _shown_mixture(
+            at.strategy,
+            at.turn,
             probability=q,
             records=self.plan.dataset.records_per_unit,
             farthest=math.inf if alone else joint * _MOST_SHOWN,
@@ -573,6 +575,18 @@ def _stretch(strategy: Strategy, turn: int) -> Sensitivity:
 @lru_cache(maxsize=8)
 def _least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     return least_stretch(strategy, turn)
+
+
+@lru_cache(maxsize=8)
+def _shown_mixture(
+    strategy: Strategy, turn: int, *, probability: float, records: int, farthest: float
+) -> ParticipationMixture | None:
+    return shown_mixture(
+        _shown_along_a_direction(strategy, turn),
+        probability=probability,
+        records=records,
+        farthest=farthest,
+    )
 
 
 @lru_cache(maxsize=8)

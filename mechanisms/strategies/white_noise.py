@@ -46,7 +46,6 @@ from affidavit.mechanisms.strategies.strategy import (
     LARGEST_VECTOR,
     Strategy,
     TooLarge,
-    column_norms,
 )
 from affidavit.mechanisms.strategies.tree import Tree
 
@@ -121,7 +120,7 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     """
     steps, count = strategy.steps, -(-strategy.steps // turn)
     column = strategy.strategy_coefficients if steps <= LARGEST_VECTOR else None
-    times, back = _products(strategy, column, turn)
+    times, back, longest = _products(strategy, column, turn)
     signs = np.ones(count)
     signs[1::2] = -1.0
     sums = [times(np.ones(count)), times(signs)]
@@ -129,10 +128,10 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     length = float(np.linalg.norm(along))
     slack = gamma(4 * steps + 64) + 4 * EVALUATION
     # C = (I + R)⁻¹ Ĉ moves each column by at most ρ / (1 - ρ) of its length.
-    moved = 2.1 * strategy.residual * length * float(column_norms(strategy).max()) * 1.01
+    moved = 2.2 * strategy.residual * length * longest
     shown = np.abs(back(along, False)) - back(np.abs(along), True) * slack - moved
     if column is not None:
-        shown -= 2 * transform_slack(steps) * float(np.linalg.norm(column)) * length
+        shown -= 2 * transform_slack(steps) * longest * length
     return np.asarray(
         np.maximum(shown, 0.0) / root_up(float(along @ along), steps) * (1 - 4 * UNIT)
     )
@@ -140,15 +139,19 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
 
 def _products(
     strategy: Strategy, column: Array | None, turn: int
-) -> tuple[Callable[[Array], Array], Callable[[Array, bool], Array]]:
-    """Products with the columns of C that are ``turn`` apart, with their transpose, and |C|'s."""
+) -> tuple[Callable[[Array], Array], Callable[[Array, bool], Array], float]:
+    """Products with the columns of C that are ``turn`` apart, and with their transpose or |C|'s.
+
+    And about the longest column's length.
+    """
     if column is None:
         columns = strategy.seen_matrix()[:, ::turn]
 
         def back_dense(vector: Array, absolute: bool) -> Array:
             return np.asarray((np.abs(columns) if absolute else columns).T @ vector)
 
-        return (lambda weights: np.asarray(columns @ weights)), back_dense
+        longest = float(np.linalg.norm(columns, axis=0).max())
+        return (lambda weights: np.asarray(columns @ weights)), back_dense, longest
     steps = len(column)
 
     def times(weights: Array) -> Array:
@@ -160,7 +163,7 @@ def _products(
         own = np.abs(column) if absolute else column
         return fftconvolve(vector, own[::-1])[steps - 1 :][::turn]
 
-    return times, back
+    return times, back, float(np.linalg.norm(column))
 
 
 def _overlap(column: Array, spacing: int, count: int) -> float:
