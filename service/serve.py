@@ -37,8 +37,9 @@ from affidavit.service.settings import Settings
 GRACE_SECONDS = 20
 HEADER_SECONDS = 10
 """How long the head of a request may take to arrive, from the connection's first moment on."""
-IDLE_SECONDS = 30
-"""How long a connection is left open between two requests."""
+IDLE_SECONDS = 75
+"""How long a connection is left open between two requests: longer than the 60 s of the common load
+balancers, which would send a request just as the service closes the connection."""
 WRITE_SECONDS = 60
 """How long a client may take to read what it was sent."""
 SWITCH_SECONDS = 0.0005

@@ -21,6 +21,7 @@ from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.serve import IDLE_SECONDS
 from affidavit.service.settings import Settings
 
 
@@ -58,9 +59,16 @@ def served(settings: Settings) -> Iterator[Site]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     app = create_app(settings)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False)
+    # As in production: a connection that closes as soon as the client forgets it may close under
+    # a request.
+    config = uvicorn.Config(
+        app,
+        timeout_keep_alive=IDLE_SECONDS,
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
     )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
