@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +17,6 @@ from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate_pdf import certificate_pdf, documentation_pdf
 from affidavit.service.pages.certificate_view import CertificateView, certificate_view
 from affidavit.service.pages.charts import chart_response, figure_of
 from affidavit.service.pages.documents import as_yaml, registry_entry, technical_documentation
@@ -95,8 +95,15 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     if view.guarantee is not None:
         charts = await services.draw_certificate.charts(stored, view.steps_run)
     drawings = [drawing for _, drawing in _named(charts)]
-    content = await run_in_threadpool(certificate_pdf, view, drawings, services.clock.now())
+    content = await run_in_threadpool(_board_pdf, view, drawings, services.clock.now())
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
+
+
+def _board_pdf(view: CertificateView, drawings: list[Chart], now: datetime) -> bytes:
+    # fpdf2 brings font tools that would delay every start of the service.
+    from affidavit.service.pages.certificate_pdf import certificate_pdf
+
+    return certificate_pdf(view, drawings, now)
 
 
 @router.get(f"{ONE}/documentation.md", include_in_schema=False, response_class=Response)
@@ -113,6 +120,8 @@ def documentation_as_pdf(
     _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
     """The technical documentation, to be filed."""
+    from affidavit.service.pages.certificate_pdf import documentation_pdf
+
     (_stored, view), now = _read(services, certificate_id), services.clock.now()
     content = documentation_pdf(view, technical_documentation(view, now), now)
     return download(content, "application/pdf", f"documentation-{certificate_id[7:19]}.pdf")
