@@ -240,12 +240,13 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
             both += logs
             continue
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            # Where the quotient is large it is not used.
+            # Where the quotient is large, or near -1, it is not used.
             quotient = rare[stored] / common[stored]
             both += law.count * np.log(common[stored] + rare[stored])
             ratio += law.count * _log1p(quotient)
             ratio_size += law.count * np.abs(quotient)
-    near = ratio_size < 1.0
+    # Where the two nearly cancel the logarithm has few digits of their sum.
+    near = ratio_size < 0.5
     values: Complex = np.zeros(stored.size, dtype=np.complex128)
     sizes = np.zeros(stored.size)
     common = np.exp(base)
@@ -302,7 +303,7 @@ def _log_abs(z: Complex) -> Array:
 
 
 def _log1p(z: Complex) -> Complex:
-    """log(1 + z), whose error is a few roundings of |z| where |z| is small."""
+    """log(1 + z), whose error is a few roundings of |z| where |z| is at most 1/2."""
     x, y = z.real, z.imag
     logs: Complex = 0.5 * np.log1p(x * (2 + x) + y * y) + 1j * np.arctan2(y, 1 + x)
     return logs

@@ -361,3 +361,16 @@ def test_a_direction_that_is_all_but_done_does_not_hold_up_the_other(
     result = FourierAccountant().curve(event).delta(epsilon)
     assert result.upper <= delta * (1 + 2e-4)
     assert result.lower < 1e-60 or result.width <= 1.01e-4 * result.upper
+
+
+@pytest.mark.ordinary("lattice alone")
+def test_two_releases_far_out_are_bounded_on_both_sides() -> None:
+    """δ at 4.0196 is ∫ p(x) δ_μ(ε - log p(x)/q(x)) dx over the sampled release, in 60 digits."""
+    leaf = poisson(1 / 38, 1.598048173002978, 1, "replace_one")
+    event = Composed(events=(leaf, Gaussian(noise_multiplier=2.949500000000244)))
+    curve = FourierAccountant().curve(event)
+    result = curve.delta(4.019626502338453)
+    assert result.lower <= 1.7815009739225e-27 * (1 + 1e-10)
+    assert result.upper >= 1.7815009739225e-27 * (1 - 1e-10)
+    assert result.width <= 1e-4 * result.upper
+    assert curve.delta(9.0).upper < 1e-22

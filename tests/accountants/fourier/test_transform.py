@@ -12,7 +12,7 @@ from scipy import fft
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import TiltedLaw, tilted
+from affidavit.accountants.fourier.spectrum import TiltedLaw, composed, tilted
 from affidavit.accountants.fourier.transform import ComposedTransform, Window, log_peak
 
 
@@ -100,6 +100,27 @@ def test_a_rare_stratum_keeps_its_digits() -> None:
     value = direct(part, 9, 1.0)
     assert 0 < transform.lower(1.0) <= value * (1 + 1e-12)
     assert value <= transform.upper(1.0) <= value * (1 + 1e-9)
+
+
+def test_a_rare_part_that_cancels_the_common_one_is_within_its_rounding() -> None:
+    """A smooth law that is cut in the middle: far out its halves cancel to their last digits."""
+    size = 1024
+    nodes = (np.arange(size, dtype=np.longdouble) - 500) / 24
+    law = np.exp(-nodes * nodes / 2)
+    law /= law.sum()
+    common, rare = np.where(nodes <= 1, law, 0), np.where(nodes > 1, law, 0)
+    one = TiltedLaw(
+        losses=nodes.astype(float),
+        common=common.astype(float),
+        rare=rare.astype(float),
+        count=1,
+        log_total=0.0,
+        relative=0.0,
+    )
+    spectrum = composed([one], size, SharedCache(0))
+    off = np.abs(spectrum.values - fft.rfft(rare)[spectrum.kept])
+    rounding = UNIT_ROUNDOFF * (64 + 16) * spectrum.sizes
+    assert np.all(off <= spectrum.error * math.sqrt(size) + rounding)
 
 
 def test_phases_are_a_product() -> None:
