@@ -76,7 +76,7 @@ BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
 CONNECT_SECONDS = 5
 CONNECTIONS = 5
-"""That a process has to PostgreSQL at most; each is opened when it is first needed.
+"""That a process has to PostgreSQL at most, beside one ``aside``; each is opened when first needed.
 
 More would do no more at once, because one interpreter computes for all of them: threads that wait
 for a connection leave it to those that have one, and it is handed back and forth less often.
@@ -101,10 +101,12 @@ PRAGMAS = (
 )
 
 
-def open_engine(url: str, *, bounded: bool = True) -> Engine:
+def open_engine(url: str, *, bounded: bool = True, aside: bool = False) -> Engine:
     """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet.
 
-    ``bounded`` sets ``TIMEOUTS``; an operator's command may take longer.
+    ``bounded`` sets ``TIMEOUTS``; an operator's command may take longer. One ``aside`` has a
+    connection of its own, for what is read in the middle of another's transaction: the connections
+    of that one may all wait for what the transaction has locked.
     """
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True)
@@ -117,7 +119,7 @@ def open_engine(url: str, *, bounded: bool = True) -> Engine:
     # All connections are kept: to open one costs more than most of what is asked of it.
     engine = create_engine(
         url,
-        pool_size=CONNECTIONS,
+        pool_size=1 if aside else CONNECTIONS,
         max_overflow=0,
         connect_args={"connect_timeout": CONNECT_SECONDS},
         hide_parameters=True,

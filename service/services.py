@@ -57,7 +57,8 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         """Put together what ``settings`` describe; opens and starts nothing yet."""
         self.engine = open_engine(settings.database_url)
-        self.clock = DatabaseClock(self.engine)
+        self._aside = open_engine(settings.database_url, aside=True)
+        self.clock = DatabaseClock(self._aside)
         self.store = CertificateStore(self.engine)
         self.tokens = TokenRepository(self.engine)
         provider_tokens, self.code_flow = _provider_parts(settings.provider, self.clock.now)
@@ -70,7 +71,7 @@ class Services:
         self.keyring = Keyring(
             settings.key_directory,
             settings.halves,
-            RevokedKeys(self.keysets, self.clock.now),
+            RevokedKeys(KeysetStore(self._aside), self.clock.now),
             self.clock.now,
         )
         self.second_person = SecondPerson(self.engine, self.keysets.administrators)
@@ -142,6 +143,7 @@ class Services:
         self.publisher.stop()
         self.pool.close()
         self.engine.dispose()
+        self._aside.dispose()
 
 
 def _provider_parts(

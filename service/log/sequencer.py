@@ -260,7 +260,7 @@ class Sequencer:
     def step(self) -> bool:
         """Sequence at most one batch; returns whether more entries are pending."""
         seen = None if self._newest is None else self._newest.checkpoint
-        key, now = self._key(), self._now()  # may query the database: one connection at a time
+        key, now = self._key(), self._now()
         with self._reader.connect() as connection:
             self._check_published(connection)
             if not has_work(connection, key, seen, now):

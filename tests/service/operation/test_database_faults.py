@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore
+from affidavit.service import clock, database, keys
 from affidavit.service.identity.actor import Scope
 from affidavit.service.operation import readiness
 from affidavit.service.settings import Settings, database_url
@@ -37,10 +39,10 @@ WRITES: tuple[tuple[str, Any], ...] = (
 def serving(settings: Settings, client_of: Any, tokens_for: Any) -> Callable[..., Any]:
     """A client of the service with a token for everything, and what it asks with."""
 
-    def serving(url: str) -> Any:
+    def serving(url: str, name: str = "all") -> Any:
         KeyStore(settings.key_directory).new("test")
         provided = replace(settings, database_url=url)
-        headers = tokens_for(provided, {"all": [*Scope]})["all"]
+        headers = tokens_for(provided, {name: [*Scope]})[name]
         return client_of(provided), {**headers, "content-type": "application/json"}
 
     return serving
@@ -163,6 +165,30 @@ def test_after_a_failover_the_service_goes_on_with_the_primary(
         assert unavailable(first) or first.status_code == 201
         body = json.dumps(plan(steps=11))
         assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
+        until_logged(client.app.state.services)
+
+
+def test_what_a_transaction_asks_on_the_way_needs_none_of_the_connections_that_may_wait_for_it(
+    postgresql_url: str, serving: Any, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all others wait for what this transaction has locked."""
+    monkeypatch.setattr(database, "CONNECTIONS", 1)
+    for module in (clock, keys):  # asked each time
+        monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
+    app, headers = serving(postgresql_url)
+    policy = {"schema_version": 1, "name": "strict", "version": 1, "approvals": 1}
+    with app as client:
+        asked = partial(client.post, headers=headers)
+        assert asked("/v1/policies", json={**policy, "datasets": "default"}).status_code == 201
+        body = json.dumps(plan())
+        made = asked("/v1/certificates", content=body).json()["certificate"]
+        assert asked("/v1/certificates", content=body).status_code == 200
+        approver = {**headers, **serving(postgresql_url, "second")[1]}
+        decision = {"envelope": made["envelope_digest"]}
+        answer = client.post(
+            f"/v1/certificates/{made['id']}/approvals", json=decision, headers=approver
+        )
+        assert answer.status_code == 201, answer.text
         until_logged(client.app.state.services)
 
 
