@@ -27,6 +27,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
+    DBAPIError,
     IntegrityError,
     NotSupportedError,
     ProgrammingError,
@@ -216,12 +217,22 @@ def _database(error: DatabaseError | NoFreeConnection) -> Problem:
     if isinstance(error, OURS):
         raise error
     log.error("the database cannot be used: %s", error)
+    later = {"Retry-After": "5"}
+    # Without a statement, on a connection that there was: at its commit.
+    if isinstance(error, DBAPIError) and error.connection_invalidated and not error.statement:
+        return Problem(
+            503,
+            "database_unavailable",
+            "The connection to the database broke at the end; it may be stored or not. Look it up, "
+            "or send it again later, with the same Idempotency-Key if it had one.",
+            headers=later,
+        )
     return Problem(
         503,
         "database_unavailable",
         "The database does not answer or is read-only; nothing was stored. Try again later; the "
         "service's log has the details.",
-        headers={"Retry-After": "5"},
+        headers=later,
     )
 
 

@@ -42,7 +42,7 @@ ADVICE = {
     422: "Nothing was changed. Go back, correct what is listed above and try again.",
     500: "Try again. If it happens again, tell an operator the time and the code; "
     "the service's log has the details.",
-    503: "Nothing was changed or lost. Reload the page in a moment.",
+    503: "Nothing was lost. Reload the page in a moment to see its current state.",
 }
 NO_SCOPE = "Nothing was changed. Ask an administrator for a token with the required scope."
 

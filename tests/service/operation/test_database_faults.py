@@ -192,6 +192,33 @@ def test_what_a_transaction_asks_on_the_way_needs_none_of_the_connections_that_m
         until_logged(client.app.state.services)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_connection_that_breaks_at_the_commit_does_not_say_what_was_stored(
+    postgresql_url: str, serving: Any, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    app, headers = serving(postgresql_url)
+    headers["idempotency-key"] = "once"
+    path, budget = WRITES[0]
+    with app as client:
+        dialect = client.app.state.services.engine.dialect
+
+        def breaks(connection: Any) -> None:
+            if stored:
+                connection.commit()
+            connection.driver_connection.close()
+            raise dialect.loaded_dbapi.OperationalError("server closed the connection")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dialect, "do_commit", breaks)
+            answer = client.post(path, json=budget, headers=headers)
+        assert unavailable(answer)
+        assert "may be stored or not" in answer.json()["detail"]
+        again = client.post(path, json=budget, headers=headers)
+        assert again.status_code == (200 if stored else 201), again.text
+        assert again.json()["budget"]["version"] == 1
+        until_logged(client.app.state.services)
+
+
 def test_a_standby_is_not_ready(postgresql_url: str, serving: Any) -> None:
     app, _ = serving(postgresql_url)
     name = postgresql_url.rpartition("/")[2]
