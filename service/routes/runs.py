@@ -24,7 +24,12 @@ from affidavit.service.openapi import ID_PATTERN, JSON, answers, problems
 from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
-from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId
+from affidavit.service.runs.events import (
+    EVENT_ID_PATTERN,
+    MOST_WATCHERS,
+    MOST_WATCHERS_EACH,
+    EventId,
+)
 from affidavit.service.runs.models import (
     CancelRequest,
     CompletionRequest,
@@ -170,22 +175,23 @@ def cancel(
     },
 )
 async def events(
-    _: BudgetReader, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
+    actor: BudgetReader, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
 ) -> Response:
     """State, steps and ε spent so far; ``Last-Event-ID`` resumes the stream."""
     run_events = services.run_events
     last = EventId() if last_event_id is None else EventId.read(last_event_id)
     if await run_in_threadpool(run_events.is_over, run_id, last):
         return Response(status_code=204)
-    if run_events.full:
+    if run_events.full_for(actor.name):
         raise Problem(
             503,
             "too_many_watchers",
-            f"{MOST_WATCHERS} streams are open already. Poll the run itself, or try again later.",
+            f"{MOST_WATCHERS} streams are open already, or {MOST_WATCHERS_EACH} of yours. Poll the "
+            "run itself, or try again later.",
             headers={"Retry-After": "5"},
         )
     return StreamingResponse(
-        run_events.stream(run_id, last),
+        run_events.stream(run_id, last, actor.name),
         # No cache may store it and no proxy may buffer it.
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         media_type=MEDIA_TYPE,

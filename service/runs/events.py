@@ -21,6 +21,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -44,6 +45,8 @@ EVENT_ID_PATTERN = r"^(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,9})$"
 PERIOD = 1.0
 MOST_WATCHERS = 100
 """Streams of one process."""
+MOST_WATCHERS_EACH = 50
+"""Those of one caller, so that nobody takes them all."""
 PARTS = 100
 PATIENCE = 10.0
 """Seconds to wait for an accounting; progress does not say what was spent if one takes longer."""
@@ -87,13 +90,13 @@ class RunEvents:
         self._queue = queue
         self._ledger = ledger
         self._ledger_store = ledger_store
-        self._watchers = 0
+        self._watchers: Counter[str] = Counter()
         self._stopping = False
 
-    @property
-    def full(self) -> bool:
-        """Whether this process serves no more streams."""
-        return self._watchers >= MOST_WATCHERS
+    def full_for(self, caller: str) -> bool:
+        """Whether this process serves that caller no more streams."""
+        watchers = self._watchers
+        return watchers.total() >= MOST_WATCHERS or watchers[caller] >= MOST_WATCHERS_EACH
 
     def stop(self) -> None:
         """Let every stream come to its end."""
@@ -104,10 +107,10 @@ class RunEvents:
         run = self._queue.find(run_id)
         return run.state in ENDED and last.seq >= run.events[-1].seq
 
-    async def stream(self, run_id: str, last: EventId) -> AsyncIterator[bytes]:
-        """The events of a run after ``last``."""
+    async def stream(self, run_id: str, last: EventId, caller: str) -> AsyncIterator[bytes]:
+        """The events of a run after ``last``, for ``caller``."""
         began = quiet_since = time.monotonic()
-        self._watchers += 1
+        self._watchers[caller] += 1
         try:
             yield f"retry: {RETRY_MS}\n\n".encode()
             while not self._stopping and time.monotonic() - began < LONGEST:
@@ -126,7 +129,8 @@ class RunEvents:
                     yield b": \n\n"
                 await asyncio.sleep(PERIOD)
         finally:
-            self._watchers -= 1
+            self._watchers[caller] -= 1
+            self._watchers += Counter()  # forget whoever has none
 
     async def _news(
         self, run: StoredRun, last: EventId

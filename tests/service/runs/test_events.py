@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -122,6 +123,29 @@ def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
     answer = ask(yard, run)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_watchers")
     assert answer.headers["retry-after"]
+
+
+@ON_SQLITE
+def test_one_caller_leaves_streams_for_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = yard.request(yard.certify()).json()["id"]
+    watched = yard.client.app.state.services.run_events
+    monkeypatch.setattr(events, "MOST_WATCHERS_EACH", 2)
+
+    async def flood() -> None:
+        streams = [watched.stream(run, events.EventId(), "ada") for _ in range(2)]
+        for stream in streams:
+            assert not watched.full_for("ada")
+            await anext(stream)
+        assert watched.full_for("ada")
+        assert not watched.full_for("bob")
+        for stream in streams:
+            await stream.aclose()
+        assert not watched.full_for("ada")
+
+    asyncio.run(flood())
+    monkeypatch.setattr(events, "MOST_WATCHERS_EACH", 0)
+    answer = ask(yard, run)
+    assert (answer.status_code, answer.json()["code"]) == (503, "too_many_watchers")
 
 
 # ---- a process -----------------------------------------------------------------------
