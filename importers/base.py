@@ -47,6 +47,15 @@ Calibrate = Callable[..., float]
 """The noise that a library's own calibration gives, from the keywords of ``opacus_noise``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The epochs that a script makes at least; fewer are not given to it."""
+
+    epochs: float
+    line: int
+    why: str
+
+
 def as_it_is(plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
     """A plan that needs no finish."""
     return plan
@@ -59,7 +68,7 @@ class Partial:
     ``lines`` maps JSON pointers to lines of the file, and ``literals`` to the place of a number.
     ``excluded`` has the values that the document rules out for the adjacency or the sampling
     ``scheme``. ``unread`` says, by JSON pointer, which expression could not be read. ``finish``
-    completes the merged plan.
+    completes the merged plan. ``least`` bounds the epochs that may be given.
     """
 
     kind: str
@@ -70,6 +79,7 @@ class Partial:
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
     broken: tuple[Broken, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    least: Least | None = None
     finish: Callable[[dict[str, Any], Calibrate | None], dict[str, Any]] = as_it_is
 
     def completed(
@@ -96,6 +106,10 @@ class Partial:
             if excluded is not None:
                 message = f"{key} is given as {excluded}, which {name} rules out."
                 raise _conflict((key,), message, name)
+        epochs: Any = whole.get("epochs")
+        if self.least is not None and is_number(epochs) and epochs < self.least.epochs:
+            message = f"epochs is given as {epochs:g}, but {self.least.why}."
+            raise _conflict(("epochs",), message, name, self.least.line)
         return {"version": 1, **self.finish(whole, calibrate)}
 
 
@@ -138,13 +152,17 @@ def _values(part: Any, key: str) -> Iterator[Any]:
             yield from _values(element, key)
 
 
-def _conflict(path: tuple[str | int, ...], message: str, name: str) -> MalformedPlan:
+def _conflict(
+    path: tuple[str | int, ...], message: str, name: str, line: int | None = None
+) -> MalformedPlan:
     return MalformedPlan(
         Reason(
             code="given_conflict",
             pointer=pointer_to(*path),
             message=message,
             remedy=f'Correct [tool.affidavit.given."{name}"] or the file.',
+            line=line,
+            column=None if line is None else 1,
         )
     )
 

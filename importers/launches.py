@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
 
 
-def launches(folder: Path | None, name: str | None) -> dict[str, tuple[str, str]]:
-    """The options, without dashes, and ``$VARIABLES`` that shell scripts set, and where.
+def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
+    """The options, without dashes, and ``$VARIABLES`` that shell scripts set, and where each does.
 
     Names are in lower case with underscores, as ``noise_multiplier``; options of Hydra have dots.
     """
-    settings: dict[str, tuple[str, str]] = {}
+    settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
     if folder is None or not name:
         return settings
     for file in _files(folder):
@@ -39,18 +40,27 @@ def launches(folder: Path | None, name: str | None) -> dict[str, tuple[str, str]
             if match := VARIABLE.match(line):
                 variables[f"${match[1]}"] = (match[2].strip("\"'"), where)
             if Path(name).stem in line.lower():
-                options = dict(_options(line, name))
-                settings |= {key: (value, where) for key, value in options.items()}
-                settings |= variables
+                for key, value in _options(line, name):
+                    settings[key].append((value, where))
+                for key, told in variables.items():
+                    settings[key].append(told)
     return settings
 
 
 def differs(value: Any, text: str) -> bool:
     """Whether a shell script's word is another value than this one."""
     try:
-        return bool(YAML(typ="safe").load(text) != value) and text != str(value)
-    except YAMLError:
+        return bool(yaml_of(text) != value) and text != str(value)
+    except ValueError:
         return True
+
+
+def yaml_of(text: str) -> Any:
+    """What a YAML text says; raises ``ValueError`` if it cannot be read."""
+    try:
+        return YAML(typ="safe").load(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(type(error).__name__) from None
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -8,10 +8,11 @@ read is named with its line.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Partial, Span, is_number
+from affidavit.importers.base import Broken, Calibrate, Least, Partial, Span, is_number
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities
@@ -25,11 +26,13 @@ from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_values import Unreadable, branch, text_of
 from affidavit.importers.training_loop import (
     accumulation,
+    at_least,
     mixing,
     passes_of,
     repeating,
     reusing,
     skipping,
+    steps_of,
     stopping,
 )
 from affidavit.plan import MalformedPlan, Reason
@@ -99,6 +102,7 @@ class Reading(Quantities):
         self.notes = [f"{library.name}: {note}" for note in library.notes]
         self.broken: list[Broken] = list(library.broken)
         self.is_poisson: bool | None = None
+        self.least: Least | None = None
 
     def partial(self) -> Partial:
         """The plan fields; raises ``MalformedPlan``."""
@@ -125,6 +129,7 @@ class Reading(Quantities):
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
             unread=tuple(self.unread.items()),
+            least=self.least,
             finish=self.finish,
         )
 
@@ -214,6 +219,7 @@ class Reading(Quantities):
             at = getattr(reason.node, "lineno", self.call.lineno)
             why = self.unread.get("/steps", f"line {at}: {reason.why}.")
             self.unread["/steps"] = self.unread.setdefault("/epochs", why)
+            self.least = self._least()
         else:
             own[name] = int(count) if count == int(count) else count
             self.lines.append((f"/{name}", line))
@@ -224,6 +230,29 @@ class Reading(Quantities):
             value = self.pick(name, own[name])
             if value is not None:
                 data[name] = value
+
+    def _least(self) -> Least | None:
+        """The epochs that the loops make at least, though their number is not settled."""
+        trainings = list(self.trainings())
+        places = [(item, keywords_of(item).get("epochs")) for item in trainings]
+        if not trainings:
+            places = [(item, None) for item in steps_of(self.values)]
+        if len(places) != 1:
+            return None
+        place, told = places[0]
+        known = self.values.known(told)
+        own = known if is_number(known) else 1
+        count, repeats = at_least(self.values, place, own if trainings else None)
+        if count is None:
+            return None
+        if repeats is None:
+            return Least(count, place.lineno, f"the script makes at least {count:g}")
+        return Least(
+            math.nextafter(count, math.inf),
+            repeats.lineno,
+            f"each turn of this loop makes {count:g}. Count those of all its turns; where each "
+            "turn has records of its own, give steps instead",
+        )
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""

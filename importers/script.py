@@ -59,7 +59,7 @@ class Script:
         }
 
     @cached_property
-    def launches(self) -> dict[str, tuple[str, str]]:
+    def launches(self) -> dict[str, list[tuple[str, str]]]:
         """The options and variables that shell scripts set where they run it."""
         return launches(self.folder, self.name)
 

@@ -16,14 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from affidavit.importers.launches import yaml_of
 from affidavit.importers.script import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_aliases import escape_of, holders_of
 from affidavit.importers.script_values import ITEMS, Record, Unreadable, Values, default_of
 
 LARGEST_FILE = 1 << 20
+MOST_VALUES = 100_000
+DEEPEST = 50
 PLACES = (".", "..", "../..")
 """Folders in which a repository's files are looked for, beside the script first."""
 MOST_MODULES = 100
@@ -145,7 +145,7 @@ def run_config(values: Values, call: ast.Call) -> Any:
         try:
             text = _text_of(values, call, f"{place}/pyproject.toml")
             config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-        except (Unreadable, KeyError, TypeError, ValueError):
+        except (Unreadable, KeyError, TypeError, ValueError, RecursionError):
             continue
         return Record("run_config", _flat(config))
     return None
@@ -197,7 +197,10 @@ def composed(values: Values, call: ast.Call) -> Any:
             part = part.fields.get(step) if isinstance(part, Record) else None
         if not equals or not isinstance(part, Record) or isinstance(part.fields.get(last), Record):
             raise Unreadable(call, f"the override {override} is not read")
-        part.fields[last] = YAML(typ="safe").load(text)
+        try:
+            part.fields[last] = yaml_of(text)
+        except ValueError:
+            raise Unreadable(call, f"the override {override} is not read") from None
     return config
 
 
@@ -247,12 +250,27 @@ def read_settings(values: Values, node: ast.AST, name: str) -> Any:
     """A JSON or YAML file beside the script; raises ``Unreadable``."""
     text = _text_of(values, node, name)
     try:
-        document = json.loads(text) if name.endswith(".json") else YAML(typ="safe").load(text)
-    except (ValueError, YAMLError, RecursionError) as error:
+        document = json.loads(text) if name.endswith(".json") else yaml_of(text)
+    except (ValueError, RecursionError) as error:
         raise Unreadable(node, f"{name} cannot be read: {type(error).__name__}") from None
     if not isinstance(document, dict):
         raise Unreadable(node, f"{name} is not a mapping")
+    if not _is_small(document):
+        raise Unreadable(node, f"{name} is too large, or refers to itself")
     return interpolated(document, document, values)
+
+
+def _is_small(document: Any) -> bool:
+    """Whether a document stays small and flat where each alias is written out."""
+    count, parts = 0, [(document, 0)]
+    while parts:
+        part, depth = parts.pop()
+        count += 1
+        if count > MOST_VALUES or depth > DEEPEST:
+            return False
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        parts += [(item, depth + 1) for item in inner]
+    return True
 
 
 def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = None) -> str:
@@ -281,7 +299,10 @@ def interpolated(part: Any, whole: Any, values: Values) -> Any:
     kind, _, rest = match[1].partition(":")
     if kind == "oc.env":
         name, comma, default = rest.partition(",")
-        value = YAML(typ="safe").load(default) if comma else part
+        try:
+            value = yaml_of(default) if comma else part
+        except ValueError:
+            return part
         if values.overridden(value, f"${name}") is not None:
             return part
         values.defaults.add(f"${name}")

@@ -345,9 +345,9 @@ class Values:
         """What gives an option of these names another value, where a shell script does."""
         launches = (self.main or self.script).launches
         for key in map(option, names):
-            if key in launches and differs(value, launches[key][0]):
-                text, where = launches[key]
-                return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
+            for text, where in launches.get(key, ()):
+                if differs(value, text):
+                    return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
         return None
 
     def default(self, name: str, value: Any) -> Any:

@@ -25,6 +25,7 @@ from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 from affidavit.importers.training_loop import hidden_use
 
+LARGEST = 1 << 18
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 LEARNING_RATES = ("learning_rate", "lr")
 REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
@@ -54,6 +55,9 @@ def read(
     mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
     if not (any(mentioned) if explicit else all(mentioned)):
         return None
+    if len(raw) > LARGEST:
+        message = f"it is longer than {LARGEST >> 10} KiB."
+        raise not_imported("script", message, "Move what it only stores to a file of data.")
     script = Script(_parsed(raw), folder, name)
     library = _library_of(script, explicit=explicit)
     if library is None:
@@ -83,7 +87,7 @@ def _parsed(raw: bytes) -> ast.Module:
         return ast.parse(raw)
     except SyntaxError as error:
         message = f"it is not Python ({error.msg})."
-        raise not_imported("script", message, "Correct it.", error.lineno) from None
+        raise not_imported("script", message, "Correct it.", error.lineno or 1) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
 

@@ -531,6 +531,39 @@ def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
     return Passes(count=count, is_epochs=is_epochs, line=line)
 
 
+def at_least(
+    values: Values, node: ast.AST, passes: float | None, depth: int = 0
+) -> tuple[float | None, ast.For | None]:
+    """The passes that the loops around ``node`` make at least, and a loop that repeats them.
+
+    How often that loop runs is not settled. The innermost loop that is not counted is a pass.
+    """
+    repeats: ast.For | None = None
+    for outer in values.script.above(node):
+        if isinstance(outer, ast.For):
+            try:
+                times = _times(values, outer.iter)
+            except Unreadable:
+                times = None
+            ends = any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer))
+            if times is not None and passes is not None and not ends:
+                passes *= times
+            elif times is None and passes is not None and passes > 1:
+                repeats = repeats or outer
+            elif times is None:
+                passes = 1
+        elif isinstance(outer, ast.FunctionDef) and depth < 20:
+            try:
+                place = _calls(values, outer)
+            except Unreadable:
+                break
+            if place is not outer:
+                passes, further = at_least(values, place, passes, depth + 1)
+                repeats = repeats or further
+            break
+    return passes, repeats
+
+
 def _calls(values: Values, function: ast.AST) -> ast.AST:
     """The only call of a function; raises ``Unreadable``."""
     name = getattr(function, "name", "a lambda")
@@ -671,4 +704,7 @@ def _length(values: Values, call: ast.expr, arguments: list[ast.expr]) -> float:
     numbers = [values.of(argument) for argument in arguments]
     if not numbers or not all(isinstance(number, int) for number in numbers):
         raise Unreadable(call, "the ends of the range are not whole numbers")
-    return float(len(range(*numbers)))
+    try:
+        return float(len(range(*numbers)))
+    except (ValueError, OverflowError) as error:
+        raise Unreadable(call, f"it fails: {error}") from None

@@ -37,7 +37,7 @@ def _load(raw: bytes) -> dict[str, Any]:
     """Parse TOML; raises ``MalformedPlan`` with the position of a syntax error."""
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of integers with too many digits
         line = re.search(r"line (\d+), column (\d+)", str(error))
         raise MalformedPlan(
             Reason(

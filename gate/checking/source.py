@@ -102,7 +102,7 @@ def sections(text: str) -> list[Section] | None:
     for index, root in enumerate(documents):
         if root is not None:
             prefix = (str(index),) if len(documents) > 1 else ()
-            result += _under(root, prefix, expected=True)
+            result += _under(root, prefix, set(), expected=True)
     return result
 
 
@@ -116,8 +116,16 @@ def isolate(text: str, section: Section) -> str:
     )
 
 
-def _under(node: Node, path: tuple[str, ...], *, expected: bool) -> Iterator[Section]:
-    """The plans in ``node``; if ``expected`` it may be a plan, a list or a mapping of plans."""
+def _under(
+    node: Node, path: tuple[str, ...], seen: set[tuple[int, bool]], *, expected: bool
+) -> Iterator[Section]:
+    """The plans in ``node``; if ``expected`` it may be a plan, a list or a mapping of plans.
+
+    Where aliases repeat a node, it is visited once.
+    """
+    if (id(node), expected) in seen:
+        return
+    seen.add((id(node), expected))
     if expected and _is_plan(node):
         yield Section(pointer_to(*path), node.start_mark.index, node.end_mark.index)
     elif isinstance(node, MappingNode):
@@ -125,10 +133,10 @@ def _under(node: Node, path: tuple[str, ...], *, expected: bool) -> Iterator[Sec
         for key, value in node.value:
             if isinstance(key, ScalarNode):
                 name = str(key.value)
-                yield from _under(value, (*path, name), expected=named or name in NAMES)
+                yield from _under(value, (*path, name), seen, expected=named or name in NAMES)
     elif isinstance(node, SequenceNode):
         for index, element in enumerate(node.value):
-            yield from _under(element, (*path, str(index)), expected=expected)
+            yield from _under(element, (*path, str(index)), seen, expected=expected)
 
 
 def _is_plan(node: Node | None) -> bool:

@@ -408,3 +408,42 @@ def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
     partial = scripts.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
+
+
+FOLDS = "for fold in folds.split(data):\n"
+KERAS_IN_FOLDS = (
+    "from tensorflow_privacy import DPKerasSGDOptimizer\n"
+    + FOLDS
+    + "    optimizer = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)\n"
+    "    model.compile(optimizer=optimizer)\n"
+    "    model.fit(x, y, epochs=3, batch_size=6)\n"
+)
+INDENTED = "".join(f"    {line}\n" for line in (EACH + LOSS).splitlines())
+IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs", "line"),
+    [
+        (IN_FOLDS, 3, 6),
+        (IN_FOLDS, 15, None),
+        (IN_FOLDS.replace("        loss =", "        if late: break\n            loss ="), 3, None),
+        (IN_FOLDS.replace(FOLDS, "while more():\n"), 2, 11),
+        (IN_FOLDS.replace(FOLDS, "while more():\n"), 3, None),
+        (HEAD + PRIVATE + f"def run():\n{INDENTED}{FOLDS}    run()\n", 3, 12),
+        (HEAD + PRIVATE + EACH.replace("3", "n") + LOSS, 1, None),
+        (KERAS_IN_FOLDS, 3, 2),
+        (KERAS_IN_FOLDS, 4, None),
+    ],
+)
+def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:
+    for stated, given in ((f"# affidavit: epochs={epochs}\n", {}), ("", {"epochs": epochs})):
+        partial = scripts.read((text + stated).encode())
+        assert partial is not None
+        if line is None:
+            assert partial.completed(given, "train.py")["epochs"] == epochs
+            continue
+        with pytest.raises(MalformedPlan) as error:
+            partial.completed(given, "train.py")
+        (reason,) = error.value.reasons
+        assert (reason.code, reason.line) == ("given_conflict", line)

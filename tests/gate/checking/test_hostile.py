@@ -1,0 +1,102 @@
+"""Files that are made to hang or break the gate are refused, each for what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """\
+import torch
+import yaml
+from opacus import PrivacyEngine
+cfg = yaml.safe_load(open("cfg.yaml"))
+loader = torch.utils.data.DataLoader(data, batch_size=500)
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader,
+    noise_multiplier=cfg["noise"], max_grad_norm=1.0)
+for epoch in range(3):
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+# affidavit: adjacency=zero_out target_delta=1e-5 dataset_size=50000
+"""
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{inner}'] * 8)}]\n"
+    for inner, name in zip("abcdefghijklmnop", "bcdefghijklmnopq", strict=True)
+)
+"""Eight to the power of seventeen numbers."""
+ITSELF = "a: &a [*a]\nb: &b {b: *b}\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+def only(document: dict[str, Any]) -> dict[str, Any]:
+    (plan,) = document["plans"]
+    (finding,) = (item for item in plan["findings"] if item["blocks"])
+    return dict(finding)
+
+
+@pytest.mark.parametrize("text", [BOMB, ITSELF], ids=["bomb", "itself"])
+def test_aliases_are_not_written_out(checked: Any, text: str) -> None:
+    Path("cfg.yaml").write_text(f"noise: 1.0\n{text}")
+    code, document = checked("cfg.yaml")
+    assert (code, only(document)["rule"]) == (2, "yaml_alias")
+    Path("train.py").write_text(SCRIPT)
+    code, document = checked("train.py")
+    assert (code, only(document)["rule"]) == (2, "not_imported")
+    assert "cfg.yaml is too large, or refers to itself" in only(document)["message"]
+
+
+def test_aliases_of_plain_settings_are_read(checked: Any) -> None:
+    Path("cfg.yaml").write_text("low: &low {sigma: 1.0}\nhigh: *low\nnoise: 1.0\n")
+    Path("train.py").write_text(SCRIPT)
+    assert checked("train.py")[0] == 0
+
+
+@pytest.mark.parametrize("text", ["a=" + "[" * 20_000, "a=1" + "0" * 5_000], ids=["deep", "long"])
+def test_toml_that_python_cannot_read_is_refused(checked: Any, text: str) -> None:
+    Path("plan.toml").write_text(text)
+    code, document = checked("plan.toml")
+    assert (code, only(document)["rule"]) == (2, "syntax")
+
+
+@pytest.mark.parametrize("ends", ["10**50", "1, 9, 0"], ids=["endless", "without a step"])
+def test_a_range_that_python_cannot_count_is_asked_for(checked: Any, ends: str) -> None:
+    Path("cfg.yaml").write_text("noise: 1.0\n")
+    Path("train.py").write_text(SCRIPT.replace("range(3)", f"range({ends})"))
+    code, document = checked("train.py")
+    assert (code, only(document)["pointer"]) == (2, "/steps")
+
+
+def test_a_script_beyond_all_size_is_not_parsed(checked: Any) -> None:
+    Path("train.py").write_text(SCRIPT + "x = 1\n" * 50_000)
+    code, document = checked("train.py")
+    assert (code, only(document)["rule"]) == (2, "not_imported")
+    assert "longer than" in only(document)["message"]
+
+
+def test_an_unknown_encoding_is_refused_on_the_first_line(checked: Any) -> None:
+    Path("train.py").write_text("# -*- coding: none -*-\n" + SCRIPT)
+    code, document = checked("train.py")
+    assert (code, only(document)["line"]) == (2, 1)
+
+
+def test_every_launch_counts_and_words_that_are_not_yaml_differ(checked: Any) -> None:
+    Path("train.py").write_text(
+        SCRIPT.replace("import yaml", "import argparse").replace(
+            'cfg = yaml.safe_load(open("cfg.yaml"))',
+            "parser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--noise', type=float, default=1.0)\n"
+            "args = parser.parse_args()",
+        ).replace('cfg["noise"]', "args.noise")
+    )  # fmt: skip
+    for first, code in (("1.0", 0), ("0.2", 2), ("2024-99-99", 2)):
+        Path("run.sh").write_text(f"python train.py --noise {first}\npython train.py --noise 1.0\n")
+        assert checked("train.py")[0] == code
