@@ -4,6 +4,7 @@ A record that is drawn K times has K Gaussian releases: given which, a run is on
 with μ² = K d²/σ² (and what is released beside it), so that its curve is at most the mean over
 K of Gaussian ones. The Fourier accountant's grids end where a joint noise multiplier is below
 0.2 or ε above 1000; there this is nearly all of the truth, and Rényi bounds are far above it.
+Of several kinds of sampled release one is counted, and the record is taken to be in all others.
 From below, an attacker counts the releases in which the record seems to be.
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from scipy.special import betainc, gammaln, log_ndtr, ndtr
@@ -26,8 +28,10 @@ from scipy.special import betainc, gammaln, log_ndtr, ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.enclosure import LeastCurve
+from affidavit.accountants.gaussian import LARGEST_MU, GaussianCurve
 from affidavit.accountants.protocol import (
+    OutOfReach,
     PrivacyCurve,
     Unsupported,
     require_delta,
@@ -35,11 +39,18 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.registry import OURS, curve_or_none
 from affidavit.plan import (
+    BallsInBinsGaussian,
     Event,
     Gaussian,
+    GaussianMixture,
     Laplace,
+    Leaf,
+    PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
 )
 
 Drawn = PoissonSubsampledGaussian | WithoutReplacementGaussian
@@ -59,45 +70,60 @@ BELOW = np.linspace(-22.0, 4.0, 209)
 
 @dataclass(frozen=True, slots=True)
 class ParticipationCurve:
-    """Upper ends: the mean over the participations of Gaussian curves, or what is lower.
+    """Upper ends: the mean over the participations of Gaussian curves, or a lower one.
 
-    That is ``other``'s, or the curve of a record that takes part always.
+    That is the curve of a record that takes part always.
 
     ``rate`` and ``count`` are those of the participations; each adds ``gain`` to μ², which is
-    ``base`` without any.
+    ``base`` without any. No loss of what else is released is above ``pure`` nats.
     """
 
     rate: float
     count: int
     gain: float
     base: float
-    other: PrivacyCurve | None
+    pure: float
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, ε]`` (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        """``[0, ε]`` (nats) at ``delta``.
+
+        Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a μ above 1e6.
+        """
         require_delta(delta)
-        always = self._always.epsilon(delta).upper
+        always, result = self._always, self._by_participations(delta)
+        if always.mu <= LARGEST_MU:
+            result = min(result, always.epsilon(delta).upper)
+        if math.isinf(result):
+            raise OutOfReach(
+                f"a record that is always drawn has μ = {always.mu:.3g}, above {LARGEST_MU:g}.",
+                "Add noise or run fewer steps.",
+            )
+        return Bracket(lower=0.0, upper=(result + self.pure) * (1 + ROUNDING))
+
+    def _by_participations(self, delta: float) -> float:
         if delta < SMALLEST_DELTA:
-            return Bracket(lower=0.0, upper=always)
+            return math.inf
         edges, above = self._edges(delta)
         mu = np.sqrt(self.base + self.gain * edges)
         low, high = 0.0, float(mu[-1] ** 2 / 2 + 40 * mu[-1])
-        if self._mean(mu, above, high) > delta:
-            return Bracket(lower=0.0, upper=always)
+        if mu[-1] > LARGEST_MU or self._mean(mu, above, high) > delta:
+            return math.inf
         while high - low > 1e-7 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._mean(mu, above, middle) <= delta else (middle, high)
-        other = math.inf if self.other is None else self.other.epsilon(delta).upper
-        return Bracket(lower=0.0, upper=min(other, always, high * (1 + ROUNDING)))
+        return high * (1 + ROUNDING)
 
     def delta(self, epsilon: float) -> Bracket:
         """``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` unless it is at least 0."""
         require_epsilon(epsilon)
+        rest = epsilon - self.pure * (1 + ROUNDING)
         edges, above = self._edges(SMALLEST_DELTA)
-        result = self._mean(np.sqrt(self.base + self.gain * edges), above, epsilon)
-        other = 1.0 if self.other is None else self.other.delta(epsilon).upper
-        always = self._always.delta(epsilon).upper
-        return Bracket(lower=0.0, upper=min(1.0, other, always, result))
+        mu, always, result = np.sqrt(self.base + self.gain * edges), self._always, 1.0
+        if rest >= 0 and mu[-1] <= LARGEST_MU:
+            result = min(result, self._mean(mu, above, rest))
+        if rest >= 0 and always.mu <= LARGEST_MU:
+            result = min(result, always.delta(rest).upper)
+        return Bracket(lower=0.0, upper=result)
 
     @property
     def _always(self) -> GaussianCurve:
@@ -171,7 +197,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParticipationAccountant:
-    """Upper ends of one kind of sampled release, with Gaussian ones beside it."""
+    """Upper ends of sampled Gaussian releases, of which one kind is counted."""
 
     name: str = "participations"
     version: str = OURS
@@ -181,26 +207,66 @@ class ParticipationAccountant:
         releases = leaves(event)
         if not releases:
             return GaussianCurve(mu=0.0)
-        sampled, base = [], 0.0
-        for leaf, count in releases:
-            match leaf:
-                case Gaussian(noise_multiplier=sigma):
-                    base += count / sigma**2
-                case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
-                    sampled.append((leaf, count))
-                case _:
-                    raise _unsupported()
-        if len(sampled) != 1:
-            raise _unsupported()
-        leaf, count = sampled[0]
-        two = isinstance(leaf, WithoutReplacementGaussian) or leaf.pair == "replace_one"
-        return ParticipationCurve(
-            rate=min(1.0, _rate(leaf) * (1 + ROUNDING)),
-            count=count,
-            gain=((2.0 if two else 1.0) / leaf.noise_multiplier) ** 2 * (1 + ROUNDING),
-            base=base * (1 + ROUNDING),
-            other=curve_or_none("rdp", event),
+        gaussian = [part for part in releases if not isinstance(part[0], Laplace)]
+        base = sum(count * always_drawn(leaf) ** 2 for leaf, count in gaussian)
+        rate, times, gain = max(
+            (_draws(leaf, count) for leaf, count in gaussian),
+            key=lambda draws: draws[1] * draws[2],
+            default=(0.0, 0, 0.0),
         )
+        pure = [n / leaf.noise_multiplier for leaf, n in releases if isinstance(leaf, Laplace)]
+        own = ParticipationCurve(
+            rate=min(1.0, rate * (1 + ROUNDING)),
+            count=times,
+            gain=gain * (1 + ROUNDING),
+            base=max(0.0, base * (1 + ROUNDING) - times * gain),
+            pure=sum(pure),
+        )
+        other = curve_or_none("rdp", event)
+        return own if other is None else LeastCurve((own, other))
+
+
+def _draws(leaf: Leaf, count: int) -> tuple[float, int, float]:
+    """The rate and the number of draws in ``count`` releases, and what each adds to μ² at most.
+
+    That j of a user's m records are drawn moves a sum by j, and j² is at most m j.
+    """
+    match leaf:
+        case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
+            return _rate(leaf), count, always_drawn(leaf) ** 2
+        case PoissonSampledGroupGaussian(records=records, sampling_probability=rate):
+            return rate, records * count, always_drawn(leaf) ** 2 / records
+        case _:
+            return 0.0, 0, 0.0
+
+
+def always_drawn(leaf: Leaf) -> float:
+    """μ of a release, or of a pass over all bins, that the unit's records are always in.
+
+    Raises ``Unsupported`` for what is no Gaussian release given who is drawn.
+    """
+    match leaf:
+        case Gaussian() | RandomAllocationGaussian():
+            distance = 1.0
+        case PoissonSubsampledGaussian():
+            distance = 2.0 if leaf.pair == "replace_one" else 1.0
+        case PoissonSampledGroupGaussian():
+            distance = leaf.records * (2.0 if leaf.pair == "replace_one" else 1.0)
+        case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
+            # A record that stays in a cut sample displaces another.
+            distance = 2.0
+        case WithoutReplacementGroupGaussian():
+            distance = 2.0 * leaf.records
+        case BallsInBinsGaussian():
+            distance = math.sqrt(max(row[place] for place, row in enumerate(leaf.gram.rows)))
+        case GaussianMixture() | Laplace():
+            raise Unsupported(
+                f"what the records of a {type(leaf).__name__} do is not told apart here.",
+                "Use another accountant.",
+            )
+        case _:
+            assert_never(leaf)
+    return distance / leaf.noise_multiplier
 
 
 def more_than(number: Array, count: int, rate: Array | float) -> Array:
@@ -226,10 +292,3 @@ def _rate(leaf: Drawn) -> float:
     if isinstance(leaf, PoissonSubsampledGaussian):
         return leaf.sampling_probability
     return leaf.sample_size / leaf.dataset_size
-
-
-def _unsupported() -> Unsupported:
-    return Unsupported(
-        "this accountant knows one kind of sampled Gaussian release, and Gaussian ones beside it.",
-        "Use another accountant.",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import mpmath
 import pytest
@@ -10,7 +11,22 @@ import pytest
 import affidavit
 from affidavit.accountants import accountant
 from affidavit.accountants.participations import BELOW, Counted, ParticipationAccountant
-from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated, WithoutReplacementGaussian
+from affidavit.accountants.protocol import OutOfReach
+from affidavit.plan import (
+    BallsInBinsGaussian,
+    Composed,
+    Gaussian,
+    Gram,
+    Laplace,
+    Leaf,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
+    Repeated,
+    TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+)
 
 POISSON = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
 
@@ -129,3 +145,103 @@ def test_no_sampled_run_is_bounded_above_the_run_of_a_record_that_is_always_draw
     always = accountant("gaussian").curve(whole)
     assert sampled.epsilon(delta).upper <= always.epsilon(delta).upper * (1 + 1e-6)
     assert sampled.delta(5000.0).upper <= always.delta(5000.0).upper * (1 + 1e-4)
+
+
+BESIDE = (Gaussian(noise_multiplier=3.0), Laplace(noise_multiplier=20.0))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "always"),
+    [
+        (PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=2.0), 2.0),
+        (
+            PoissonSampledGroupGaussian(
+                records=3, sampling_probability=0.2, noise_multiplier=4.0, pair="replace_one"
+            ),
+            4.0 / 6,
+        ),
+        (
+            WithoutReplacementGroupGaussian(
+                records=2, dataset_size=50, sample_size=9, noise_multiplier=9.0
+            ),
+            9.0 / 4,
+        ),
+        (
+            TruncatedPoissonGaussian(
+                dataset_size=100, sampling_probability=0.1, max_lot_size=10, noise_multiplier=5.0
+            ),
+            5.0 / 2,
+        ),
+    ],
+)
+def test_several_kinds_of_release_lie_between_fourier_and_what_is_always_drawn(
+    leaf: Leaf, always: float
+) -> None:
+    pair: Literal["add_remove", "replace_one"] = "replace_one"
+    if not isinstance(leaf, PoissonSampledGroupGaussian | WithoutReplacementGroupGaussian):
+        pair = "add_remove"
+    other = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=3.0, pair=pair)
+    event = Composed(events=(Repeated(event=leaf, count=4), other, *BESIDE))
+    alone = 3.0 / 2 if pair == "replace_one" else 3.0
+    unsampled = Composed(
+        events=(
+            Repeated(event=Gaussian(noise_multiplier=always), count=4),
+            Gaussian(noise_multiplier=alone),
+            BESIDE[0],
+        )
+    )
+    curve = ParticipationAccountant().curve(event)
+    for delta in (1e-3, 1e-8):
+        upper = curve.epsilon(delta).upper
+        assert accountant("fourier").curve(event).epsilon(delta).lower <= upper
+        most = accountant("gaussian").curve(unsampled).epsilon(delta).upper + 1 / 20
+        assert upper <= most * (1 + 1e-6)
+        assert delta * (1 - 1e-4) <= curve.delta(upper).upper <= delta * (1 + 1e-6)
+
+
+def test_a_pass_over_bins_is_at_most_what_its_loudest_bin_costs() -> None:
+    for leaf in (
+        RandomAllocationGaussian(bins=10, noise_multiplier=0.1),
+        BallsInBinsGaussian(gram=Gram(((4.0, 1.0), (1.0, 9.0))), noise_multiplier=0.3),
+    ):
+        curve = ParticipationAccountant().curve(leaf)
+        loudest = accountant("gaussian").curve(Gaussian(noise_multiplier=0.1))
+        assert curve.epsilon(1e-6).upper == pytest.approx(loudest.epsilon(1e-6).upper)
+
+
+def test_what_no_grid_holds_has_a_bound() -> None:
+    """Users beside much unsampled noise, which was refused, and rare losses of two kinds."""
+    users = {"size": 10_000, "unit": "user", "contributions_per_user": 30}
+    release = {"name": "all", "clip_norm": 1.0, "noise_multiplier": 2.0}
+    independent = {"releases": [release], "noise": {"kind": "independent"}}
+    plan = {
+        "version": 1,
+        "dataset": users,
+        "adjacency": "add_remove",
+        "target": {"delta": 1e-9},
+        "phases": [
+            {"sampling": {"scheme": "full_batch"}, "steps": 1, **independent},
+            {"sampling": {"scheme": "poisson", "probability": 0.01}, "steps": 200, **independent},
+        ],
+    }
+    bound = affidavit.epsilon(plan)
+    assert 190 < bound.lower < bound < 800
+
+
+def test_no_run_of_several_kinds_is_bounded_above_that_of_a_record_that_is_always_drawn() -> None:
+    steps = [
+        PoissonSubsampledGaussian(sampling_probability=0.9, noise_multiplier=sigma)
+        for sigma in (0.08, 0.09)
+    ]
+    event = Composed(events=tuple(steps))
+    always = Composed(events=tuple(Gaussian(noise_multiplier=x.noise_multiplier) for x in steps))
+    renyi = accountant("rdp").curve(event).epsilon(1e-40).upper
+    result = ParticipationAccountant().curve(event).epsilon(1e-40).upper
+    assert result <= accountant("gaussian").curve(always).epsilon(1e-40).upper * (1 + 1e-6)
+    assert result < renyi
+
+
+def test_a_loss_beyond_doubles_is_out_of_reach() -> None:
+    event = RandomAllocationGaussian(bins=10, noise_multiplier=1e-10)
+    with pytest.raises(OutOfReach):
+        ParticipationAccountant().curve(event).epsilon(1e-6)
