@@ -20,6 +20,7 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -43,7 +44,8 @@ from affidavit.service.lifecycle.models import (
     RevocationRequest,
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
-from affidavit.service.log.entries import append
+from affidavit.service.log.entries import append, log_entries
+from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
     PlanRequest,
@@ -135,6 +137,7 @@ def _issue(
     collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
+    _require_logged(connection, pending, collected)
     key = keyring.current()
     if key.public.development is not pending.untrusted:
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
@@ -143,6 +146,20 @@ def _issue(
     details = {"envelope": issued.envelope_digest, "issue": issued.issue}
     audited(connection, at, collected.given[-1].name, "certificate.approved", issued.id, details)
     return issued
+
+
+def _require_logged(
+    connection: Connection, pending: StoredCertificate, collected: Approvals
+) -> None:
+    """Raise ``LogDamaged`` for a row without its entry: a statement wrote it, and nobody here."""
+    query = select(log_entries.c.content).where(
+        log_entries.c.kind == "approval", log_entries.c.subject == pending.id
+    )
+    entries = [json.loads(content) for content in connection.execute(query).scalars()]
+    logged = {(entry["actor"], entry["body"]["envelope"]) for entry in entries}
+    for approval in collected.given:
+        if (approval.name, approval.envelope) not in logged:
+            raise LogDamaged(f"the approval of {pending.id} by {approval.name} was not logged")
 
 
 def _require_decidable(

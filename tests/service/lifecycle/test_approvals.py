@@ -226,6 +226,18 @@ def test_the_database_refuses_what_the_service_would(
         insert_approval(company, pending, comment="again")
 
 
+def test_an_approval_that_only_the_database_has_issues_nothing(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    insert_approval(company, pending)
+    answer = company.decide("bea", pending)
+    assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
+    current = company.current(pending)["certificate"]
+    assert (current["issue"], current["status"]) == (1, "awaiting_approval")
+    no = company.decide("bea", pending, decision="reject", comment="who is cem?")
+    assert no.status_code == 201, no.text
+
+
 def test_what_nobody_in_particular_asked_for_is_approved_by_nobody(
     company: Company, pending: dict[str, Any]
 ) -> None:
