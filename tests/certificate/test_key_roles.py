@@ -172,6 +172,29 @@ def test_a_forged_number_binds_nobody_under_the_next_key() -> None:
         assert caught.value.code == "status_rollback"
 
 
+def test_a_revocation_that_a_thief_invents_ends_with_the_key(logs: dict[KeyRole, Log]) -> None:
+    stolen, bundle = KEYS[KeyRole.STATUS], logs[KeyRole.CERTIFICATE].bundle(1, at=NOW)
+    del bundle["log"]
+    certificate = logs[KeyRole.CERTIFICATE].certificate
+    invented = {
+        "envelope": certificate.envelope_digest,
+        "certificate_id": certificate.id,
+        "issue": 1,
+        "status": "revoked",
+        "reason": "other",
+        "since": format_instant(NOW),
+    }
+    forged = status_of(stolen, sequence=2**53 - 1, listed=(invented,))
+    assert outcome(bundle, status=forged) == (13, "revoked")
+    successor = key_for(KeyRole.STATUS)
+    revoked = replace(stolen.public, revoked_from=NOW)
+    trusted = (KEYS[KeyRole.CERTIFICATE].public, revoked, successor.public)
+    assert outcome(bundle, trusted, status=forged) == (13, "bad_status")
+    seen = {ORIGIN: SeenStatus(2**53 - 1, "sha256:x", stolen.key_id)}
+    genuine = status_of(successor, sequence=8)
+    assert outcome(bundle, trusted, status=genuine, status_seen=seen) == (0, "verified")
+
+
 LATER = NOW + HOUR
 """When version 2 of a keyset is read that version 1 signed the certificate under."""
 
