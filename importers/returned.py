@@ -21,6 +21,7 @@ OTHER_OPTIMIZER = Broken(
     "that clips and adds noise.",
     remedy="Train only with what the private call returns.",
 )
+PARAMETERS = ("parameters", "named_parameters")
 RAW = ("grad", "grad_sample", "summed_grad")
 """Attributes of parameters that hold gradients."""
 KERAS = ("tensorflow", "keras", "tf_keras")
@@ -100,6 +101,7 @@ class Returned:
     def __init__(self, values: Values, arguments: dict[str, ast.expr]) -> None:
         self.values, self.script = values, values.script
         self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
+        self.module = arguments.get("module")
         self.names: list[ast.expr] = []
         match values.ignored:
             case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) in (3, 4):
@@ -114,7 +116,10 @@ class Returned:
             self._is_unused(self.names[1])
             or any(
                 isinstance(step.func, ast.Attribute)
-                and self._is_original(step.func.value, self.optimizer)
+                and (
+                    self._is_original(step.func.value, self.optimizer)
+                    or self._moves_the_module(step.func.value)
+                )
                 for step in steps
             )
             or (steps and any(_moves_by_gradient(node) for node in self.script.nodes))
@@ -127,6 +132,29 @@ class Returned:
             for loop in self._loops(step)
         ):
             yield OTHER_LOADER
+
+    def _moves_the_module(self, node: ast.expr) -> bool:
+        """Whether ``node`` is an optimiser of the private module that the call is not given."""
+        binding = self.script.binding_of(node)
+        given = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
+        made = binding.value if binding is not None and not given else None
+        return isinstance(made, ast.Call) and any(
+            last_name(part) in PARAMETERS and self._is_part_of(part, module)
+            for part in ast.walk(made)
+            if isinstance(part, ast.Attribute)
+            for module in (self.module, self.names[0])
+        )
+
+    def _is_part_of(self, part: ast.Attribute, whole: ast.expr | None) -> bool:
+        """Whether an attribute is looked up in ``whole``, in the same scope."""
+        if whole is None or not ast.unparse(part).startswith(f"{ast.unparse(whole)}."):
+            return False
+        root: ast.expr = part
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        name = getattr(root, "id", "")
+        resolved = [self.script.resolve(name, self.script.scope_of(n))[0] for n in (part, whole)]
+        return resolved[0] is resolved[1]
 
     def _is_for_a_trainer(self) -> bool:
         """Whether a trainer, as Lightning's, steps what the script gives it."""

@@ -104,6 +104,10 @@ def accumulation(values: Values) -> ast.AST | None:
                 values.known(value) != 1
             ):
                 return node
+            case ast.With(items=[ast.withitem(context_expr=ast.Call() as opened)]) if last_name(
+                opened.func
+            ) == "accumulate" and _accumulates(values):
+                return node
     for step in steps_of(values):
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
@@ -111,6 +115,8 @@ def accumulation(values: Values) -> ast.AST | None:
         stepping = [_loop_around(script, item) for item in alike]  # each with gradients of its own
         for call, _ in script.method_calls("backward"):
             if script.scope_of(call) is not scope or _loop_around(script, call) in stepping:
+                continue
+            if _ends_before(script, call, values.ignored) or _ends_before(script, step, call):
                 continue
             beside = [outer for outer in script.above(call) if isinstance(outer, ast.For)]
             if any(loop not in loops for loop in beside):
@@ -125,6 +131,24 @@ def accumulation(values: Values) -> ast.AST | None:
         if loops and (skip := _continue_between(script, loops[0], step)) is not None:
             return skip
     return None
+
+
+def _accumulates(values: Values) -> bool:
+    """Whether an ``Accelerator`` skips steps, or may."""
+    told = (keywords_of(call) for call in values.script.called("Accelerator"))
+    steps = (item.get("gradient_accumulation_steps", ast.Constant(1)) for item in told)
+    return any(values.known(item) != 1 for item in steps)
+
+
+def _ends_before(script: Script, first: ast.Call, second: ast.AST | None) -> bool:
+    """Whether ``first`` runs before ``second`` in one scope, and not again after it."""
+    if second is None or script.scope_of(first) is not script.scope_of(second):
+        return False
+    around_it = set(_inside(script, second, script.scope_of(second)))
+    return first.lineno < getattr(second, "lineno", 0) and not any(
+        isinstance(outer, ast.For | ast.While) and outer in around_it
+        for outer in script.above(first)
+    )
 
 
 def repeating(values: Values) -> ast.AST | None:
@@ -163,7 +187,9 @@ def _goes_over_parts(values: Values, node: ast.expr, depth: int = 0) -> bool:
     bindings = values.script.bindings_of(node) if isinstance(node, ast.Name) and depth < 20 else []
     for binding in bindings:
         opened = getattr(values.script.parents[binding.node], "context_expr", binding.value)
-        if isinstance(opened, ast.Call) and last_name(opened.func) in SPLITTERS:
+        if opened is not None and (
+            _goes_over(opened, *SPLITTERS) or _goes_over_parts(values, opened, depth + 1)
+        ):
             return True
         if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
             passed = values.passed_to(node, binding.node)
@@ -267,6 +293,9 @@ def mixing(values: Values) -> ast.AST | None:
         match call:
             case ast.Call(args=[ast.BinOp(left=ast.List(), op=ast.Mult())]):
                 mixes = last_name(call.func) == "ConcatDataset"
+            case ast.Call(args=[ast.List(elts=parts)]):
+                several = len({ast.dump(part) for part in parts}) < len(parts)
+                mixes = last_name(call.func) == "ConcatDataset" and several
             case _:
                 mixes = (last_name(call.func) or "").lower() in names
         if mixes and not _never_runs(values, call):

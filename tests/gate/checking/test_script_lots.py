@@ -447,3 +447,48 @@ def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: i
             partial.completed(given, "train.py")
         (reason,) = error.value.reasons
         assert (reason.code, reason.line) == ("given_conflict", line)
+
+
+PLAIN = "other = SGD(m.parameters())\nfor x in others:\n    f(x).backward()\n    other.step()\n"
+ACCUMULATING = "        with accelerator.accumulate(model):\n    " + LOSS.replace(
+    "\n        ", "\n            "
+)
+PARTS = "BatchMemoryManager(data_loader=loader, optimizer=optimizer)"
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (PLAIN + PRIVATE + EACH + LOSS, {"other_optimizer"}),
+        (PLAIN.replace("m.p", "n.p") + PRIVATE + EACH + LOSS, set()),
+        (
+            PRIVATE + PLAIN.replace("m.p", "model.head.p") + EACH + LOSS,
+            {"other_optimizer", "accumulated_lots"},
+        ),
+        (
+            "def plain(m):\n    for x in others:\n        other = SGD(m.parameters())\n"
+            "        f(x).backward()\n        other.step()\n" + PRIVATE + EACH + LOSS,
+            set(),
+        ),
+        ("accelerator = Accelerator()\n" + PRIVATE + EACH + ACCUMULATING, set()),
+        (
+            "accelerator = Accelerator(gradient_accumulation_steps=4)\n"
+            + PRIVATE + EACH + ACCUMULATING,
+            {"accumulated_lots"},
+        ),
+        ("data = ConcatDataset([data, data])\n" + PRIVATE + EACH + LOSS, {"mixed_records"}),
+        ("data = ConcatDataset([data, more])\n" + PRIVATE + EACH + LOSS, set()),
+        (
+            f"{PRIVATE}with {PARTS} as parts:\n    bar = tqdm(parts)\n    for x in bar:\n"
+            "        if x is last: break\n" + LOSS,
+            {"repeated_gradients"},
+        ),
+        (
+            f"{PRIVATE}opened = {PARTS} if big else nullcontext(loader)\n"
+            "with opened as parts:\n    for x in parts:\n        if late: break\n" + LOSS,
+            {"repeated_gradients"},
+        ),
+    ],
+)  # fmt: skip
+def test_what_trains_beside_a_lot_or_within_one_is_found(text: str, codes: set[str]) -> None:
+    assert broken(text) & {*codes, "other_optimizer", "accumulated_lots", "mixed_records"} == codes
