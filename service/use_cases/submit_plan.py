@@ -33,6 +33,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, SigningPort
 from affidavit.certificate.policy import Waiver, judge, lacks, with_requirements
 from affidavit.plan import Plan, Syntax, parse_plan
+from affidavit.service.clock import MOST_SKEW
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import another_turn
@@ -269,6 +270,8 @@ class SubmitPlan:
             return True
         if certificate.status is Status.KEY_REVOKED or expired(certificate):
             return True
+        if certificate.created_at > self._keyring.now() + MOST_SKEW:
+            return True  # a clock that was wrong then dated it, and nobody accepts it yet
         return certificate.key_id in self._keyring.revoked()
 
     def _persist_batch(self, jobs: Sequence[CertificationJob]) -> list[Submission]:

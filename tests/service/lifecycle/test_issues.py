@@ -19,6 +19,7 @@ from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import log_entries
 from affidavit.service.store import CertificateStore, ConcurrentUpdate, Filters
 from affidavit.service.tables import certificates, requests
+from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 from tests.service.test_store import KEY, REQUEST, certificate
 
@@ -110,6 +111,24 @@ def test_a_certificate_whose_key_was_revoked_is_issued_again(company: Company, p
     assert again.status_code == 201
     assert predicate(again.json())["supersedes"] == first["certificate"]["envelope_digest"]
     assert [issue["key_id"] == bad for issue in company.issues(first)] == [False, True]
+    assert company.submit(plan()).status_code == 200
+
+
+@ON_SQLITE
+def test_what_a_clock_dated_ahead_is_issued_again_once_it_is_right(
+    company: Company, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = company.client.app.state.services.keyring
+    now = keyring.now
+    with monkeypatch.context() as patch:
+        patch.setattr(keyring, "now", lambda: now() + timedelta(hours=12))
+        ahead = company.submit(plan())
+    with pytest.raises(VerificationError, match="not valid yet"):
+        verify(company.bundle(ahead.json()), company.trusted)
+    again = company.submit(plan())
+    assert (ahead.status_code, again.status_code) == (201, 201)
+    assert again.json()["certificate"]["issue"] == 2
+    verify(company.bundle(again.json()), company.trusted)
     assert company.submit(plan()).status_code == 200
 
 
