@@ -19,6 +19,7 @@ dots); Koskela, Jälkö and Honkela, arXiv:1906.03049; dp_accounting 0.6.0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -54,6 +55,8 @@ MOST_LEAVES = 8
 """Kinds of release in one run; each costs the library up to a second."""
 ROUNDING = 1e-9
 """Relative allowance for the rounding of ε when it is read off the grid."""
+LARGEST_SUMMED = 600.0
+"""Nats up to which the library's own search for ε is taken."""
 ROUND_OFF = 64 * 2.0**-53
 """Allowance of δ for the round-off of each release."""
 FEWEST = 1000
@@ -85,10 +88,9 @@ class PldCurve:
             return Bracket(lower=0.0, upper=0.0)
         off = self._round_off
         _require_reach(delta, off)
-        upper = float(self._pessimistic.get_epsilon_for_delta(delta - off)) * (1 + ROUNDING)
-        lower = float(self._optimistic.get_epsilon_for_delta(min(delta + off, 1.0))) * (
-            1 - ROUNDING
-        )
+        _, above = _crossing(self._pessimistic, delta - off)
+        below, _ = _crossing(self._optimistic, min(delta + off, 1.0))
+        lower, upper = below * (1 - ROUNDING), above * (1 + ROUNDING)
         return Bracket(lower=min(max(0.0, lower), upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
@@ -106,6 +108,23 @@ class PldCurve:
     @property
     def _round_off(self) -> float:
         return ROUND_OFF * max(FEWEST, sum(count for _, count in self.leaves))
+
+
+def _crossing(pld: library.PrivacyLossDistribution, delta: float) -> tuple[float, float]:
+    """ε (nats) on either side of where the curve of ``pld`` passes ``delta``.
+
+    The library sums exp(-loss), which has no digits left above some 700 nats; what it returns
+    there is the loss that is exceeded with probability ``delta``, and is looked for again.
+    """
+    result = float(pld.get_epsilon_for_delta(delta))
+    if not LARGEST_SUMMED < result < math.inf:
+        return result, result
+    low, high = 0.0, 2 * result
+    while high - low > ROUNDING * high:
+        middle = (low + high) / 2
+        fits = pld.get_delta_for_epsilon(middle) <= delta
+        low, high = (low, middle) if fits else (middle, high)
+    return low, high
 
 
 def _require_reach(delta: float, round_off: float) -> None:

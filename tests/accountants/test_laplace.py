@@ -89,7 +89,30 @@ def test_beside_balls_in_bins_it_costs_at_most_its_own_loss() -> None:
     assert result.width <= 1e-3 * result.upper
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("pld", "rdp")])
+def test_a_loss_beyond_the_exponentials_of_doubles_is_bracketed() -> None:
+    """1609.858667821509 is by quadrature in 40 digits, as above."""
+    releases = (
+        Gaussian(noise_multiplier=0.03152331262030761),
+        Repeated(event=Gaussian(noise_multiplier=0.7411), count=971),
+        Laplace(noise_multiplier=1.423),
+    )
+    result = accountant("pld").curve(Composed(events=releases)).epsilon(1.103e-5)
+    assert result.lower <= 1609.858667821509 <= result.upper
+    assert result.width < 0.02
+
+
+def test_alone_it_costs_at_most_its_largest_loss_however_often_it_is_drawn() -> None:
+    event = Repeated(event=Laplace(noise_multiplier=4.0), count=3)
+    curve = accountant("participations").curve(event)
+    assert 0.75 <= curve.epsilon(1e-9).upper < 0.75 * (1 + 1e-6)
+    assert curve.delta(0.75 * (1 + 1e-6)).upper == 0
+    assert curve.delta(0.7).upper > 0
+
+
+KNOW_IT = ("pld", "rdp", "participations")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in KNOW_IT])
 def test_the_other_engines_refuse_it_alone(name: str) -> None:
     with pytest.raises(Unsupported):
         accountant(name).curve(Laplace(noise_multiplier=1.0))
