@@ -18,7 +18,7 @@ from affidavit.importers.base import is_number, not_imported
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.script import Script, keywords_of, last_name, unpacks
-from affidavit.importers.script_files import module_of, parsed_file
+from affidavit.importers.script_files import module_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, text_of
 from affidavit.importers.training_loop import around, hidden_use
@@ -301,7 +301,7 @@ def _calls_in(values: Values, own: str, name: str) -> Iterator[ast.Call]:
         if isinstance(node, ast.Name | ast.Attribute) and _is_it(values, node, own, name):
             call = script.parents[node]
             if isinstance(call, ast.Call) and call.func is node:
-                yield _valued(values, call)
+                yield valued(values, call)
             elif node not in script.types:
                 raise Unreadable(node, f"{name} is passed on in {script.name}")
 
@@ -324,19 +324,6 @@ def _place(script: Script) -> str | None:
     if script.folder is None or script.name is None:
         return None
     return (script.folder.resolve() / script.name).as_posix().lower()
-
-
-def _valued(values: Values, call: ast.Call) -> ast.Call:
-    """A call with values in place of its arguments, which belong to another file."""
-    return ast.Call(
-        ast.Name(last_name(call.func) or "", ast.Load()),
-        [item if isinstance(item, ast.Starred) else _value(values, item) for item in call.args],
-        [ast.keyword(item.arg, _value(values, item.value)) for item in call.keywords],
-    )
-
-
-def _value(values: Values, node: ast.expr) -> ast.expr:
-    return ast.Constant(values.attempt(node))
 
 
 def _imports() -> Iterator[tuple[str, frozenset[str]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from affidavit.importers.base import Broken, Calibrate, Least, Partial, Span, is_number
@@ -23,7 +24,8 @@ from affidavit.importers.returned import (
     is_unused,
 )
 from affidavit.importers.script import Script, keywords_of, last_name
-from affidavit.importers.script_values import Unreadable, branch, text_of
+from affidavit.importers.script_files import helpers
+from affidavit.importers.script_values import Unreadable, Values, branch, text_of
 from affidavit.importers.training_loop import (
     accumulation,
     at_least,
@@ -231,18 +233,26 @@ class Reading(Quantities):
             if value is not None:
                 data[name] = value
 
+    @cached_property
+    def helpers(self) -> list[tuple[Values, list[ast.Call]]]:
+        """What the script calls of each other module of its repository."""
+        return list(helpers(self.values))
+
     def _least(self) -> Least | None:
         """The epochs that the loops make at least, though their number is not settled."""
-        trainings = list(self.trainings())
-        places = [(item, keywords_of(item).get("epochs")) for item in trainings]
-        if not trainings:
-            places = [(item, None) for item in steps_of(self.values)]
+        places: list[tuple[ast.Call, float | None]] = []
+        for item in self.trainings():
+            known = self.values.known(keywords_of(item).get("epochs"))
+            places.append((item, known if is_number(known) else 1))
+        places = places or [(item, None) for item in steps_of(self.values)]
+        if not places:
+            for other, calls in self.helpers:
+                inner = [at_least(other, item, None)[0] for item in steps_of(other)]
+                places += [(call, inner[0]) for call in calls if len(inner) == 1]
         if len(places) != 1:
             return None
-        place, told = places[0]
-        known = self.values.known(told)
-        own = known if is_number(known) else 1
-        count, repeats = at_least(self.values, place, own if trainings else None)
+        place, own = places[0]
+        count, repeats = at_least(self.values, place, own)
         if count is None:
             return None
         if repeats is None:
@@ -256,12 +266,17 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
+        places = [(self.values, "")]
+        if not steps_of(self.values):
+            places += [(other, f" of {other.script.name}") for other, _ in self.helpers]
         for fault, found in FAULTS:
             if self.is_poisson is False and fault.schemes is not None:
                 continue
-            if (node := found(self.values)) is not None:
-                message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
-                self.broken.append(fault.model_copy(update={"message": message}))
+            for values, where in places:
+                if (node := found(values)) is not None:
+                    message = f"line {getattr(node, 'lineno', '?')}{where}: {fault.message}"
+                    self.broken.append(fault.model_copy(update={"message": message}))
+                    break
         if self._watches_training():
             self.broken.append(STOPPED)
         if (

@@ -1,0 +1,79 @@
+"""Training loops that stand in another file than the private call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """\
+import torch
+from opacus import PrivacyEngine
+from helpers import run
+loader = torch.utils.data.DataLoader(data, batch_size=500)
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader,
+    noise_multiplier=1.0, max_grad_norm=1.0)
+for epoch in range(3):
+    run(model, loader, optimizer)
+# affidavit: adjacency=zero_out target_delta=1e-5 dataset_size=50000 epochs=3
+"""
+HELPERS = """\
+def run(model, loader, optimizer, clears=True, epochs=1):
+    for _ in range(epochs):
+        turn(model, loader, optimizer, clears)
+
+def turn(model, loader, optimizer, clears):
+    for x in loader:
+        loss(model(x)).backward()
+        if clears:
+            optimizer.step()
+            optimizer.zero_grad()
+
+def plain(model, loader, optimizer):
+    for x in loader:
+        loss(model(x)).backward()
+        if late(x):
+            optimizer.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rules"),
+    [
+        ("", "", set()),
+        ("optimizer)\n#", "optimizer, False)\n#", {"accumulated_lots"}),
+        ("optimizer)\n#", "optimizer, some())\n#", {"accumulated_lots"}),
+        ("run", "plain", {"accumulated_lots", "skipped_lots"}),
+        ("from helpers import run\n", "import helpers\nrun = helpers.plain\n", set()),
+        ("optimizer)\n#", "optimizer, epochs=2)\n#", {"given_conflict"}),
+        ("for epoch in range(3)", "for fold in folds.split(data)", set()),
+        ("optimizer)\n#", "optimizer, epochs=3)\n#", {"given_conflict"}),
+    ],
+)
+def test_a_loop_in_another_file_is_judged_as_it_is_called(
+    checked: Any, old: str, new: str, rules: set[str]
+) -> None:
+    Path("train.py").write_text(SCRIPT.replace(old, new))
+    Path("helpers.py").write_text(HELPERS)
+    _, document = checked("train.py")
+    (plan,) = document["plans"]
+    blocking = [item for item in plan["findings"] if item["blocks"]]
+    assert {item["rule"] for item in blocking} == rules
+    if rules - {"given_conflict"}:
+        assert "of helpers.py" in blocking[0]["message"]
+
+
+def test_what_other_scripts_pass_to_a_helper_does_not_count(checked: Any) -> None:
+    Path("train.py").write_text(SCRIPT)
+    Path("helpers.py").write_text(HELPERS)
+    Path("other.py").write_text("from helpers import run\nrun(m, l, o, False)\n")
+    assert checked("train.py")[0] == 0
