@@ -43,7 +43,7 @@ from affidavit.plan import digest_of
 from affidavit.service.database import hold, writer
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
-from affidavit.service.log.entries import append
+from affidavit.service.log.entries import append, logged
 from affidavit.service.problems import Problem
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
 
@@ -227,16 +227,18 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
 
 
 def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
-    """Who has agreed since it was last carried out or declined."""
+    """Who has agreed since it was last carried out or declined, by rows that were logged."""
     table = admin_proposals.c
     over = table.carried_out | table.kind.endswith("_declined", autoescape=True)
     query = (
-        select(table.proposer, over)
+        select(table.proposer, table.at, over)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
         .where(~admin_proposals.c.kind.endswith("_request", autoescape=True))
         .order_by(admin_proposals.c.id)
     )
+    entries = {(actor, at) for actor, at, _ in logged(connection, "proposal", digest)}
     proposers: set[str] = set()
-    for proposer, is_over in connection.execute(query):
-        proposers = set() if is_over else {*proposers, proposer}
+    for proposer, at, is_over in connection.execute(query):
+        if (proposer, at) in entries:
+            proposers = set() if is_over else {*proposers, proposer}
     return proposers

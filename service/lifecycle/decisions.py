@@ -20,7 +20,6 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,7 +43,7 @@ from affidavit.service.lifecycle.models import (
     RevocationRequest,
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
-from affidavit.service.log.entries import append, log_entries
+from affidavit.service.log.entries import append, logged
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
@@ -151,14 +150,13 @@ def _issue(
 def _require_logged(
     connection: Connection, pending: StoredCertificate, collected: Approvals
 ) -> None:
-    """Raise ``LogDamaged`` for a row without its entry: a statement wrote it, and nobody here."""
-    query = select(log_entries.c.content).where(
-        log_entries.c.kind == "approval", log_entries.c.subject == pending.id
-    )
-    entries = [json.loads(content) for content in connection.execute(query).scalars()]
-    logged = {(entry["actor"], entry["body"]["envelope"]) for entry in entries}
+    """Raise ``LogDamaged`` for an approval that is not in the log."""
+    entries = {
+        (actor, format_instant(at), body["envelope"])
+        for actor, at, body in logged(connection, "approval", pending.id)
+    }
     for approval in collected.given:
-        if (approval.name, approval.envelope) not in logged:
+        if (approval.name, approval.at, approval.envelope) not in entries:
             raise LogDamaged(f"the approval of {pending.id} by {approval.name} was not logged")
 
 

@@ -26,7 +26,7 @@ The log's tables are its entries, their order, the Merkle tree and its checkpoin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     insert,
+    select,
 )
 
 from affidavit.certificate import read_envelope
@@ -157,6 +158,21 @@ def append(
     """
     entry = LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
     return _append(connection, [entry])[0]
+
+
+def logged(
+    connection: Connection, kind: EntryKind, subject: str
+) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
+    """Who did what about ``subject`` and when, by its entries.
+
+    What people decided counts only if it is here: a row alone may be somebody's statement.
+    """
+    query = select(log_entries.c.at, log_entries.c.content).where(
+        log_entries.c.kind == kind, log_entries.c.subject == subject
+    )
+    for at, content in connection.execute(query):
+        entry = json.loads(content)
+        yield entry["actor"], at, entry["body"]
 
 
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:

@@ -114,6 +114,21 @@ def test_nothing_takes_effect_before_enough_people_asked_for_the_same(ask: Any) 
         assert list(audit(connection, [])) == []
 
 
+def test_who_agreed_by_raw_sql_alone_does_not_count(ask: Any) -> None:
+    ask.publish(2)
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
+    columns = "digest, kind, at, carried_out, content, reason"
+    with ask.services.engine.begin() as connection:
+        connection.execute(
+            text(
+                f"INSERT INTO admin_proposals (proposer, {columns}) "
+                f"SELECT 'token:bob', {columns} FROM admin_proposals"
+            )
+        )
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
+    assert ask("cyd", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
+
+
 def test_the_form_of_a_budget_notes_the_request(ask: Any) -> None:
     ask.publish(2)
     fields = {**BUDGET, "dataset": "toy", "unit": "example", "reason": "a", "delta": "1e-4"}
