@@ -6,6 +6,7 @@ been run in another order, or twice; what is read is a run from top to bottom.""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from affidavit.importers.libraries import TRAINING
 from affidavit.plan import MalformedPlan, load_json
 
 MAGICS = ("%", "!", "?")
+HELP = re.compile(r"\s*[\w.]+\?{1,2}\s*")
+ASSIGNED = re.compile(r"^(\s*\w+\s*=\s*)([!%].*)")
+"""What a command printed, as the value of a name."""
 RUNNING = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Magic commands of a cell that run its Python."""
 
@@ -40,8 +44,8 @@ def _plain(text: str) -> str:
         return "\n".join("# " + line for line in text.splitlines())
     return "\n".join(
         f"{line[: len(line) - len(line.lstrip())]}pass  # {line.strip()}"
-        if line.lstrip().startswith(MAGICS)
-        else line
+        if line.lstrip().startswith(MAGICS) or HELP.fullmatch(line)
+        else ASSIGNED.sub(r"\1get_ipython()  # \2", line)
         for line in text.splitlines()
     )
 

@@ -30,6 +30,7 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
     "expected_rate": "/sampling/probability",
 }
 """Where each quantity stands in a plan."""
+LENGTHS = ("steps", "epochs")
 SETTLED_BY_ACCOUNTING = ("dataset_size", "target_epsilon", "target_delta")
 """Quantities that what is told to an accountant settles alone."""
 OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize")
@@ -47,6 +48,8 @@ class Quantities:
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
         self.literals: dict[str, ast.Constant] = {}
+        self.repeated: tuple[ast.Call, float] | None = None
+        """What trains for some epochs, in loops that cannot be counted."""
 
     def refusal(self, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
         """The error for this script, at the private call unless another line is named."""
@@ -101,10 +104,31 @@ class Quantities:
                 raise Unreadable(use, f"line {line}: {text_of(use)} may replace it.")
             if name not in call.quantities:
                 continue
+            if not (call is self.library.private or call.trains or call.accounts):
+                self._require_unset(call, name)
             nodes = [self.call] if call is self.library.private else list(self._calls(call))
             if call.trains and (why := self._not_one_training(call, nodes)) is not None:
                 raise Unreadable(nodes[0] if nodes else self.call, why)
             yield from ((call, node) for node in nodes)
+
+    def _require_unset(self, call: Call, name: str) -> None:
+        """Refuse a quantity of settings that the script changes once they are made."""
+        of_it = LENGTHS if name in LENGTHS else (name,)
+        for text in (call.quantities[key] for key in of_it if key in call.quantities):
+            for part in WORD.findall(text):
+                stores: list[ast.AST] = [
+                    store
+                    for store in self.script.stored_attributes.get(part, ())
+                    if getattr(store.value, "id", "") != "self"
+                ]
+                stores += [
+                    item
+                    for item in self.script.called("setattr")
+                    if any(getattr(arg, "value", None) == part for arg in item.args)
+                ]
+                if stores:
+                    line = getattr(stores[0], "lineno", "?")
+                    raise Unreadable(stores[0], f"line {line}: {part} is set while it runs.")
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
         """Why training may take place elsewhere than in one call, None if it does not."""
@@ -182,6 +206,7 @@ class Quantities:
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."
+            self.repeated = (node, count) if name == "epochs" else None
             return None
         return None if times.is_epochs else count * times.count
 

@@ -241,10 +241,10 @@ class Reading(Quantities):
     def _least(self) -> Least | None:
         """The epochs that the loops make at least, though their number is not settled."""
         places: list[tuple[ast.Call, float | None]] = []
-        for item in self.trainings():
-            known = self.values.known(keywords_of(item).get("epochs"))
-            places.append((item, known if is_number(known) else 1))
-        places = places or [(item, None) for item in steps_of(self.values)]
+        if self.repeated is not None:
+            places.append(self.repeated)
+        elif not any(self.trainings()):
+            places += [(item, None) for item in steps_of(self.values)]
         if not places:
             for other, calls in self.helpers:
                 inner = [at_least(other, item, None)[0] for item in steps_of(other)]

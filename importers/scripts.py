@@ -27,7 +27,8 @@ from affidavit.importers.training_loop import hidden_use
 
 LARGEST = 1 << 18
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
-LEARNING_RATES = ("learning_rate", "lr")
+HARMLESS = ("learning_rate", "lr", "use_cuda_amp")
+"""Attributes of private objects that change nothing of what is released."""
 REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
 """Methods and functions that undo a private call, or make another object of it."""
 PARTS = frozenset(
@@ -263,9 +264,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
     replaced = set(REPLACED) - set(library.methods)
     for use in () if method else uses_of(script, call):
-        if use.attr in replaced or (
-            not isinstance(use.ctx, ast.Load) and use.attr not in LEARNING_RATES
-        ):
+        if use.attr in replaced or (not isinstance(use.ctx, ast.Load) and use.attr not in HARMLESS):
             message = f"{text_of(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}

@@ -418,6 +418,13 @@ KERAS_IN_FOLDS = (
     "    model.compile(optimizer=optimizer)\n"
     "    model.fit(x, y, epochs=3, batch_size=6)\n"
 )
+TRAINER = (
+    "import dp_transformers\n" + FOLDS + "    told = dp_transformers.TrainingArguments(\n"
+    "        per_device_train_batch_size=6, num_train_epochs=3)\n"
+    "    private = dp_transformers.PrivacyArguments(noise_multiplier=1.0)\n"
+    "    trainer = dp_transformers.OpacusDPTrainer(args=told, privacy_args=private)\n"
+    "    trainer.train()\n"
+)
 INDENTED = "".join(f"    {line}\n" for line in (EACH + LOSS).splitlines())
 IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
 
@@ -434,6 +441,8 @@ IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
         (HEAD + PRIVATE + EACH.replace("3", "n") + LOSS, 1, None),
         (KERAS_IN_FOLDS, 3, 2),
         (KERAS_IN_FOLDS, 4, None),
+        (TRAINER, 3, 2),
+        (TRAINER, 4, None),
     ],
 )
 def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:
@@ -492,3 +501,42 @@ PARTS = "BatchMemoryManager(data_loader=loader, optimizer=optimizer)"
 )  # fmt: skip
 def test_what_trains_beside_a_lot_or_within_one_is_found(text: str, codes: set[str]) -> None:
     assert broken(text) & {*codes, "other_optimizer", "accumulated_lots", "mixed_records"} == codes
+
+
+@pytest.mark.parametrize(
+    ("line", "lacking"),
+    [
+        ("", set()),
+        ("trainer.use_cuda_amp = False", set()),
+        ("trainer.args.gradient_checkpointing = False", set()),
+        ("self.num_train_epochs = 9", set()),
+        ("told.num_train_epochs = 9", {"epochs"}),
+        ("trainer.args.max_steps = 999", {"epochs"}),
+        ("setattr(told, 'num_train_epochs', 9)", {"epochs"}),
+        ("told.gradient_accumulation_steps = 8", {"lot_size"}),
+    ],
+)
+def test_settings_that_change_once_they_are_made_are_asked_for(
+    line: str, lacking: set[str]
+) -> None:
+    text = TRAINER.replace(FOLDS, "if True:\n").replace(
+        "    trainer.t", f"    {line}\n    trainer.t"
+    )
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    known = {"epochs": partial.data.get("epochs"), **partial.data["sampling"]}
+    assert {key for key in ("epochs", "lot_size") if known.get(key) is None} == lacking
+
+
+def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
+    cells = ["SGD?\nSGD.step??\n", "files = !ls\nhere = %pwd\n", HEAD + PRIVATE + EACH + LOSS]
+    document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
+    partial = scripts.read(source_of(json.dumps(document).encode()))
+    assert partial is not None
+    assert partial.data["epochs"] == 3
+    cells[1] = "n = !wc -l data\n"
+    cells[2] = cells[2].replace("range(3)", "range(n)")
+    document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
+    partial = scripts.read(source_of(json.dumps(document).encode()))
+    assert partial is not None
+    assert "epochs" not in partial.data
