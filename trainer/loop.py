@@ -291,7 +291,14 @@ class Run:
             keys=secrets.keys,
             optimizer=self._optimizer,
         )
-        self._machine.require_apart(self._model, self._collated)
+        try:
+            self._machine.require_apart(self._model, self._collated)
+        except torch.OutOfMemoryError:
+            raise RunFailure(
+                "out_of_memory",
+                f"out of memory at --microbatch {self._settings.microbatch} before the first step; "
+                "use a smaller --microbatch.",
+            ) from None
         return self._machine
 
     @property

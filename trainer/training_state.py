@@ -207,6 +207,7 @@ class TrainingState:
             self.private,
             lambda rows: losses(picked_records(made_up, rows)),
             alone=None if collated is None else lambda rows: losses(collated(rows)),
+            most=min(self._settings.microbatch, self._config.plan.dataset.size or MORE),
         )
 
     def require_as_begun(self) -> None:

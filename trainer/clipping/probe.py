@@ -5,7 +5,8 @@ the records of a lot; a module can keep running sums of what it sees. Before tra
 ``probe`` runs the model on a few made-up records and refuses it, by name, where
 
 * the loss of a record changes when another record is replaced, with the same random draws, or
-  left out (the latter in evaluation mode, and in training mode where that draws nothing);
+  where there are fewer or many more (in evaluation mode, and in training mode where that draws
+  nothing);
 * the loss of one record has a gradient in another's row, whatever is run one record at a time,
   a record's gradient changes with the losses of others, or is not the one that autograd takes
   of that record by itself;
@@ -60,13 +61,16 @@ Losses = Callable[[Tensor], Tensor]
 """The losses, shape (n,), of the made-up records with these numbers, (n,), below ``MORE``."""
 
 
-def probe(private: PrivateModel, losses: Losses, *, alone: Losses | None = None) -> dict[str, int]:
+def probe(
+    private: PrivateModel, losses: Losses, *, alone: Losses | None = None, most: int = MORE
+) -> dict[str, int]:
     """How often each trainable tensor is used in a pass, by name.
 
-    ``alone`` is ``losses`` with a batch made of these records only, whatever it is padded to.
-    Raises ``MixedRecords`` and ``UnsupportedModel``.
+    ``alone`` is ``losses`` with a batch made of these records only, whatever it is padded to, and
+    ``most`` the size of the largest microbatch. Raises ``MixedRecords`` and ``UnsupportedModel``.
     """
     drawn, alone = _drawn_alike(losses), alone or losses
+    crowd = ROWS.repeat(-(-most // MORE))[: max(most, MORE)]
     with _left_as_it_was(private.model):
         buffers = {name: item.clone() for name, item in private.model.named_buffers()}
         narrow = private.observe(partial(losses, ROWS), records=MORE)
@@ -89,8 +93,10 @@ def probe(private: PrivateModel, losses: Losses, *, alone: Losses | None = None)
             _require_near(drawn(ROWS)[:FEWER], drawn(REPLACED)[:FEWER], narrow, MIXED)
             if torch.equal(losses(ROWS), losses(ROWS)):
                 _require_near(losses(ROWS)[:FEWER], losses(ROWS[:FEWER]), narrow, MIXED)
+                _require_near(losses(ROWS)[crowd], losses(crowd), narrow, CROWDED)
             with evaluating(private.model):
                 _require_near(losses(ROWS)[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
+                _require_near(losses(ROWS)[crowd], losses(crowd), narrow, CROWDED)
         tolerance = NARROW_TOLERANCE if narrow else TOLERANCE[torch.float32]
         _find_owners(private, drawn, tolerance)
         if not sharded:
@@ -111,6 +117,10 @@ def probe(private: PrivateModel, losses: Losses, *, alone: Losses | None = None)
 MIXED = (
     "when another record is replaced or left out of the lot: the model, the loss or its padding "
     "mixes records (statistics or comparisons over the batch, packed sequences)"
+)
+CROWDED = (
+    "in a microbatch of full size: records displace each other (experts with a capacity for all of "
+    "them)"
 )
 STATEFUL = "in a second pass with the same random draws: the model keeps state of its inputs"
 

@@ -96,6 +96,17 @@ def test_mixing_in_training_mode_is_found_where_nothing_is_random() -> None:
         probe(private(model), losses(model))
 
 
+def test_records_that_displace_each_other_in_a_full_microbatch_are_found() -> None:
+    def in_turn(_: nn.Module, x: Tensor) -> Tensor:
+        return x * (torch.arange(len(x)) < 8)[:, None, None]  # an expert with a capacity of 8
+
+    model = Body(in_turn)
+    held = private(model)
+    probe(held, losses(model), most=8)
+    with pytest.raises(MixedRecords, match="displace each other"):
+        probe(held, losses(model), most=9)
+
+
 def test_narrow_types_are_not_taken_for_mixing() -> None:
     model = Body()
 

@@ -233,13 +233,21 @@ def test_out_of_memory_says_what_to_do_and_a_smaller_microbatch_goes_on(
     run: Run, tmp_path: Path
 ) -> None:
     class Large(Small):
+        fits_without_gradients = True
+
         def losses(self, batch: Any) -> Tensor:
-            if len(batch[0]) > 8:
+            fits = self.fits_without_gradients and not torch.is_grad_enabled()
+            if len(batch[0]) > 8 and not fits:
                 raise torch.OutOfMemoryError
             return super().losses(batch)
 
+    class Larger(Large):
+        fits_without_gradients = False
+
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
+    with pytest.raises(RunFailure, match="before the first step; use a smaller --microbatch"):
+        run(plan, out=tmp_path / "larger", bundle=bundle, model=Larger())
     with pytest.raises(RunFailure, match="--microbatch"):
         run(plan, out=out, bundle=bundle, model=Large())
     made = run(plan, out=out, bundle=bundle, model=Large(), microbatch=8, resume=True)
