@@ -224,6 +224,7 @@ class PrivateRun:
         # So that GradScaler calls it, instead of failing over gradients that are not there yet.
         self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._records = 0
+        self._handed: tuple[Batch, set[Any]] = None, set()
         self._lossless: tuple[int, bool] | None = None  # how many records, and whether made up
         self._sums: dict[str, Tensor] = {}  # not in ``grad``, where others would change them
         self._due: Due | None = None
@@ -244,14 +245,20 @@ class PrivateRun:
 
         It has the shape (). Each record's gradient was taken and clipped when this returns, so that
         no other loss can take part, and ``backward`` has nothing left to do. Raises ``LoopError``
-        outside of a batch and where the model has moved to another device, and ``MixedRecords`` and
-        ``UnsupportedModel`` as the model does.
+        outside of a batch, for one that the loop changed, and where the model has moved to another
+        device, and ``MixedRecords`` and ``UnsupportedModel`` as the model does.
         """
         if self._lossless is None:
             raise LoopError(
                 "loop", "call run.loss once for every batch of the run, inside its loop."
             )
         (records, idle), self._lossless = self._lossless, None
+        if not _content(batch) <= self._handed[1]:
+            raise LoopError(
+                "loop",
+                "run.loss got another batch than the run gave, or one that was changed, which may "
+                "mix records (mixup). Change records in the data set or in losses, where it shows.",
+            )
         if (device := _device_of(self._model.module)) != self._device:
             raise LoopError(
                 "loop",
@@ -287,6 +294,7 @@ class PrivateRun:
             for place, records in enumerate(lot):
                 batch = self._training.batch(lot, place, records)
                 self._lossless = max(1, len(records)), not len(records)
+                self._handed = batch, _content(batch)
                 self._open, self._ready = True, place == last
                 yield batch
                 self._close_microbatch()
@@ -426,6 +434,17 @@ def _tensors(batch: Batch) -> list[Tensor]:
     if isinstance(batch, tuple | list):
         return [item for part in batch for item in _tensors(part)]
     return [torch.tensor(list(repr(batch).encode()), dtype=torch.uint8)]
+
+
+def _content(batch: Batch) -> set[Any]:
+    """Which tensors these are, and how often they were written to; whatever else is in it."""
+    if isinstance(batch, Tensor):
+        return {(id(batch), batch._version)}
+    if isinstance(batch, Mapping):
+        return {item for part in batch.values() for item in _content(part)}
+    if isinstance(batch, tuple | list):
+        return {item for part in batch for item in _content(part)}
+    return {repr(batch)}
 
 
 def _groups(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from affidavit.trainer import PrivateRun, private
+from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.clipping.private import (
     MixedRecords,
     UnsupportedModel,
@@ -149,6 +149,26 @@ def detached(run: PrivateRun, model: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
+def mixed_up(batch: Any) -> Any:
+    """Mixup, as loops have it."""
+    return [(item + item.flip(0)) / 2 for item in batch]
+
+
+def mixed_in_place(batch: Any) -> Any:
+    """The same, written into the batch."""
+    batch[0].copy_(batch[0].flip(0) + batch[0])
+    return batch
+
+
+@pytest.mark.parametrize("change", [mixed_up, mixed_in_place])
+def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -> None:
+    run = run_of(tmp_path / "run", network())
+    batch = next(iter(run))
+    with pytest.raises(LoopError, match="may mix records"):
+        run.loss(change(batch))
+    run.close()
+
+
 @pytest.mark.ordinary("not detached")
 @pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
@@ -228,7 +248,7 @@ SCALE = nn.Parameter(torch.ones(1))
     [
         (lambda: Between(keeping), losses, MixedRecords, "second pass"),
         (lambda: Between(mixing_up), losses, MixedRecords, "mixes records"),
-        (lambda: Between(lambda _, h: Coupled.apply(h)), losses, MixedRecords, "record"),
+        (network, lambda m, b: Coupled.apply(losses(m, b)), MixedRecords, "losses of others"),
         (lambda: Between(normalising), losses, UnsupportedModel, "autograd"),
         (network, labels_at_random, MixedRecords, "mixes records"),
         (network, lambda m, b: losses(m, b) * SCALE, UnsupportedModel, r"shape \(1,\)"),
