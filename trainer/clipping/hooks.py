@@ -37,19 +37,26 @@ from affidavit.trainer.clipping.ghost_norm import (
     Factors,
     LinearFactors,
 )
+from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.numerics import clip_weights, joint_norm, norm_of_rows, rounding, widened
 from affidavit.trainer.shards import Bucket
+
+TAKES_GRADIENTS = (
+    "the losses take a gradient themselves (torch.autograd.grad: a gradient penalty, forces, a "
+    "Hessian), where per-record gradients are unknown. Remove that term."
+)
 
 
 class MixedRecords(RuntimeError):
     """A layer does not keep one row per record, so per-record gradients are unknown.
 
-    ``path`` is the layer's, where one is to blame.
+    ``path`` is the layer's, where one is to blame. ``whole`` says that a module could not be run
+    one record at a time because kernels inside it see all records at once.
     """
 
-    def __init__(self, message: str, *, path: str | None = None) -> None:
+    def __init__(self, message: str, *, path: str | None = None, whole: bool = False) -> None:
         super().__init__(message)
-        self.path = path
+        self.path, self.whole = path, whole
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +65,7 @@ class Lot:
 
     ``inside`` says that a module is being run one record at a time, ``anchor`` is a tensor of that
     record. ``observing`` only notes the shapes of inputs. While the model is probed ``rows`` has,
-    for every use, the sum and the norm of each record's gradient, (n, 2): of all records, or of
+    for every use, a sum and the norm of each record's gradient, (n, 2): of all records, or of
     ``only``, the one record whose loss is taken, where every other's gradient must be zero.
     """
 
@@ -211,8 +218,11 @@ class GradientHook:
     def receive(self, factors: Factors, records: int) -> None:
         """Take the factors of one use, which must have a row for every record.
 
-        Raises ``MixedRecords`` where they have not.
+        Raises ``MixedRecords`` where they have not, and ``UnsupportedModel`` where the losses
+        themselves take the gradient.
         """
+        if not self.lot.backward:
+            raise UnsupportedModel(TAKES_GRADIENTS)
         if records != self.lot.records:
             raise MixedRecords(
                 f"{self.target.name}: the layer sees {records} rows for {self.lot.records} "
@@ -236,7 +246,14 @@ class GradientHook:
                 path=self.path,
             )
         sums = [factors.weighted_sum(weights) for weights in (one if only is None else one[[only]])]
-        return torch.stack([torch.stack([item.sum(), item.norm()]) for item in sums])
+        return torch.stack([torch.stack([told_apart(item), item.norm()]) for item in sums])
+
+
+def told_apart(gradient: Tensor) -> Tensor:
+    """A sum of the entries that differs where they change places, shape ()."""
+    entries = gradient.flatten()
+    weights = torch.arange(len(entries), dtype=torch.float32, device=gradient.device).cos_()
+    return entries @ weights.to(gradient.dtype)
 
 
 def norm_of_uses(uses: list[Factors]) -> Tensor:

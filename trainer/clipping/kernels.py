@@ -199,7 +199,7 @@ def _by_kernel(
     layer: nn.Module, kernel: Kernel, values: list[Tensor], *, only: int
 ) -> dict[str, Tensor]:
     """Σ_j w_j G_j of the kernel at w = 1 for record ``only`` and 0 for others."""
-    lot = Lot(records=len(values[0]))
+    lot = Lot(records=len(values[0]), backward=True)
     taps = {}
     for name, parameter in layer.named_parameters():
         block = Block(name=name, clip_norm=1e9, uses=2)

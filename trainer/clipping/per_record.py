@@ -4,8 +4,8 @@ A module that uses parameters in a way of its own (a scale, a class token, a bia
 experts) is run by ``vmap`` over the records, each with a copy of those parameters. What it
 computes for a record is then a function of that record alone, by construction, and the gradient of
 a copy is that record's. Layers inside it that have a kernel leave the ``vmap`` and run for all
-records at once. A module without such layers that ``vmap`` cannot run (its control flow depends on
-data) is run record by record.
+records at once. A module that ``vmap`` cannot run (its control flow depends on data) is run record
+by record, with copies of all parameters inside it.
 
 The cost: a microbatch's gradients of those parameters are formed in full, as many numbers as
 parameters times records. For scales, tokens and biases that is little. For large tensors use a
@@ -160,6 +160,11 @@ class _Attention(TorchFunctionMode):
         return result
 
 
+def first_line(error: Exception) -> str:
+    """Of its message, or its kind where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _is(value: Any) -> bool:
     return isinstance(value, Tensor)
 
@@ -187,6 +192,10 @@ class Unit:
     leaf: bool
     seen: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     one_by_one: bool = False
+
+    @property
+    def _where(self) -> str:
+        return f"{self.path or 'the model'} ({type(self.module).__name__})"
 
     def observe(self, inputs: Any, records: int) -> None:
         """Note the sizes of inputs at this number of records."""
@@ -222,7 +231,7 @@ class Unit:
         ]
         if not places and not everything:
             raise MixedRecords(
-                f"{self.path} ({type(self.module).__name__}): none of its inputs has one row for "
+                f"{self._where}: none of its inputs has one row for "
                 "each record, so per-record gradients are unknown. Give it the "
                 "records in the first dimension; pad them to one length instead of packing several "
                 "into a row.",
@@ -232,7 +241,7 @@ class Unit:
         rows = rows if everything else [_rows(item, lot.records) for item in rows]
         if any(is_sharded(holder._parameters[name]) for holder, name in self.taps):
             raise UnsupportedModel(
-                f"{self.path} ({type(self.module).__name__}) uses parameters of a module inside it "
+                f"{self._where} uses parameters of a module inside it "
                 "that fully_shard or parallelize_module sharded separately. Do not shard it."
             )
         copies = [
@@ -242,12 +251,13 @@ class Unit:
         for tap in self.taps.values():
             tap.count()
 
-        def of_one(anchor: Tensor, values: Sequence[Tensor], own: Sequence[Tensor]) -> Any:
+        def of_one(anchor: Tensor | None, values: Sequence[Tensor], own: Sequence[Tensor]) -> Any:
             filled = list(flat)
             for place, value in zip(places, values, strict=True):
                 filled[place] = value
             args, named = tree_unflatten(filled, spec)
-            held, lot.inside, lot.anchor = (lot.inside, lot.anchor), True, anchor
+            held = lot.inside, lot.anchor
+            lot.inside, lot.anchor = anchor is not None, anchor
             try:
                 with self._standing_in(own), _Attention(lot), self._math_attention():
                     return type(self.module).forward(self.module, *args, **named)
@@ -265,12 +275,12 @@ class Unit:
         shapes: list[Any] = []
         device = (*rows, *copies)[0].device
 
-        def tensors(anchor: Tensor, values: Any, own: Any) -> tuple[Tensor, ...]:
+        def tensors(anchor: Tensor | None, values: Any, own: Any) -> tuple[Tensor, ...]:
             result, spec = tree_flatten(of_one(anchor, values, own))
             if hidden := [item for item in result if _hides_tensors(item)]:
                 raise MixedRecords(
-                    f"it returns a {type(hidden[0]).__name__}, whose tensors are hidden. "
-                    "Return tensors, or tuples or dictionaries of them.",
+                    f"{self._where} returns a {type(hidden[0]).__name__}, whose tensors are "
+                    "hidden. Return tensors, or tuples or dictionaries of them.",
                     path=self.path,
                 )
             shapes.append((spec, result))
@@ -282,21 +292,24 @@ class Unit:
                 with _without_performance_warnings():
                     out = vmap(tensors, randomness="different")(anchor, rows, copies)
                 return _filled(iter(out), *shapes[-1])
+            except MixedRecords:
+                raise
             except (RuntimeError, ValueError, TypeError) as error:
-                if isinstance(error, MixedRecords) or not self.leaf:
-                    raise MixedRecords(
-                        f"{self.path} ({type(self.module).__name__}) cannot be run one record at "
-                        f"a time: {str(error).strip().splitlines()[0]} Register a kernel for it, "
-                        "or freeze its own parameters.",
-                        path=self.path,
-                    ) from error
+                if not self.leaf:
+                    raise self.not_run(error) from error
                 self.one_by_one = True
         singles = zip(*(item.unbind(0) for item in (*rows, *copies)), strict=True)
-        parts = []
-        for item in singles:
-            anchor = torch.zeros((), device=device)
-            parts.append(tensors(anchor, item[: len(rows)], item[len(rows) :]))
+        parts = [tensors(None, item[: len(rows)], item[len(rows) :]) for item in singles]
         return _filled(iter([torch.stack(part) for part in zip(*parts, strict=True)]), *shapes[-1])
+
+    def not_run(self, error: Exception) -> MixedRecords:
+        """That ``error`` came of running the module one record at a time."""
+        return MixedRecords(
+            f"{self._where} cannot be run one record at a time: {first_line(error)} Register a "
+            "kernel for it, or freeze its own parameters.",
+            path=self.path,
+            whole=not self.leaf,
+        )
 
     def _math_attention(self) -> AbstractContextManager[Any]:
         # Its attention is called where ``_Attention`` does not see it.

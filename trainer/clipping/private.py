@@ -44,9 +44,17 @@ import torch
 import torch.nn.utils.parametrize
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.hooks import Block, GradientHook, Lot, MixedRecords, Target
+from affidavit.trainer.clipping.hooks import (
+    TAKES_GRADIENTS,
+    Block,
+    GradientHook,
+    Lot,
+    MixedRecords,
+    Target,
+    told_apart,
+)
 from affidavit.trainer.clipping.kernels import Kernel, kernel_of
-from affidavit.trainer.clipping.per_record import Unit, leave
+from affidavit.trainer.clipping.per_record import Unit, first_line, leave
 from affidavit.trainer.clipping.requirements import (
     BlockSpec,
     UnsupportedModel,
@@ -83,6 +91,8 @@ class PrivateModel:
         self._bucket, self._parallel = Bucket(), tensor_parallel
         self._targets = {id(p): self._target(n, p) for n, p in trainable.items()}
         self._per_record: set[str] = set()
+        self._whole: set[str] = set()
+        self._boxes: set[str] = set()
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
         self._wide: dict[str, Tensor] = {}
@@ -103,10 +113,11 @@ class PrivateModel:
     def _attach(self) -> None:
         self._blocks: dict[tuple[str, str], Block] = {}
         self._runs: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._boxes = set()
         modules = dict(self.model.named_modules())
         kernels: dict[str, tuple[Kernel, dict[str, GradientHook]]] = {}
         units: dict[str, dict[tuple[nn.Module, str], GradientHook]] = {
-            path: {} for path in self._per_record
+            path: {} for path in self._per_record | self._whole if self._above(path) in (path, None)
         }
         for path, layer in modules.items():
             targets = {
@@ -116,7 +127,7 @@ class PrivateModel:
             }
             require_supported(path, layer, tuple(targets))
             owner = self._owner(path, modules, targets)
-            kernel = kernel_of(layer) if owner == path else None
+            kernel = kernel_of(layer) if owner == path and path not in self._whole else None
             if kernel is not None and path not in self._lifted.values():
                 kernels[path] = kernel, {n: self._tap(path, t) for n, t in targets.items()}
                 continue
@@ -129,7 +140,9 @@ class PrivateModel:
                 self._runs.append((modules[path], partial(self._run, path, kernel, taps)))
         for path, own in units.items():
             inner = any(other != path and _within(other, path) for other in active)
-            unit = Unit(path=path or "the model", module=modules[path], taps=own, leaf=not inner)
+            if inner:
+                self._boxes.add(path)
+            unit = Unit(path=path, module=modules[path], taps=own, leaf=not inner)
             self._runs.append((modules[path], partial(self._run_unit, path, unit)))
         for layer, run in self._runs:
             layer.forward = run
@@ -138,15 +151,20 @@ class PrivateModel:
 
     def _owner(self, path: str, modules: dict[str, nn.Module], targets: dict[str, Target]) -> str:
         """The module that uses the tensors which the module at ``path`` holds."""
-        for target in targets.values():
-            if id(target.parameter) in self._lifted:
-                return self._lifted[id(target.parameter)]
         while path and isinstance(modules[path], HOLDERS):
             path = path.rpartition(".")[0]
         above = path.rpartition(".")[0]
         if path and isinstance(modules[above], nn.MultiheadAttention):
-            return above
-        return path
+            path = above
+        for target in targets.values():
+            path = self._lifted.get(id(target.parameter), path)
+        whole = self._above(path)
+        return path if whole is None else whole
+
+    def _above(self, path: str) -> str | None:
+        """The module around ``path`` that is run record by record with all that is inside it."""
+        around = (whole for whole in self._whole if path == whole or _within(path, whole))
+        return min(around, key=len, default=None)
 
     def _require_uses(self) -> None:
         for spec in self.specs:
@@ -161,7 +179,8 @@ class PrivateModel:
     def widen(self, error: Exception) -> bool:
         """Run the module around the layer that ``error`` is about one record at a time.
 
-        False where ``error`` is about no layer, or every module around it is run so already.
+        Where that fails for the kernels inside it, it is run so with all that it has. False where
+        ``error`` is about no layer, or every module around it is run so already.
         """
         if isinstance(error, UnsupportedModel) and error.outside:
             for name in error.outside:
@@ -170,12 +189,15 @@ class PrivateModel:
                 if not before:
                     return False
                 self._lifted[id(target.parameter)] = before.rpartition(".")[0]
-        elif isinstance(error, MixedRecords) and error.path:
-            path: str = error.path
-            while path and (path := path.rpartition(".")[0]) in self._per_record:
-                if not path:
-                    return False
-            self._per_record.add(path)
+        elif isinstance(error, MixedRecords) and error.path is not None:
+            path: str | None = error.path
+            if not (error.whole and path in self._boxes):
+                path = _around(error.path)
+                while path in self._per_record and not (error.whole and path in self._boxes):
+                    path = _around(path)
+            if path is None:
+                return False
+            (self._whole if error.whole and path in self._boxes else self._per_record).add(path)
         else:
             return False
         self.detach()
@@ -221,14 +243,34 @@ class PrivateModel:
         for tap in taps.values():
             tap.count()
         run = partial(kernel, layer, taps, lot.records)
-        if lot.inside:
-            return leave(run, lot, (inputs, named), rows=True)
-        self._note_folds(path, layer, inputs)
-        try:
+        with self._blamed_on(path):
+            if lot.inside:
+                return leave(run, lot, (inputs, named), rows=True)
+            self._note_folds(path, layer, inputs)
             return run(*inputs, **named)
+
+    @contextmanager
+    def _blamed_on(self, path: str, unit: Unit | None = None) -> Iterator[None]:
+        """While the model is probed an error is of how ``path`` is run: as it is, it ran before."""
+        try:
+            yield
         except MixedRecords as error:
-            error.path = path
+            if error.path is None:
+                error.path, error.whole = path, True
             raise
+        except (UnsupportedModel, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if self._lot.rows is None:
+                raise
+            if unit is not None:
+                raise unit.not_run(error) from error
+            raise MixedRecords(
+                f"{path} cannot be run for all records at once: {first_line(error)} Keep the "
+                "records in the first dimension, or freeze it.",
+                path=path,
+                whole=True,
+            ) from error
 
     def _run_unit(self, path: str, unit: Unit, *inputs: Any, **named: Any) -> Any:
         lot = self._lot
@@ -236,13 +278,10 @@ class PrivateModel:
             unit.observe((inputs, named), lot.records)
         if not lot.records or lot.observing:
             return type(unit.module).forward(unit.module, *inputs, **named)
-        if lot.inside:
-            return leave(partial(unit.run_inside, lot), lot, (inputs, named), rows=False)
-        try:
+        with self._blamed_on(path, unit):
+            if lot.inside:
+                return leave(partial(unit.run_inside, lot), lot, (inputs, named), rows=False)
             return unit.run(lot, (inputs, named))
-        except MixedRecords as error:
-            error.path = error.path or path
-            raise
 
     def _note_folds(self, path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Several rows a record are taken where the probe has seen whose they are."""
@@ -393,12 +432,17 @@ class PrivateModel:
     def observe(self, losses: Callable[[], Tensor], *, records: int) -> bool:
         """Run the model as it is, and note which inputs of its modules are of records.
 
-        ``losses`` gives one of shape (records,). Returns whether it ran under autocast.
+        ``losses`` gives one of shape (records,). Returns whether it ran under autocast. Raises
+        ``UnsupportedModel`` where the losses take a gradient.
         """
         self._lot.observing = True
         try:
             self.losses(losses, records=records)
             return self._lot.narrow
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise UnsupportedModel(TAKES_GRADIENTS) from error
         finally:
             self._lot.observing = False
 
@@ -469,7 +513,7 @@ class PrivateModel:
     ) -> None:
         """Raise ``UnsupportedModel`` if a tap's gradient differs from autograd's.
 
-        ``losses`` gives those of ``records`` (n,), or of one of them, which is compared. Only the
+        ``losses`` gives those of ``records`` (n,), or of one of them, which is compared. Only a
         sum of each tensor's gradient is. Gradients are left as they were.
         """
         rows = self._rows(partial(losses, records), len(records))
@@ -483,13 +527,14 @@ class PrivateModel:
                 for target, grad in zip(self._targets.values(), plain, strict=True):
                     mine = [row[place] for tap, row in rows if tap.target is target]
                     gap = sum(float(item[0]) for item in mine)
-                    gap -= 0.0 if grad is None else float(grad.double().sum())
+                    gap -= 0.0 if grad is None else float(told_apart(grad.double()))
                     size = sum(float(item[1]) for item in mine) * target.parameter.numel() ** 0.5
                     if not abs(gap) <= tolerance * (size + least):
                         raise UnsupportedModel(
                             f"{target.name}: run one record at a time, its layer's gradient "
                             "differs from autograd's. Remove gradient hooks from the model, or "
-                            "freeze the tensor."
+                            "freeze the tensor.",
+                            outside=(target.name,),
                         )
 
     def _rows(
@@ -609,6 +654,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _wide_type(parameter: Tensor) -> torch.dtype:
     return parameter.dtype if parameter.dtype == torch.float64 else torch.float32
+
+
+def _around(path: str) -> str | None:
+    """The path of the module that holds the one at ``path``; none does the model."""
+    return path.rpartition(".")[0] if path else None
 
 
 def _within(path: str, above: str) -> bool:

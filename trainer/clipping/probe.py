@@ -98,10 +98,7 @@ def probe(
                 _require_near(losses(ROWS)[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
                 _require_near(losses(ROWS)[crowd], losses(crowd), narrow, CROWDED)
         tolerance = NARROW_TOLERANCE if narrow else TOLERANCE[torch.float32]
-        _find_owners(private, drawn, tolerance)
-        if not sharded:
-            with evaluating(private.model):
-                private.require_true(losses, ROWS, tolerance=tolerance)
+        _find_owners(private, drawn, tolerance, true=None if sharded else losses)
         result = private.uses(lambda: losses(ROWS), records=MORE)
         with evaluating(private.model), torch.no_grad():
             _require_near(
@@ -156,10 +153,13 @@ def _leaves(losses: Tensor) -> dict[int, Tensor]:
     return result
 
 
-def _find_owners(private: PrivateModel, losses: Losses, tolerance: float) -> None:
+def _find_owners(
+    private: PrivateModel, losses: Losses, tolerance: float, *, true: Losses | None
+) -> None:
     """Each record's gradients in its own row, with as few modules run one by one as will do.
 
-    Raises ``MixedRecords`` and ``UnsupportedModel`` where none will do.
+    They are compared with autograd's of ``true``. Raises ``MixedRecords`` and
+    ``UnsupportedModel`` where none will do.
     """
     while True:
         try:
@@ -169,6 +169,9 @@ def _find_owners(private: PrivateModel, losses: Losses, tolerance: float) -> Non
                 private.require_own(
                     partial(losses, ROWS[:records]), records=records, tolerance=tolerance
                 )
+            if true is not None:
+                with evaluating(private.model):
+                    private.require_true(true, ROWS, tolerance=tolerance)
         except (MixedRecords, UnsupportedModel) as error:
             if not private.widen(error):
                 raise

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import jit, nn
+from torch.nn.parameter import is_lazy
 
 from affidavit.trainer.numerics import LEAST_CLIP_NORM, MOST_CLIP_NORM
 
@@ -76,6 +77,13 @@ def require_partition(trainable: Mapping[str, nn.Parameter], blocks: Sequence[Bl
                 f"{name} has a gradient hook, which would see no gradient: the tensor only gets "
                 "noisy means. Remove the hook."
             )
+        if is_lazy(parameter) or parameter.is_meta:
+            raise UnsupportedModel(
+                f"{name} has no values yet. Run a lazy layer once on made-up records, and load the "
+                "weights of a model on the meta device."
+            )
+        if not parameter.numel():
+            raise UnsupportedModel(f"{name} has no entries: there is nothing to train. Freeze it.")
         if not parameter.is_floating_point():
             raise UnsupportedModel(
                 f"{name} is {parameter.dtype}: it has no real gradient to clip. Freeze it."
@@ -117,6 +125,11 @@ def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> No
         )
     if not trained:
         return
+    if isinstance(layer, jit.ScriptModule):
+        raise UnsupportedModel(
+            f"{where} was compiled by TorchScript, which runs past the trainer. Give the module "
+            "that it was made from."
+        )
     if "forward" in layer.__dict__:
         raise UnsupportedModel(
             f"{where}: its forward was replaced, by another library or by a PrivateModel that was "

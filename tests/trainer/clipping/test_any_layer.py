@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
@@ -112,6 +113,80 @@ class DataDependent(nn.Module):
         return x * self.weight if float(x.detach().sum()) > 0 else x * self.weight.square()
 
 
+class AttendedByValues(nn.Module):
+    """The same with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 4)."""
+        h = x * self.weight if float(x.detach().sum()) > 0 else x * self.weight.square()
+        return functional.scaled_dot_product_attention(*(h.unsqueeze(1) for _ in range(3)))
+
+
+class RoutedRows(nn.Module):
+    """Each expert is called with the tokens, of any record, that chose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 4)."""
+        rows = x.flatten(0, 1)
+        weights, places = torch.softmax(self.router(rows), -1).topk(2)
+        result = torch.zeros_like(rows)
+        for place, expert in enumerate(self.experts):
+            at, choice = (places == place).nonzero(as_tuple=True)
+            result = result.index_add(0, at, expert(rows[at]) * weights[at, choice].unsqueeze(1))
+        return result.view_as(x)
+
+
+class Packed(nn.Module):
+    """A recurrent layer on packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 3)."""
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+
+class Transposed(nn.Module):
+    """A layer that is called with another weight than its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 4)."""
+        return functional_call(self.inner, {"weight": self.inner.weight.mT}, (x,))
+
+
+class ByItself(torch.autograd.Function):
+    """The identity, whose gradient is divided by its own norm; ``vmap`` has no rule for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """As it is."""
+        ctx.set_materialize_grads(True)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Of norm 1."""
+        assert ctx.needs_input_grad[0]
+        return grads[0] / grads[0].norm()
+
+
 class GemmaRMSNorm(nn.Module):
     """The scale is 1 + w."""
 
@@ -203,6 +278,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "biases of positions": Biased,
     "experts": Experts,
     "by values": lambda: picked(DataDependent()),
+    "attention by values": lambda: picked(AttendedByValues()),
+    "routed rows": lambda: picked(RoutedRows()),
+    "packed": lambda: picked(Packed()),
+    "another weight": lambda: picked(Transposed()),
+    "a function of its own": lambda: picked(nn.Identity(), lambda _, x: ByItself.apply(x)),
     "1 + w": lambda: picked(GemmaRMSNorm()),
     "gated norm": lambda: picked(GatedRMSNorm(), lambda layer, x: layer(x, x)),
     "norm over two dimensions": lambda: picked(nn.RMSNorm((3, 4))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -31,9 +32,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "keeps running statistics": lambda: nn.InstanceNorm1d(3, track_running_stats=True),
     "max_norm": lambda: nn.Embedding(3, 2, max_norm=1.0),
     "scale_grad_by_freq": lambda: nn.Embedding(3, 2, scale_grad_by_freq=True),
+    "TorchScript": lambda: torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)),
+    "no values": lambda: nn.Linear(3, 2, device="meta"),
+    "no values yet": lambda: nn.LazyLinear(2),
+    "no entries": lambda: nn.LayerNorm(0),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("what", LAYERS)
 def test_a_layer_is_refused_by_name(what: str) -> None:
     with pytest.raises(UnsupportedModel, match=what):
@@ -173,3 +179,20 @@ def test_a_loss_over_the_lot_is_refused(reduce: Callable[[Tensor], Tensor]) -> N
     model = nn.Linear(3, 1)
     with pytest.raises(MixedRecords, match="one value for each of the 4 records"):
         private(model).accumulate(lambda: reduce(model(torch.ones(4, 3))), records=4)
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.enable_grad])
+def test_losses_that_take_a_gradient_are_refused(
+    mode: Callable[[], AbstractContextManager[None]],
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def penalised(rows: Tensor) -> Tensor:
+        x = torch.arange(9.0).view(3, 3)[rows].requires_grad_()
+        with mode():
+            result = model(x).sum(1)
+            (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        return result + slope.square().sum(1)
+
+    with pytest.raises(UnsupportedModel, match="the losses take a gradient themselves"):
+        probe(private(model), penalised)
