@@ -29,12 +29,15 @@ from affidavit.accountants.protocol import (
 from affidavit.plan import (
     Composed,
     Event,
+    GaussianMixture,
     PoissonSubsampledGaussian,
     RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
 )
 
+Cut = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
 ROUNDING = 1e-8
 """Relative difference of two Gaussian-DP parameters that is rounding."""
 
@@ -159,14 +162,12 @@ def attained(event: Event) -> Event:
     at the rate at which it is in the lot (docs/theorems/truncated-poisson.md, lower bound).
     """
     releases = parts(event)
-    if not any(
-        isinstance(part, TruncatedPoissonGaussian | RepeatAndSelect) for part, _ in releases
-    ):
+    if not any(isinstance(part, Cut | RepeatAndSelect) for part, _ in releases):
         return event
     result = []
     for part, count in releases:
         leaf: Event | None = part
-        if isinstance(part, TruncatedPoissonGaussian):
+        if isinstance(part, Cut):
             leaf = _alone(part)
         elif isinstance(part, RepeatAndSelect):
             leaf = replace(part, event=attained(part.event))
@@ -177,9 +178,23 @@ def attained(event: Event) -> Event:
     return Composed(events=tuple(Repeated(event=leaf, count=count) for leaf, count in result))
 
 
-def _alone(leaf: TruncatedPoissonGaussian) -> Event | None:
+def _alone(leaf: Cut) -> Event | None:
+    from affidavit.accountants.fourier.truncated_group_sampling import numbers_left
     from affidavit.accountants.fourier.truncated_poisson import attained_rate
 
+    if isinstance(leaf, TruncatedPoissonGroupGaussian):
+        if leaf.neighbours != "replace_one":
+            return GaussianMixture(
+                weights=numbers_left(leaf), noise_multiplier=leaf.noise_multiplier
+            )
+        # The others of the user's records contribute zero, too.
+        leaf = TruncatedPoissonGaussian(
+            dataset_size=leaf.dataset_size,
+            sampling_probability=leaf.sampling_probability,
+            max_lot_size=min(leaf.max_lot_size, leaf.dataset_size),
+            noise_multiplier=leaf.noise_multiplier,
+            neighbours="replace_one",
+        )
     rate = attained_rate(leaf)
     if rate <= 0:
         return None

@@ -46,6 +46,7 @@ from affidavit.plan import (
     RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -204,7 +205,7 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
                 ),
                 times,
             )
-        case TruncatedPoissonGaussian() | GaussianMixture():
+        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian() | GaussianMixture():
             return  # Bounds of a run, which no record attains.
         case _:
             yield part, times

@@ -45,6 +45,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -197,7 +198,12 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
             )
         case PoissonSubsampledGaussian():
             return NeighboringRelation.ADD_OR_REMOVE_ONE
-        case PoissonSampledGroupGaussian() | GaussianMixture() | WithoutReplacementGroupGaussian():
+        case (
+            PoissonSampledGroupGaussian()
+            | GaussianMixture()
+            | WithoutReplacementGroupGaussian()
+            | TruncatedPoissonGroupGaussian()
+        ):
             raise Unsupported(
                 "Rényi accounting has no bound here for several records of a user.",
                 "Use the fourier accountant.",

@@ -18,7 +18,7 @@ shuffled, cyclic  zero_out,         Gaussian, once a participation (k = epochs);
                   replace_one       no amplification is claimed
 fixed_size        replace_one       sampled without replacement, once a step
 truncated_        any               truncated Poisson at q and the largest lot, once a
-poisson                             step
+poisson                             step; of users too
 balls_in_bins     add_remove,       random allocation of 1 of b bins at σ_joint / √E over
                   zero_out          E epochs, once (a partial last epoch after the first
                                     counts in full); with bins_drawn: each_epoch 1 of b at
@@ -60,6 +60,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
     schedule,
@@ -259,7 +260,10 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     size, largest = plan.dataset.size, phase.sampling.max_lot_size
     if size is None or largest is None:
         raise ValueError("a valid plan with truncated_poisson has a data set and a largest lot")
-    if largest > size:
+    adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
+    if not adds:
+        records = min(records, size)
+    if largest > size + (records - 1 if adds else 0):
         # No lot of any neighbouring data set is ever cut.
         return _poisson(plan, index, phase)
     probability = schedule.double_up(schedule.sampling_probability(plan, phase))
@@ -271,31 +275,37 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
             "every record is drawn and every lot is cut: that is a lot of fixed size.",
             "Write scheme: fixed_size with this lot size.",
         )
-    if plan.dataset.records_per_unit > 1:
-        raise _refused(
-            plan,
-            index,
-            "user_level_sampling",
-            "a sample that is cut draws a user's records together, which is accounted for users "
-            "of one record only.",
-            "Use scheme: poisson, or fixed_size under replace_one; sample users (clip each user's "
-            "sum once, with contributions_per_user: 1); or use full_batch, shuffled or cyclic.",
-        )
-    return Sampled(
-        event=lambda joint: TruncatedPoissonGaussian(
+    if records > MOST_RECORDS:
+        raise _too_many_records(plan, index, records)
+
+    def event(joint: float) -> Leaf:
+        if records > 1:
+            return TruncatedPoissonGroupGaussian(
+                records=records,
+                dataset_size=size,
+                sampling_probability=probability,
+                max_lot_size=largest,
+                noise_multiplier=joint,
+                neighbours=plan.adjacency,
+            )
+        return TruncatedPoissonGaussian(
             dataset_size=size,
             sampling_probability=probability,
             max_lot_size=largest,
             noise_multiplier=joint,
             neighbours=plan.adjacency,
-        ),
+        )
+
+    most = "one more" if records == 1 else f"{records} more"
+    return Sampled(
+        event=event,
         times=lambda steps: steps,
         probability=probability,
-        distance=2.0 if plan.adjacency == "replace_one" else 1.0,
+        distance=distance_of(plan),
         assumption="each record enters each sample independently with probability q; a sample of "
         f"more than {largest} records is cut to a uniformly random part of exactly {largest}, and "
         "the sum is divided by the fixed expected lot size, never by the realised one; the data "
-        f"set has at most {size} records, its neighbours at most one more",
+        f"set has at most {size} records, its neighbours at most {most}",
     )
 
 

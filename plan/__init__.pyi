@@ -50,6 +50,7 @@ from .events import RepeatAndSelect as RepeatAndSelect
 from .events import Repeated as Repeated
 from .events import SubsampledPair as SubsampledPair
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
+from .events import TruncatedPoissonGroupGaussian as TruncatedPoissonGroupGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
 from .events import WithoutReplacementGroupGaussian as WithoutReplacementGroupGaussian
 from .events import alternatives as alternatives

@@ -244,6 +244,36 @@ class TruncatedPoissonGaussian:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TruncatedPoissonGroupGaussian:
+    """As ``TruncatedPoissonGaussian``, where one user has at most ``records`` records.
+
+    Neighbours differ in all records of one user. Source: docs/theorems/truncated-poisson.md.
+    """
+
+    records: int
+    dataset_size: int
+    sampling_probability: float
+    max_lot_size: int
+    noise_multiplier: float
+    neighbours: Neighbours = "add_remove"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.records <= MOST_RECORDS:
+            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        _require_probability("sampling_probability", self.sampling_probability)
+        _require_positive("noise_multiplier", self.noise_multiplier)
+        if self.neighbours != "add_remove" and self.records > self.dataset_size:
+            raise ValueError(
+                f"records must not be above dataset_size, got {self.records} of {self.dataset_size}"
+            )
+        if not 0 < self.max_lot_size < self.dataset_size + self.records:
+            raise ValueError(
+                "max_lot_size must lie between 1 and what a neighbour may have less one, got "
+                f"{self.max_lot_size} of {self.dataset_size + self.records}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RandomAllocationGaussian:
     """A record thrown into one of ``bins`` bins, uniformly, and one Gaussian release a bin.
 
@@ -339,6 +369,7 @@ Leaf = (
     | WithoutReplacementGaussian
     | WithoutReplacementGroupGaussian
     | TruncatedPoissonGaussian
+    | TruncatedPoissonGroupGaussian
     | RandomAllocationGaussian
     | BallsInBinsGaussian
 )
@@ -439,6 +470,7 @@ _LEAVES: dict[str, type[Any]] = {
         WithoutReplacementGaussian,
         WithoutReplacementGroupGaussian,
         TruncatedPoissonGaussian,
+        TruncatedPoissonGroupGaussian,
         RandomAllocationGaussian,
     )
 }
@@ -469,6 +501,7 @@ def event_document(event: Event) -> dict[str, Any]:
             | WithoutReplacementGaussian()
             | WithoutReplacementGroupGaussian()
             | TruncatedPoissonGaussian()
+            | TruncatedPoissonGroupGaussian()
             | RandomAllocationGaussian()
         ):
             values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}

@@ -44,6 +44,10 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalMixtureLaw,
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS, Part, gathered
+from affidavit.accountants.fourier.truncated_group_sampling import (
+    attained_group_law,
+    truncated_group_law,
+)
 from affidavit.accountants.fourier.truncated_poisson import (
     Cover,
     attained_law,
@@ -66,6 +70,7 @@ from affidavit.plan import (
     RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -186,8 +191,8 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
         low, high = NOISE_MULTIPLIERS
         noise = leaf.noise_multiplier
         match leaf:
-            case PoissonSampledGroupGaussian(records=records):
-                noise /= records
+            case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():
+                noise /= leaf.records
             case WithoutReplacementGroupGaussian(records=records):
                 noise /= 2 * records
             case GaussianMixture(weights=weights):
@@ -213,6 +218,7 @@ def _sampling_probability(leaf: Leaf) -> float:
             PoissonSubsampledGaussian(sampling_probability=probability)
             | PoissonSampledGroupGaussian(sampling_probability=probability)
             | TruncatedPoissonGaussian(sampling_probability=probability)
+            | TruncatedPoissonGroupGaussian(sampling_probability=probability)
         ):
             return probability
         case GaussianMixture(weights=weights):
@@ -247,7 +253,10 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             return pair == "add_remove"
         case GaussianMixture():
             return True
-        case TruncatedPoissonGaussian(neighbours=neighbours):
+        case (
+            TruncatedPoissonGaussian(neighbours=neighbours)
+            | TruncatedPoissonGroupGaussian(neighbours=neighbours)
+        ):
             return neighbours != "replace_one"
         case (
             WithoutReplacementGaussian()
@@ -280,6 +289,8 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
             return fixed_lot_law(leaf)
         case TruncatedPoissonGaussian():
             return truncated_law(leaf, side)
+        case TruncatedPoissonGroupGaussian():
+            return truncated_group_law(leaf, added=side == "add")[0]
         case RandomAllocationGaussian() | BallsInBinsGaussian():
             raise Unsupported(
                 f"the fourier engine does not support {type(leaf).__name__}.",
@@ -301,6 +312,8 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
         return fixed_lot_pair(leaf, added=side == "add")
     if isinstance(leaf, TruncatedPoissonGaussian):
         return attained_law(leaf, side)
+    if isinstance(leaf, TruncatedPoissonGroupGaussian):
+        return attained_group_law(leaf, added=side == "add")
     return _law(leaf, side)
 
 
@@ -313,5 +326,8 @@ def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
         law, conceded = hidden_law(leaf, side)
         return law, _attained(leaf, side), conceded
     attained = _attained(leaf, side)
+    if isinstance(leaf, TruncatedPoissonGroupGaussian) and lots != "visible":
+        law, conceded = truncated_group_law(leaf, added=side == "add")
+        return law, attained, conceded
     conceded = leaf.conceded if isinstance(leaf, GaussianMixture) else 0.0
     return attained if lots == "visible" else _law(leaf, side), attained, conceded

@@ -35,10 +35,15 @@ _NORMAL = 1e-13
 
 
 def single_release(directions: Sequence[Direction]) -> tuple[GroupMixtureLaw, ...]:
-    """The laws of ``directions`` that are one mixture release each; empty where any is not."""
+    """The laws of ``directions`` that are one mixture release each; empty where any is not.
+
+    Empty too where only bounds of the release are known.
+    """
     laws = []
     for direction in directions:
-        if direction.steps != 1 or not isinstance(direction.laws[0][0], GroupMixtureLaw):
+        if direction.gapped or direction.steps != 1:
+            return ()
+        if not isinstance(direction.laws[0][0], GroupMixtureLaw):
             return ()
         laws.append(direction.laws[0][0])
     return tuple(laws)

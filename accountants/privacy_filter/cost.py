@@ -29,6 +29,7 @@ from affidavit.plan import (
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
     event_document,
@@ -111,6 +112,7 @@ Step = (
     | WithoutReplacementGaussian
     | WithoutReplacementGroupGaussian
     | TruncatedPoissonGaussian
+    | TruncatedPoissonGroupGaussian
 )
 """A step on a lot that is drawn anew, with noise of its own."""
 

@@ -86,6 +86,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -248,11 +249,14 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
                 return _least(_gaussian(sigma / 2), _by_laws(part))
             return _least(_gaussian(sigma), _by_laws(part), _binomial(part))
         case GaussianMixture():
-            return _by_laws(part) if part.conceded == 0 else np.full(_ALPHA.size, np.inf)
+            return _by_laws(part)
         case PoissonSampledGroupGaussian(noise_multiplier=sigma, records=records, pair=pair):
             records *= 2 if pair == "replace_one" else 1
             return _least(_gaussian(sigma / records), _by_laws(part))
-        case WithoutReplacementGroupGaussian(noise_multiplier=sigma, records=records):
+        case (
+            WithoutReplacementGroupGaussian(noise_multiplier=sigma, records=records)
+            | TruncatedPoissonGroupGaussian(noise_multiplier=sigma, records=records)
+        ):
             return _least(_gaussian(sigma / 2 / records), _by_laws(part))
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
             return _least(_gaussian(part.noise_multiplier / 2), _by_laws(part))
@@ -295,14 +299,18 @@ def _by_laws(
     | GaussianMixture
     | WithoutReplacementGaussian
     | WithoutReplacementGroupGaussian
-    | TruncatedPoissonGaussian,
+    | TruncatedPoissonGaussian
+    | TruncatedPoissonGroupGaussian,
 ) -> Array:
     """The larger of both directions, by the moments of their dominating laws."""
     try:
         check_range(((leaf, 1),))
     except OutOfReach:
         return np.full(_ALPHA.size, np.inf)
-    result = [log_moments(side.laws[0][0], _ALPHA - 1) for side in directions(leaf)]
+    sides = directions(leaf)
+    if any(side.conceded > 0 for side in sides):
+        return np.full(_ALPHA.size, np.inf)
+    result = [log_moments(side.laws[0][0], _ALPHA - 1) for side in sides]
     return np.asarray(np.maximum(np.max(result, axis=0), 0.0) / (_ALPHA - 1))
 
 

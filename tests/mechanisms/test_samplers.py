@@ -21,6 +21,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -276,11 +277,28 @@ def test_a_lot_that_no_data_set_fills_is_never_cut(plan_of: Make) -> None:
     assert only(plan) == only(planned(plan_of, "poisson", "add_remove"))
 
 
-def test_a_user_of_several_records_is_refused_when_lots_are_cut(plan_of: Make) -> None:
-    users = {"size": 1000, "unit": "user", "contributions_per_user": 2}
-    assert code(planned(plan_of, "truncated_poisson", "zero_out", dataset=users)) == (
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
+def test_a_user_of_several_records_in_lots_that_are_cut(plan_of: Make, adjacency: str) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    plan = planned(plan_of, "truncated_poisson", adjacency, dataset=users)
+    event = only(plan)
+    assert isinstance(event, Repeated)
+    assert isinstance(event.event, TruncatedPoissonGroupGaussian)
+    assert (event.event.records, event.event.neighbours) == (4, adjacency)
+    users["contributions_per_user"] = 201
+    assert code(planned(plan_of, "truncated_poisson", adjacency, dataset=users)) == (
         "user_level_sampling"
     )
+
+
+@pytest.mark.parametrize(("largest", "cut"), [(1001, True), (1003, True), (1004, False)])
+def test_a_user_that_is_added_may_fill_a_lot(plan_of: Make, largest: int, cut: bool) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    lots = {"scheme": "truncated_poisson", "lot_size": 100, "max_lot_size": largest}
+    plan = planned(plan_of, "truncated_poisson", "add_remove", dataset=users, sampling=lots)
+    event = only(plan)
+    assert isinstance(event, Repeated)
+    assert isinstance(event.event, TruncatedPoissonGroupGaussian) == cut
 
 
 def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Make) -> None:

@@ -1,0 +1,132 @@
+"""Truncated Poisson sampling with several records of one user: the laws of a release.
+
+With M the number of other records that are drawn, of which there are n, L the largest lot and m
+the user's records, a step is one of two, and which is revealed:
+
+* M <= L - m: no lot is cut, and the step is a Poisson sample of the user's records;
+* M > L - m: of K of the user's records that are drawn each may take another record's place, so
+  that they move the sum by at most 2K clip norms. It is a Poisson sample at half the noise.
+
+From below the other records contribute zero: the user's J records that are left in the lot move the
+sum by J clip norms. Chances are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of
+themselves. Proof: docs/theorems/truncated-poisson.md, several records of a user.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import gammaln
+
+from affidavit.accountants.fourier.group_sampling import (
+    GroupMixtureLaw,
+    ReplacedGroupLaw,
+    numbers_drawn,
+)
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
+from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import LossLaw
+from affidavit.accountants.fourier.truncated_poisson import TAIL_ERROR, binomial
+from affidavit.plan import TruncatedPoissonGroupGaussian
+
+LEAST_NOISE = 0.4
+"""Over the clip norms of all records; with less a lot that may be cut is conceded."""
+_BLOCKS, _BEYOND = 64, 12.0
+"""Numbers of others above a full lot that are told apart from below, and standard deviations."""
+_SMALLEST_WEIGHT, _DOWN = 1e-300, 1e-9
+
+
+def truncated_group_law(
+    leaf: TruncatedPoissonGroupGaussian, *, added: bool
+) -> tuple[LossLaw, float]:
+    """A law that dominates one release but for a probability, and that probability."""
+    weights = numbers_drawn(leaf.records, leaf.sampling_probability)
+    first = _law(leaf, weights, leaf.noise_multiplier, added=added)
+    crowded = chance_of_a_crowd(leaf)
+    if leaf.noise_multiplier < LEAST_NOISE * leaf.records:
+        return first, crowded
+    second: LossLaw
+    if leaf.neighbours == "add_remove":
+        second = _law(leaf, weights, leaf.noise_multiplier / 2, added=added)
+    else:
+        # Whoever contributes nothing takes places, too.
+        second = ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier / 2, weights=weights)
+    if crowded >= 1:
+        return second, 0.0
+    return RevealedMixtureLaw(first=first, second=second, weight=crowded), 0.0
+
+
+def attained_group_law(leaf: TruncatedPoissonGroupGaussian, *, added: bool) -> LossLaw:
+    """The law of a user whose records are the only ones that contribute anything."""
+    return _law(leaf, numbers_left(leaf), leaf.noise_multiplier, added=added)
+
+
+def _law(
+    leaf: TruncatedPoissonGroupGaussian,
+    weights: tuple[float, ...],
+    noise_multiplier: float,
+    *,
+    added: bool,
+) -> LossLaw:
+    if leaf.neighbours == "replace_one":
+        return ReplacedGroupLaw(noise_multiplier=noise_multiplier, weights=weights)
+    return GroupMixtureLaw(noise_multiplier=noise_multiplier, weights=weights, added=added)
+
+
+def chance_of_a_crowd(leaf: TruncatedPoissonGroupGaussian) -> float:
+    """P(M > L - m) in the largest data set, rounded up."""
+    others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else leaf.records)
+    room = leaf.max_lot_size - leaf.records
+    chance = float(binomial().sf(room, others, leaf.sampling_probability))
+    return min(1.0, max(chance, _SMALLEST_WEIGHT if others > room else 0.0) * (1 + TAIL_ERROR))
+
+
+@lru_cache(maxsize=64)
+def numbers_left(leaf: TruncatedPoissonGroupGaussian) -> tuple[float, ...]:
+    """Weights of k = 0..m whose sums from k on are at most P(J >= k), in a full data set.
+
+    Given that K are drawn with M others, J is K, or hypergeometric where M + K > L, and falls in M.
+    """
+    records, largest, q = leaf.records, leaf.max_lot_size, leaf.sampling_probability
+    others = max(0, leaf.dataset_size - records)
+    spread = math.sqrt(largest * (1 - q)) + 1
+    top = min(others, largest + math.ceil(max(_BEYOND * spread, _reach(others, q, largest))))
+    full = np.arange(max(-1, largest - records), min(largest, top) + 1)
+    beyond = np.linspace(largest, max(largest, top), _BLOCKS)
+    edges = np.union1d(full, beyond.astype(np.int64))
+    above = np.asarray(binomial().sf(edges, others, q))
+    chances = np.maximum(above[:-1] * (1 - TAIL_ERROR) - above[1:] * (1 + TAIL_ERROR), 0.0)
+    left = np.zeros(records + 1)
+    for drawn, weight in enumerate(numbers_drawn(records, q)):
+        left[drawn] += weight * float(binomial().cdf(min(largest - drawn, others), others, q))
+        for chance, number in zip(chances, edges[1:], strict=True):
+            if drawn and chance > 0 and number > largest - drawn:
+                left[: drawn + 1] += weight * chance * _left_in_a_lot(leaf, drawn, int(number))
+    left *= 1 - _DOWN
+    weights = np.maximum(left[1:], _SMALLEST_WEIGHT)
+    return (1 - float(weights.sum()), *map(float, weights))
+
+
+def _reach(others: int, q: float, largest: int) -> float:
+    """How far above a full lot a sample may be."""
+    return others * q - largest + _BEYOND * math.sqrt(others * q * (1 - q))
+
+
+def _left_in_a_lot(leaf: TruncatedPoissonGroupGaussian, drawn: int, others: int) -> Array:
+    """P(J = k) for k = 0..``drawn`` where so many ``others`` are drawn with as many and cut."""
+    largest, k = leaf.max_lot_size, np.arange(drawn + 1)
+    ways = gammaln(drawn + 1) - gammaln(k + 1) - gammaln(drawn - k + 1)
+    kept, cut, all_ = (
+        _log_falling(number, drawn)
+        for number in (largest, others + drawn - largest, others + drawn)
+    )
+    return np.asarray(np.exp(ways + kept[k] + cut[drawn - k] - all_[drawn]))
+
+
+def _log_falling(number: int, length: int) -> Array:
+    """Logarithms of number (number - 1) ... of 0 to ``length`` factors."""
+    factors = np.maximum(number - np.arange(length, dtype=np.float64), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.concatenate(([0.0], np.cumsum(np.log(factors))))

@@ -1,0 +1,161 @@
+"""Users of several records in Poisson lots that are cut: held to all lots of small data sets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from affidavit.accountants import accountant
+from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier.truncated_group_sampling import chance_of_a_crowd, numbers_left
+from affidavit.plan import (
+    Adjacency,
+    PoissonSampledGroupGaussian,
+    Repeated,
+    TruncatedPoissonGroupGaussian,
+    event_document,
+    event_from,
+)
+
+EPSILONS = 0.0, 1.0, 2.5
+GRID = np.linspace(-14.0, 14.0, 4001)
+QUADRATURE = 5e-5
+Sums = dict[float, float]
+
+
+def leaf(
+    records: int,
+    size: int,
+    largest: int,
+    neighbours: Adjacency,
+    *,
+    q: float = 0.3,
+    sigma: float = 1,
+) -> TruncatedPoissonGroupGaussian:
+    return TruncatedPoissonGroupGaussian(
+        records=records,
+        dataset_size=size,
+        sampling_probability=q,
+        max_lot_size=largest,
+        noise_multiplier=sigma,
+        neighbours=neighbours,
+    )
+
+
+def sums(contributions: tuple[float, ...], largest: int, q: float) -> Sums:
+    """The law of a lot's sum, by every sample and every part of it that may be used."""
+    result: Sums = defaultdict(float)
+    for drawn in itertools.product((False, True), repeat=len(contributions)):
+        inside = [item for item, there in zip(contributions, drawn, strict=True) if there]
+        chance = q ** len(inside) * (1 - q) ** (len(contributions) - len(inside))
+        lots = list(itertools.combinations(inside, min(largest, len(inside))))
+        for lot in lots:
+            result[sum(lot)] += chance / len(lots)
+    return result
+
+
+def hockey_stick(first: Sums, second: Sums, sigma: float, epsilon: float) -> float:
+    def density(law: Sums) -> np.ndarray:
+        return sum(chance * norm.pdf(GRID, place, sigma) for place, chance in law.items())  # type: ignore[return-value]
+
+    gap = np.maximum(density(first) - math.exp(epsilon) * density(second), 0.0)
+    return float(np.trapezoid(gap, GRID))
+
+
+def neighbouring(
+    case: TruncatedPoissonGroupGaussian, others: tuple[float, ...], own: tuple[float, ...]
+) -> list[tuple[Sums, Sums]]:
+    """The laws with the user and without, or with one that contributes zero or the opposite."""
+    other = {
+        "add_remove": (),
+        "zero_out": (0.0,) * len(own),
+        "replace_one": tuple(-item for item in own),
+    }[case.neighbours]
+    q, largest = case.sampling_probability, case.max_lot_size
+    there, not_there = (sums((*others, *part), largest, q) for part in (own, other))
+    return [(there, not_there), (not_there, there)]
+
+
+CASES = [
+    leaf(2, 3, 1, "add_remove", q=0.4),
+    leaf(2, 3, 2, "add_remove", q=0.4, sigma=0.9),
+    leaf(3, 2, 4, "add_remove", q=0.5, sigma=1.3),
+    leaf(2, 4, 2, "zero_out", q=0.6, sigma=0.8),
+    leaf(2, 4, 3, "replace_one", q=0.4, sigma=1.5),
+    leaf(2, 3, 1, "replace_one", q=0.2),
+    leaf(2, 4, 4, "zero_out", q=0.1, sigma=0.5),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_data_set_passes_the_bound_and_one_reaches_the_lower_end(
+    case: TruncatedPoissonGroupGaussian,
+) -> None:
+    curve, sigma = FourierAccountant().curve(case), case.noise_multiplier
+    bounds = [curve.delta(epsilon) for epsilon in EPSILONS]
+    most = case.dataset_size - (0 if case.neighbours == "add_remove" else case.records)
+    numbers = range(most + 1) if case.neighbours == "add_remove" else (most,)
+    attained = [0.0] * len(EPSILONS)
+    for number in numbers:
+        for others in itertools.combinations_with_replacement((-1.0, 0.0), number):
+            for own in {(1.0,) * case.records, (1.0, *(-1.0,) * (case.records - 1))}:
+                for pair in neighbouring(case, others, own):
+                    for place, epsilon in enumerate(EPSILONS):
+                        exact = hockey_stick(*pair, sigma, epsilon)
+                        assert exact <= bounds[place].upper * (1 + QUADRATURE), (others, own)
+                        attained[place] = max(attained[place], exact)
+    for bound, exact in zip(bounds, attained, strict=True):
+        assert bound.lower <= exact * (1 + QUADRATURE)
+
+
+@pytest.mark.parametrize("case", [*CASES, leaf(4, 9, 3, "zero_out", q=0.7)], ids=str)
+def test_records_left_in_a_lot_are_counted_from_below(case: TruncatedPoissonGroupGaussian) -> None:
+    others = max(0, case.dataset_size - case.records)
+    law = sums(
+        (*(0.0,) * others, *(1.0,) * case.records), case.max_lot_size, case.sampling_probability
+    )
+    weights = numbers_left(case)
+    assert math.fsum(weights) == pytest.approx(1, abs=1e-15)
+    for number in range(1, case.records + 1):
+        exact = math.fsum(chance for place, chance in law.items() if place >= number)
+        assert exact * (1 - 1e-8) - 1e-299 <= sum(weights[number:]) <= exact + 1e-250
+
+
+def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> None:
+    run = Repeated(event=leaf(3, 60_000, 900, "add_remove", q=0.01, sigma=2.0), count=1000)
+    never = PoissonSampledGroupGaussian(records=3, sampling_probability=0.01, noise_multiplier=2.0)
+    engine = FourierAccountant()
+    cut, plain = (
+        engine.curve(event).epsilon(1e-6) for event in (run, Repeated(event=never, count=1000))
+    )
+    assert cut.upper == pytest.approx(plain.upper, rel=2e-3)
+    assert plain.lower * (1 - 1e-6) <= cut.lower <= cut.upper
+    assert accountant("fourier").curve(run).epsilon(1e-6).lower <= plain.upper
+
+
+def test_more_records_and_smaller_lots_cost_more() -> None:
+    def upper(records: int, largest: int) -> float:
+        case = leaf(records, 5000, largest, "add_remove", q=0.02, sigma=3.0)
+        return FourierAccountant().curve(Repeated(event=case, count=200)).epsilon(1e-6).upper
+
+    assert upper(2, 140) < upper(2, 120) < upper(2, 100) < upper(3, 100)
+
+
+def test_the_chance_of_a_crowd_is_not_below_the_truth() -> None:
+    case = leaf(5, 200, 30, "replace_one", q=0.1)
+    exact = binom.sf(25, 195, 0.1)
+    assert exact <= chance_of_a_crowd(case) <= exact * (1 + 1e-9)
+    assert chance_of_a_crowd(leaf(5, 200, 4, "add_remove")) == 1.0
+
+
+def test_it_is_written_and_read() -> None:
+    case = leaf(2, 50, 7, "zero_out")
+    assert event_from(event_document(case)) == case
+    for wrong in ({"records": 1}, {"max_lot_size": 52}, {"neighbours": "zero_out", "records": 51}):
+        with pytest.raises(ValueError, match="must"):
+            event_from({**event_document(case), **wrong})
