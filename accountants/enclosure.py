@@ -29,7 +29,6 @@ from affidavit.accountants.protocol import (
 from affidavit.plan import (
     Composed,
     Event,
-    GaussianMixture,
     PoissonSubsampledGaussian,
     RepeatAndSelect,
     Repeated,
@@ -179,22 +178,11 @@ def attained(event: Event) -> Event:
 
 
 def _alone(leaf: Cut) -> Event | None:
-    from affidavit.accountants.fourier.truncated_group_sampling import numbers_left
+    from affidavit.accountants.fourier.truncated_group_sampling import attained_sample
     from affidavit.accountants.fourier.truncated_poisson import attained_rate
 
     if isinstance(leaf, TruncatedPoissonGroupGaussian):
-        if leaf.neighbours != "replace_one":
-            return GaussianMixture(
-                weights=numbers_left(leaf), noise_multiplier=leaf.noise_multiplier
-            )
-        # The others of the user's records contribute zero, too.
-        leaf = TruncatedPoissonGaussian(
-            dataset_size=leaf.dataset_size,
-            sampling_probability=leaf.sampling_probability,
-            max_lot_size=min(leaf.max_lot_size, leaf.dataset_size),
-            noise_multiplier=leaf.noise_multiplier,
-            neighbours="replace_one",
-        )
+        return attained_sample(leaf)
     rate = attained_rate(leaf)
     if rate <= 0:
         return None

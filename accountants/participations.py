@@ -49,6 +49,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
 )
@@ -234,7 +235,12 @@ def _draws(leaf: Leaf, count: int) -> tuple[float, int, float]:
     match leaf:
         case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
             return _rate(leaf), count, always_drawn(leaf) ** 2
-        case PoissonSampledGroupGaussian(records=records, sampling_probability=rate):
+        case TruncatedPoissonGaussian(sampling_probability=rate):
+            return rate, count, always_drawn(leaf) ** 2
+        case (
+            PoissonSampledGroupGaussian(records=records, sampling_probability=rate)
+            | TruncatedPoissonGroupGaussian(records=records, sampling_probability=rate)
+        ):
             return rate, records * count, always_drawn(leaf) ** 2 / records
         case _:
             return 0.0, 0, 0.0
@@ -255,7 +261,7 @@ def always_drawn(leaf: Leaf) -> float:
         case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
             # A record that stays in a cut sample displaces another.
             distance = 2.0
-        case WithoutReplacementGroupGaussian():
+        case WithoutReplacementGroupGaussian() | TruncatedPoissonGroupGaussian():
             distance = 2.0 * leaf.records
         case BallsInBinsGaussian():
             distance = math.sqrt(max(row[place] for place, row in enumerate(leaf.gram.rows)))

@@ -45,7 +45,7 @@ from affidavit.accountants.fourier.privacy_loss import (
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS, Part, gathered
 from affidavit.accountants.fourier.truncated_group_sampling import (
-    attained_group_law,
+    attained_sample,
     truncated_group_law,
 )
 from affidavit.accountants.fourier.truncated_poisson import (
@@ -313,7 +313,7 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
     if isinstance(leaf, TruncatedPoissonGaussian):
         return attained_law(leaf, side)
     if isinstance(leaf, TruncatedPoissonGroupGaussian):
-        return attained_group_law(leaf, added=side == "add")
+        return _law(attained_sample(leaf), side)
     return _law(leaf, side)
 
 

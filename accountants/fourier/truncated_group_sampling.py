@@ -8,8 +8,9 @@ the user's records, a step is one of two, and which is revealed:
   that they move the sum by at most 2K clip norms. It is a Poisson sample at half the noise.
 
 From below the other records contribute zero: the user's J records that are left in the lot move the
-sum by J clip norms. Chances are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of
-themselves. Proof: docs/theorems/truncated-poisson.md, several records of a user.
+sum by J clip norms, and a Poisson sample of (stochastically) fewer moves it by less. Chances are of
+a binomial law from scipy, trusted to ``TAIL_ERROR`` of themselves. Proof:
+docs/theorems/truncated-poisson.md, several records of a user.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
+from scipy.special import betaincinv, gammaln
 
 from affidavit.accountants.fourier.group_sampling import (
     GroupMixtureLaw,
@@ -29,13 +30,18 @@ from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.truncated_poisson import TAIL_ERROR, binomial
-from affidavit.plan import TruncatedPoissonGroupGaussian
+from affidavit.plan import (
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    SubsampledPair,
+    TruncatedPoissonGroupGaussian,
+)
 
 LEAST_NOISE = 0.4
 """Over the clip norms of all records; with less a lot that may be cut is conceded."""
 _BLOCKS, _BEYOND = 64, 12.0
 """Numbers of others above a full lot that are told apart from below, and standard deviations."""
-_SMALLEST_WEIGHT, _DOWN = 1e-300, 1e-9
+_SMALLEST_RATE, _DOWN = 1e-300, 1e-9
 
 
 def truncated_group_law(
@@ -58,11 +64,6 @@ def truncated_group_law(
     return RevealedMixtureLaw(first=first, second=second, weight=crowded), 0.0
 
 
-def attained_group_law(leaf: TruncatedPoissonGroupGaussian, *, added: bool) -> LossLaw:
-    """The law of a user whose records are the only ones that contribute anything."""
-    return _law(leaf, numbers_left(leaf), leaf.noise_multiplier, added=added)
-
-
 def _law(
     leaf: TruncatedPoissonGroupGaussian,
     weights: tuple[float, ...],
@@ -80,20 +81,45 @@ def chance_of_a_crowd(leaf: TruncatedPoissonGroupGaussian) -> float:
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else leaf.records)
     room = leaf.max_lot_size - leaf.records
     chance = float(binomial().sf(room, others, leaf.sampling_probability))
-    return min(1.0, max(chance, _SMALLEST_WEIGHT if others > room else 0.0) * (1 + TAIL_ERROR))
+    return min(1.0, max(chance, _SMALLEST_RATE if others > room else 0.0) * (1 + TAIL_ERROR))
 
 
 @lru_cache(maxsize=64)
-def numbers_left(leaf: TruncatedPoissonGroupGaussian) -> tuple[float, ...]:
-    """Weights of k = 0..m whose sums from k on are at most P(J >= k), in a full data set.
+def attained_sample(
+    leaf: TruncatedPoissonGroupGaussian,
+) -> PoissonSampledGroupGaussian | PoissonSubsampledGaussian:
+    """A Poisson sample of no more records than are left in a lot, in a full data set.
 
-    Given that K are drawn with M others, J is K, or hypergeometric where M + K > L, and falls in M.
+    If more of the user's records contribute than there are places, the others contribute zero.
     """
-    records, largest, q = leaf.records, leaf.max_lot_size, leaf.sampling_probability
+    records = min(leaf.records, leaf.max_lot_size)
+    number = np.arange(1, records + 1)
+    rates = betaincinv(number, records - number + 1, _left_at_least(leaf, records))
+    rate = max(float(rates.min()) * (1 - _DOWN), _SMALLEST_RATE)
+    pair: SubsampledPair = "replace_one" if leaf.neighbours == "replace_one" else "add_remove"
+    if records == 1:
+        return PoissonSubsampledGaussian(
+            sampling_probability=rate, noise_multiplier=leaf.noise_multiplier, pair=pair
+        )
+    return PoissonSampledGroupGaussian(
+        records=records,
+        sampling_probability=rate,
+        noise_multiplier=leaf.noise_multiplier,
+        pair=pair,
+    )
+
+
+def _left_at_least(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
+    """P(J >= k) for k = 1..``records``, from below.
+
+    Given that K of so many are drawn with M others, J is K, or hypergeometric where M + K > L, and
+    falls in M.
+    """
+    largest, q = leaf.max_lot_size, leaf.sampling_probability
     others = max(0, leaf.dataset_size - records)
     spread = math.sqrt(largest * (1 - q)) + 1
     top = min(others, largest + math.ceil(max(_BEYOND * spread, _reach(others, q, largest))))
-    full = np.arange(max(-1, largest - records), min(largest, top) + 1)
+    full = np.arange(largest - records, min(largest, top) + 1)
     beyond = np.linspace(largest, max(largest, top), _BLOCKS)
     edges = np.union1d(full, beyond.astype(np.int64))
     above = np.asarray(binomial().sf(edges, others, q))
@@ -103,10 +129,8 @@ def numbers_left(leaf: TruncatedPoissonGroupGaussian) -> tuple[float, ...]:
         left[drawn] += weight * float(binomial().cdf(min(largest - drawn, others), others, q))
         for chance, number in zip(chances, edges[1:], strict=True):
             if drawn and chance > 0 and number > largest - drawn:
-                left[: drawn + 1] += weight * chance * _left_in_a_lot(leaf, drawn, int(number))
-    left *= 1 - _DOWN
-    weights = np.maximum(left[1:], _SMALLEST_WEIGHT)
-    return (1 - float(weights.sum()), *map(float, weights))
+                left[: drawn + 1] += weight * chance * _left_in_a_lot(largest, drawn, int(number))
+    return np.asarray(left[:0:-1].cumsum()[::-1] * (1 - _DOWN))
 
 
 def _reach(others: int, q: float, largest: int) -> float:
@@ -114,15 +138,15 @@ def _reach(others: int, q: float, largest: int) -> float:
     return others * q - largest + _BEYOND * math.sqrt(others * q * (1 - q))
 
 
-def _left_in_a_lot(leaf: TruncatedPoissonGroupGaussian, drawn: int, others: int) -> Array:
+def _left_in_a_lot(largest: int, drawn: int, others: int) -> Array:
     """P(J = k) for k = 0..``drawn`` where so many ``others`` are drawn with as many and cut."""
-    largest, k = leaf.max_lot_size, np.arange(drawn + 1)
+    k = np.arange(drawn + 1)
     ways = gammaln(drawn + 1) - gammaln(k + 1) - gammaln(drawn - k + 1)
-    kept, cut, all_ = (
+    kept, cut, total = (
         _log_falling(number, drawn)
         for number in (largest, others + drawn - largest, others + drawn)
     )
-    return np.asarray(np.exp(ways + kept[k] + cut[drawn - k] - all_[drawn]))
+    return np.asarray(np.exp(ways + kept[k] + cut[drawn - k] - total[drawn]))
 
 
 def _log_falling(number: int, length: int) -> Array:

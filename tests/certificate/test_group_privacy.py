@@ -46,7 +46,7 @@ CUT = affidavit.Plan.dp_sgd(
     sampling="truncated_poisson",
     size=50_000,
     lot_size=500,
-    max_lot_size=620,
+    max_lot_size=580,
     steps=200,
     noise_multiplier=2.0,
     delta=1e-6,
@@ -98,11 +98,12 @@ def test_groups_that_are_accounted_anew_are_exact() -> None:
     assert replaced == affidavit.epsilon(POISSON, adjacency="replace_one")
 
 
-def test_a_chain_bounds_what_cannot_be_accounted_anew() -> None:
+def test_a_chain_may_be_below_what_is_accounted_anew() -> None:
+    """Where a lot is often full: that it may be is revealed for users, and not for records."""
     one, two = affidavit.epsilon(CUT), group_epsilon(CUT, records=2)
-    with pytest.raises(affidavit.NotCertified):
-        affidavit.epsilon(CUT, unit="user", contributions_per_user=2)
-    assert one.lower <= two.lower <= two <= 3 * one
+    user = affidavit.epsilon(CUT, unit="user", contributions_per_user=2)
+    assert one.lower <= user.lower == two.lower <= two < 0.99 * user
+    assert two <= 3 * one
 
 
 def test_a_record_may_be_replaced_by_one_that_contributes_nothing() -> None:

