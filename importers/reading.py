@@ -222,6 +222,11 @@ class Reading(Quantities):
             why = self.unread.get("/steps", f"line {at}: {reason.why}.")
             self.unread["/steps"] = self.unread.setdefault("/epochs", why)
             self.least = self._least()
+            if not {"epochs", "steps"}.isdisjoint(self.stated):
+                self.notes.append(
+                    f"{self.library.name}: the length that comments state is that of all runs of "
+                    f"the training, which the text does not show ({why.rstrip('.')})."
+                )
         else:
             own[name] = int(count) if count == int(count) else count
             self.lines.append((f"/{name}", line))

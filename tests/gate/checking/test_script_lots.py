@@ -540,3 +540,12 @@ def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
     partial = scripts.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert "epochs" not in partial.data
+
+
+def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:
+    text = HEAD + f"def objective(trial):\n    {PRIVATE}{INDENTED}"
+    for end, why in (("study.optimize(objective)\n", "objective is passed on"), ("", "no call")):
+        partial = scripts.read(f"{text}{end}# affidavit: epochs=30\n".encode())
+        assert partial is not None
+        (told,) = (note for note in partial.assumed if "of all runs" in note)
+        assert why in told
