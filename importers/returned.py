@@ -136,8 +136,8 @@ class Returned:
     def _moves_the_module(self, node: ast.expr) -> bool:
         """Whether ``node`` is an optimiser of the private module that the call is not given."""
         binding = self.script.binding_of(node)
-        given = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
-        made = binding.value if binding is not None and not given else None
+        own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
+        made = binding.value if binding is not None and not own else None
         return isinstance(made, ast.Call) and any(
             last_name(part) in PARAMETERS and self._is_part_of(part, module)
             for part in ast.walk(made)
