@@ -9,6 +9,7 @@ group-sampling.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -34,6 +35,8 @@ _SMALLEST_WEIGHT = 1e-300
 _RARE, _MOST_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
 """Of records in a fixed lot: a chance that counts as all of them; where the weights of parts end;
 above what rounding of parts may miss."""
+_TABLE = 1 << 20
+"""Doubles of one table of terms; several are held at a time."""
 _STEPS, _SHORT = 60, 1e-9
 """Of Newton's method, which converges from above, and a last one: what it leaves is its square."""
 
@@ -78,7 +81,10 @@ class GroupMixtureLaw(NormalPair):
         return tuple((w, sign * k / self.noise_multiplier) for k, w in enumerate(self.weights))
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
+        """The loss at ``z``. In nats, of the shape of ``z``, (n,)."""
+        return _in_blocks(self._loss, z, len(self.weights))
+
+    def _loss(self, z: Array) -> Array:
         exponents = self._exponents(-z if self.added else z)
         gain = self._drawn @ np.expm1(np.minimum(exponents, 1.0))
         exact = (exponents.max(axis=0) < 1.0) & (np.abs(gain) < 0.5)
@@ -94,6 +100,9 @@ class GroupMixtureLaw(NormalPair):
         Both have shape (n,). The terms of the records drawn, log-convex in z, are e^loss - P(K = 0)
         together; Newton's method falls to the root from where one of them alone is that.
         """
+        return _in_blocks(self._place, losses, len(self.weights))
+
+    def _place(self, losses: Array) -> Array:
         at = -losses if self.added else losses
         rest = 1.0 - self.weights[0]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -225,6 +234,9 @@ class ReplacedGroupLaw(NormalPair):
 
     def _slope(self, z: Array) -> Array:
         """A'(z): the mean of kμ by the terms' shares."""
+        return _in_blocks(self._slope_of_block, z, len(self.weights))
+
+    def _slope_of_block(self, z: Array) -> Array:
         one = self.one_sided
         terms = np.vstack((np.full_like(z, math.log(self.weights[0])), one.log_terms(z)))
         shares = np.exp(terms - terms.max(axis=0))
@@ -239,6 +251,15 @@ class ReplacedGroupLaw(NormalPair):
     @property
     def _spread(self) -> float:
         return 2 * self.one_sided._spread
+
+
+def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) -> Array:
+    """``function`` of ``values``, shape (n,), which needs a table of n by ``weights`` doubles."""
+    length = max(1, _TABLE // weights)
+    if values.size <= length:
+        return function(values)
+    starts = range(0, values.size, length)
+    return np.concatenate([function(values[start : start + length]) for start in starts])
 
 
 def replaced_group_law(leaf: PoissonSampledGroupGaussian) -> ReplacedGroupLaw:
