@@ -153,6 +153,10 @@ def _leaves(losses: Tensor) -> dict[int, Tensor]:
     return result
 
 
+BETWEEN = "a layer"
+"""Any path that is the model's only by being in it."""
+
+
 def _find_owners(
     private: PrivateModel, losses: Losses, tolerance: float, *, true: Losses | None
 ) -> None:
@@ -174,6 +178,11 @@ def _find_owners(
                     private.require_true(true, ROWS, tolerance=tolerance)
         except (MixedRecords, UnsupportedModel) as error:
             if not private.widen(error):
+                raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # between layers, which gave something of another shape
+            if not private.widen(MixedRecords(str(error), path=BETWEEN, whole=True)):
                 raise
         else:
             return

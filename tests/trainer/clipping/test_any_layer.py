@@ -171,6 +171,19 @@ class Transposed(nn.Module):
         return functional_call(self.inner, {"weight": self.inner.weight.mT}, (x,))
 
 
+class Prompted(nn.Module):
+    """Learned tokens before each record's, looked up once and repeated (PEFT's prompts)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt, self.inner = nn.Embedding(2, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T + 2, 4)."""
+        learned = self.prompt(torch.arange(2).unsqueeze(0)).repeat(len(x), 1, 1)
+        return self.inner(torch.cat([learned, x], 1)).cumsum(1)
+
+
 class ByItself(torch.autograd.Function):
     """The identity, whose gradient is divided by its own norm; ``vmap`` has no rule for it."""
 
@@ -281,6 +294,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention by values": lambda: picked(AttendedByValues()),
     "routed rows": lambda: picked(RoutedRows()),
     "packed": lambda: picked(Packed()),
+    "prompted": lambda: picked(Prompted()),
     "another weight": lambda: picked(Transposed()),
     "a function of its own": lambda: picked(nn.Identity(), lambda _, x: ByItself.apply(x)),
     "1 + w": lambda: picked(GemmaRMSNorm()),
