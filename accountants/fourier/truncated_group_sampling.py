@@ -19,6 +19,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import betaincinv, gammaln
 
 from affidavit.accountants.fourier.group_sampling import (
@@ -41,7 +42,7 @@ LEAST_NOISE = 0.4
 """Over the clip norms of all records; with less a lot that may be cut is conceded."""
 _BLOCKS, _BEYOND = 64, 12.0
 """Numbers of others above a full lot that are told apart from below, and standard deviations."""
-_SMALLEST_RATE, _DOWN = 1e-300, 1e-9
+_SMALLEST, _DOWN = 1e-300, 1e-9
 
 
 def truncated_group_law(
@@ -81,7 +82,7 @@ def chance_of_a_crowd(leaf: TruncatedPoissonGroupGaussian) -> float:
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else leaf.records)
     room = leaf.max_lot_size - leaf.records
     chance = float(binomial().sf(room, others, leaf.sampling_probability))
-    return min(1.0, max(chance, _SMALLEST_RATE if others > room else 0.0) * (1 + TAIL_ERROR))
+    return min(1.0, max(chance, _SMALLEST if others > room else 0.0) * (1 + TAIL_ERROR))
 
 
 @lru_cache(maxsize=64)
@@ -90,12 +91,15 @@ def attained_sample(
 ) -> PoissonSampledGroupGaussian | PoissonSubsampledGaussian:
     """A Poisson sample of no more records than are left in a lot, in a full data set.
 
-    If more of the user's records contribute than there are places, the others contribute zero.
+    Of so many of the user's records that most are drawn by it; the others contribute zero.
     """
-    records = min(leaf.records, leaf.max_lot_size)
-    number = np.arange(1, records + 1)
-    rates = betaincinv(number, records - number + 1, _left_at_least(leaf, records))
-    rate = max(float(rates.min()) * (1 - _DOWN), _SMALLEST_RATE)
+    records, best = min(leaf.records, leaf.max_lot_size), (0, 0.0)
+    while records:
+        rate = _rate(leaf, records)
+        if records * rate > best[0] * best[1]:
+            best = records, rate
+        records //= 2
+    records, rate = best
     pair: SubsampledPair = "replace_one" if leaf.neighbours == "replace_one" else "add_remove"
     if records == 1:
         return PoissonSubsampledGaussian(
@@ -109,6 +113,13 @@ def attained_sample(
     )
 
 
+def _rate(leaf: TruncatedPoissonGroupGaussian, records: int) -> float:
+    """The largest rate at which so many draws are no more than J, or about that."""
+    number = np.arange(1, records + 1)
+    rates = betaincinv(number, records - number + 1, _left_at_least(leaf, records))
+    return float(rates.min()) * (1 - _DOWN)
+
+
 def _left_at_least(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
     """P(J >= k) for k = 1..``records``, from below.
 
@@ -117,40 +128,39 @@ def _left_at_least(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
     """
     largest, q = leaf.max_lot_size, leaf.sampling_probability
     others = max(0, leaf.dataset_size - records)
-    spread = math.sqrt(largest * (1 - q)) + 1
-    top = min(others, largest + math.ceil(max(_BEYOND * spread, _reach(others, q, largest))))
-    full = np.arange(largest - records, min(largest, top) + 1)
-    beyond = np.linspace(largest, max(largest, top), _BLOCKS)
-    edges = np.union1d(full, beyond.astype(np.int64))
+    spread = _BEYOND * math.sqrt(others * q * (1 - q) + largest + 1)
+    top = max(largest, min(others, largest + math.ceil(spread + max(0.0, others * q - largest))))
+    edges = np.union1d(
+        np.arange(largest - records, largest + 1),
+        np.linspace(largest, top, _BLOCKS).astype(np.int64),
+    )
     above = np.asarray(binomial().sf(edges, others, q))
     chances = np.maximum(above[:-1] * (1 - TAIL_ERROR) - above[1:] * (1 + TAIL_ERROR), 0.0)
     left = np.zeros(records + 1)
     for drawn, weight in enumerate(numbers_drawn(records, q)):
         left[drawn] += weight * float(binomial().cdf(min(largest - drawn, others), others, q))
-        for chance, number in zip(chances, edges[1:], strict=True):
-            if drawn and chance > 0 and number > largest - drawn:
-                left[: drawn + 1] += weight * chance * _left_in_a_lot(largest, drawn, int(number))
+        cut = (edges[1:] > largest - drawn) & (chances > 0)
+        left[: drawn + 1] += weight * (
+            chances[cut] @ _left_in_a_lot(largest, drawn, edges[1:][cut])
+        )
     return np.asarray(left[:0:-1].cumsum()[::-1] * (1 - _DOWN))
 
 
-def _reach(others: int, q: float, largest: int) -> float:
-    """How far above a full lot a sample may be."""
-    return others * q - largest + _BEYOND * math.sqrt(others * q * (1 - q))
+def _left_in_a_lot(largest: int, drawn: int, others: NDArray[np.int64]) -> Array:
+    """P(J = k), k = 0..``drawn`` and more than ``largest`` of these and the others, (n, drawn + 1).
 
-
-def _left_in_a_lot(largest: int, drawn: int, others: int) -> Array:
-    """P(J = k) for k = 0..``drawn`` where so many ``others`` are drawn with as many and cut."""
-    k = np.arange(drawn + 1)
+    ``others`` that are drawn with them have shape (n,).
+    """
+    k, sample = np.arange(drawn + 1), others + drawn
     ways = gammaln(drawn + 1) - gammaln(k + 1) - gammaln(drawn - k + 1)
-    kept, cut, total = (
-        _log_falling(number, drawn)
-        for number in (largest, others + drawn - largest, others + drawn)
-    )
-    return np.asarray(np.exp(ways + kept[k] + cut[drawn - k] - total[drawn]))
+    stay = _log_falling(np.array([largest]), drawn)[:, k]
+    go = _log_falling(sample - largest, drawn)[:, drawn - k]
+    return np.asarray(np.exp(ways + stay + go - _log_falling(sample, drawn)[:, -1:]))
 
 
-def _log_falling(number: int, length: int) -> Array:
-    """Logarithms of number (number - 1) ... of 0 to ``length`` factors."""
-    factors = np.maximum(number - np.arange(length, dtype=np.float64), 0.0)
+def _log_falling(numbers: NDArray[np.int64], length: int) -> Array:
+    """Logarithms of number (number - 1) ... of 0 to ``length`` factors, shape (n, length + 1)."""
+    factors = np.maximum(numbers[:, None] - np.arange(length, dtype=np.float64), 0.0)
     with np.errstate(divide="ignore"):
-        return np.concatenate(([0.0], np.cumsum(np.log(factors))))
+        sums = np.cumsum(np.log(factors), axis=1)
+    return np.concatenate((np.zeros((len(numbers), 1)), sums), axis=1)
