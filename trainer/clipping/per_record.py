@@ -101,7 +101,9 @@ def leave(run: Callable[..., Any], lot: Lot, inputs: Any, *, rows: bool) -> Any:
             lot.inside = inside
         shapes.append((shape, [isinstance(item, Tensor) for item in result], result))
         wide = rows and any(value.ndim > 2 for value in values[1:])
-        return tuple(_rows(item, lot.records) if wide else item for item in result if _is(item))
+        tensors = [_rows(item, lot.records) if wide else item for item in result if _is(item)]
+        # A module may write into what a layer returns, which autograd refuses of a view here.
+        return tuple(item.clone() if item._is_view() else item for item in tensors)
 
     result = iter(Outside.apply(outside, lot.anchor, *(flat[place] for place in places)))
     shape, tensors, others = shapes[-1]

@@ -184,6 +184,19 @@ class Prompted(nn.Module):
         return self.inner(torch.cat([learned, x], 1)).cumsum(1)
 
 
+class Rewritten(nn.Module):
+    """Writes into what a layer made of positions, which no record has a row of (Swin V2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.scale = nn.Linear(1, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 4)."""
+        places = torch.arange(x.shape[1]).to(x).view(1, -1, 1)
+        return x * self.scale * self.places(places).relu_()
+
+
 class ByItself(torch.autograd.Function):
     """The identity, whose gradient is divided by its own norm; ``vmap`` has no rule for it."""
 
@@ -352,6 +365,19 @@ def test_sums_equal_those_of_single_records(name: str, joint: bool) -> None:
         assert gap <= 1e-10 * float(want.abs().max()) + 1e-13, (parameter_name, gap)
     private.detach()
     assert not any("forward" in layer.__dict__ for layer in model.modules())
+
+
+def test_a_layer_may_be_written_into_in_a_microbatch_of_one() -> None:
+    torch.manual_seed(1)
+    model, x = picked(Rewritten()).double(), torch.randn(RECORDS, 3, 4, dtype=torch.float64)
+    names = tuple(name for name, _ in model.named_parameters())
+    spec = BlockSpec(name="all", clip_norm=0.3, names=names)
+    expected = expected_sums(model, [spec], x[:1])
+    private = PrivateModel(model, [spec])
+    probe(private, lambda rows: loss(model, x[rows]))
+    private.accumulate(lambda: loss(model, x[:1]), records=1)
+    for name, total in private.sums().items():
+        assert torch.allclose(total, expected[name], rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
