@@ -132,6 +132,12 @@ def test_records_left_in_a_lot_are_counted_from_below(case: TruncatedPoissonGrou
     assert sample.sampling_probability > 0.5 * left
 
 
+def test_many_records_that_are_hardly_ever_drawn_are_counted_too() -> None:
+    case = leaf(200, 22_778_609, 188, "add_remove", q=6.4e-6, sigma=109)
+    sample = attained_sample(case)
+    assert getattr(sample, "records", 1) * sample.sampling_probability > 60 * 6.4e-6
+
+
 def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> None:
     run = Repeated(event=leaf(3, 60_000, 900, "add_remove", q=0.01, sigma=2.0), count=1000)
     never = PoissonSampledGroupGaussian(records=3, sampling_probability=0.01, noise_multiplier=2.0)
