@@ -80,7 +80,7 @@ def affidavit() -> Callable[..., subprocess.CompletedProcess[str]]:
             check=False,
             text=True,
             env=dict(os.environ),
-            timeout=60,
+            timeout=300,
         )
 
     return invoke

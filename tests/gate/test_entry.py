@@ -76,7 +76,7 @@ def process(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[byte
         [sys.executable, "-m", "affidavit", *arguments],
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -153,7 +153,7 @@ def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequenc
 @pytest.mark.parametrize(("name", "code"), [("certified", 0), ("blocked", 1), ("malformed", 2)])
 def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: int) -> None:
     command = f'exec "{sys.executable}" -m affidavit check "{files[name]}" >&- 2>&- <&-'
-    assert subprocess.run(["sh", "-c", command], check=False, timeout=60).returncode == code
+    assert subprocess.run(["sh", "-c", command], check=False, timeout=300).returncode == code
 
 
 def test_a_folder_that_cannot_be_used_is_told(
@@ -202,7 +202,7 @@ def test_an_interrupted_command_decides_nothing() -> None:
     running.stdin.write(b"#" * 2**17)  # more than a pipe holds: it returns when the command reads
     running.stdin.flush()
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     assert running.returncode == Exit.INTERRUPTED
     assert err == b""
 

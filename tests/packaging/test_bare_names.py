@@ -49,7 +49,7 @@ def test_a_room_by_its_bare_name_fails_the_session(
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == code, done.stdout
     assert ("without `affidavit.` in front: " + name in done.stdout) == (code == 1)

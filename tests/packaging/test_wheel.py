@@ -106,7 +106,7 @@ def test_the_wheel_runs_from_where_there_is_no_source(wheel: zipfile.Path, tmp_p
         capture_output=True,
         check=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     where, version = done.stdout.split()
     assert where.startswith(str(tmp_path))

@@ -223,7 +223,7 @@ class Server:
             capture_output=True,
             check=False,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     def start(self) -> None:

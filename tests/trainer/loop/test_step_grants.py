@@ -26,16 +26,20 @@ from tests.waiting import wait_until
 Run = Callable[..., Ran]
 
 
-def keys_of(out: Path) -> dict[str, int]:
-    """The step of each noise key in a record that may still be written."""
+def entries_now(out: Path, kind: str) -> list[dict[str, Any]]:
+    """The entries of a record that may still be written."""
     lines = (out / "record.jsonl").read_bytes().split(b"\n")[:-1]
-    entries = [json.loads(line) for line in lines]
-    return {e["key_commitment"]: e["step"] for e in entries if e["type"] == "charge"}
+    return [entry for entry in map(json.loads, lines) if entry["type"] == kind]
 
 
-def until(out: Path, charged: int) -> None:
+def keys_of(out: Path) -> dict[str, int]:
+    """The step of each noise key."""
+    return {entry["key_commitment"]: entry["step"] for entry in entries_now(out, "charge")}
+
+
+def until(out: Path, released: int) -> None:
     record = out / "record.jsonl"
-    wait_until(lambda: record.exists() and len(keys_of(out)) >= charged, often=0.01)
+    wait_until(lambda: record.exists() and len(entries_now(out, "release")) >= released, often=0.01)
 
 
 def checked(out: Path, bundle: bytes) -> Conformance:
