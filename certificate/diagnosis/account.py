@@ -58,6 +58,7 @@ class PhaseAccount:
     amplification, in which a record takes part ``participations`` times. ``sensitivity``
     is that of a strategy over the whole run, which then is one release. ``known`` is False
     for a run that no reading here can take as it is, until a mistake makes it one that is.
+    ``several`` records of a user are drawn one by one, which is no pair at a distance.
     """
 
     sigmas: tuple[tuple[float, int], ...]
@@ -72,10 +73,11 @@ class PhaseAccount:
     lone: float = math.inf
     scale: float = 1.0
     known: bool = True
+    several: bool = False
 
     def parts(self) -> Parts | None:
         """The phase's releases; None where it cannot be accounted as it stands."""
-        if not self.known:
+        if not self.known or (self.several and self.probability is not None):
             return None
         over = self.distance if self.pair == "add_remove" else 1.0
         if self.sensitivity is not None:

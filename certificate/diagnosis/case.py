@@ -155,6 +155,7 @@ def _phase_account(
         steps=facts.steps,
         participations=facts.steps,
         distance=records * (2.0 if replaces else 1.0),
+        several=records > 1,
     )
     if filtered is not None and optimizer.noise_divisor == "filter_norm":
         account = replace(account, scale=1 / filtered.norm)
@@ -162,12 +163,10 @@ def _phase_account(
         account = replace(account, distance=account.distance * filtered.distance)
     if optimizer.name == "dp_dice":
         account = replace(account, known=False)
-    return _sampled(account, facts, replaces=replaces, one_record=records == 1)
+    return _sampled(account, facts, replaces=replaces)
 
 
-def _sampled(
-    account: PhaseAccount, facts: PhaseFacts, *, replaces: bool, one_record: bool
-) -> PhaseAccount:
+def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> PhaseAccount:
     """The account with what its sampler adds."""
     if facts.scheme in FIXED_ORDER and facts.lots:
         account = replace(account, participations=math.ceil(facts.steps / facts.lots[0]))
@@ -184,8 +183,7 @@ def _sampled(
     if facts.scheme in FIXED_ORDER or facts.rate >= 1:
         return account
     pair: Pair = "replace_one" if replaces else "add_remove"
-    # What amplifies a user of several records is no pair at a distance.
-    known = one_record and facts.scheme in {"poisson", "truncated_poisson"}
+    known = facts.scheme in {"poisson", "truncated_poisson"}
     if facts.scheme == "fixed_size" and replaces:
         pair, known = "without_replacement", True
     return replace(account, probability=facts.rate, pair=pair, known=account.known and known)

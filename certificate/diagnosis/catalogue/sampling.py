@@ -104,6 +104,27 @@ def adjacency_factor(case: Case) -> Iterator[Way]:
 
 
 @mistake(
+    wrong="All records of a user differ between neighbouring data sets. Each is drawn and clipped "
+    "for itself, so that a user moves a sum by as many clip norms as it has records in the lot.",
+    source="McMahan et al., arXiv:1710.06963, which tells user-level from example-level privacy",
+    fix="Account for contributions_per_user records, sample users and clip each user's sum once "
+    "(contributions_per_user: 1), or claim unit: example.",
+    field=("dataset", "contributions_per_user"),
+)
+def user_as_example(case: Case) -> Iterator[Way]:
+    """One record where a user has several."""
+    records = case.plan.dataset.records_per_unit
+    if records > 1:
+        yield Way(
+            text=f"a user's {records} records were accounted as one, for users as for examples",
+            change=lambda account, _: replace(
+                account, distance=account.distance / records, several=False
+            ),
+            cost=0.6,
+        )
+
+
+@mistake(
     wrong="A record's chance to be in a step is that of the whole lot, over all "
     "microbatches that are accumulated before the noise is added.",
     source="Opacus documentation, virtual steps and BatchMemoryManager",

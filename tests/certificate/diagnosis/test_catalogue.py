@@ -18,6 +18,7 @@ SPECIFIED = [
     "amplified_correlated",
     "poisson_for_shuffle",
     "adjacency_factor",
+    "user_as_example",
     "filter_norm",
     "error_feedback",
     "microbatch_rate",

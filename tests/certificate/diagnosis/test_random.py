@@ -60,6 +60,8 @@ def random_document(rng: random.Random, code: str) -> dict[str, Any]:
     if code == "adjacency_factor":
         document["adjacency"] = "replace_one"
         document["sampling"]["scheme"] = rng.choice(["poisson", "fixed_size", "shuffled"])
+    if code == "user_as_example":
+        document["dataset"] |= {"unit": "user", "contributions_per_user": rng.choice([2, 3, 8])}
     if code == "epochs_for_steps" and rng.random() < 0.5:
         document |= {"epochs": rng.choice([5, 10, 15, 30])}
         del document["steps"]

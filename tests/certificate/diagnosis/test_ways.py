@@ -134,6 +134,7 @@ PLANS: tuple[dict[str, Any], ...] = (
             {"name": "b", "clip_norm": 2, "noise_std": 4},
         ]
     },
+    {"dataset": {"size": 1000, "unit": "user", "contributions_per_user": 3}},
     {"optimizer": {"name": "dp_disk", "kappa": 0.5, "gamma": 0.5}},
     {
         "optimizer": {
