@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -95,6 +95,7 @@ class Case:
     account: Account
     facts: tuple[PhaseFacts, ...]
     filter: Filter | None = None
+    extras: Extras = field(default_factory=Extras)
 
     @classmethod
     def of(cls, plan: Plan, delta: float) -> Case:
@@ -107,7 +108,7 @@ class Case:
             for phase, fact in zip(plan.phases, facts, strict=True)
         )
         account = Account(phases=phases, extra=_beside(extras), delta=delta)
-        return cls(plan=plan, account=account, facts=facts, filter=filtered)
+        return cls(plan=plan, account=account, facts=facts, filter=filtered, extras=extras)
 
     @property
     def first(self) -> PhaseFacts:
@@ -210,6 +211,11 @@ def _beside(extras: Extras) -> Parts | None:
     """
     if extras.selection is not None:
         return None
+    return metrics(extras)
+
+
+def metrics(extras: Extras) -> Parts | None:
+    """The metrics alone, each once; None where one of them has Laplace noise."""
     result = []
     for event, times in leaves(Composed(events=(*extras.repeated, *extras.beside))):
         if isinstance(event, PoissonSubsampledGaussian):
@@ -317,13 +323,15 @@ class Way:
     """One way of making a mistake.
 
     ``text`` says what was accounted instead, in a sentence with its numbers; ``cost`` is how
-    unlikely it is, in nats, before the claim is looked at. The mistake sets ``code``.
+    unlikely it is, in nats, before the claim is looked at. The mistake sets ``code``. ``extra``
+    is accounted beside the phases where it is given.
     """
 
     text: str
     code: str = ""
     change: Change = unchanged
     delta: float | None = None
+    extra: Parts | None = None
     central_limit: bool = False
     cost: float = 1.0
 
@@ -333,7 +341,10 @@ class Way:
             self.change(phase, fact) for phase, fact in zip(account.phases, facts, strict=True)
         )
         return replace(
-            account, phases=phases, delta=account.delta if self.delta is None else self.delta
+            account,
+            phases=phases,
+            extra=account.extra if self.extra is None else self.extra,
+            delta=account.delta if self.delta is None else self.delta,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from affidavit.certificate.diagnosis.case import Case, Way, mistake
+from affidavit.certificate.diagnosis.case import Case, Way, metrics, mistake
 
 USUAL_DELTAS = (1e-5, 1e-6, 1e-4, 1e-3, 1e-7, 1e-2)
 
@@ -44,6 +44,44 @@ def loose_delta(case: Case) -> Iterator[Way]:
                 delta=delta,
                 cost=cost,
             )
+
+
+@mistake(
+    wrong="Whatever is computed from the data and released counts, whether or not it trains the "
+    "model: metrics, quantiles, statistics for normalisation.",
+    source="Dwork and Roth (2014), section 3.5 (composition)",
+    fix="Account for all releases together, or compute metrics on public data.",
+    field=("extra",),
+)
+def uncounted_release(case: Case) -> Iterator[Way]:
+    """Training alone."""
+    if case.extras.selection is None and (case.extras.beside or case.extras.repeated):
+        yield Way(text="what is released beside training was left out", extra=(), cost=0.8)
+
+
+@mistake(
+    wrong="Choosing the best of several runs on the data releases more than one of them does: "
+    "which one was chosen depends on all.",
+    source="Papernot and Steinke, arXiv:2110.03620",
+    fix="Account for the selection, or tune on public data.",
+    field=("extra",),
+)
+def uncounted_selection(case: Case) -> Iterator[Way]:
+    """The chosen run as if it were the only one."""
+    extras = case.extras
+    if extras.selection is None:
+        return
+    beside = metrics(extras)
+    if beside is not None:
+        yield Way(
+            text="the chosen run was accounted as if there were no others", extra=beside, cost=0.6
+        )
+    if beside != ():
+        yield Way(
+            text="the training of the chosen run was accounted, and nothing else that is released",
+            extra=(),
+            cost=1.4,
+        )
 
 
 def beyond_one_record(delta: float, size: int | None) -> Way:

@@ -19,6 +19,8 @@ SPECIFIED = [
     "poisson_for_shuffle",
     "adjacency_factor",
     "user_as_example",
+    "uncounted_release",
+    "uncounted_selection",
     "filter_norm",
     "error_feedback",
     "microbatch_rate",

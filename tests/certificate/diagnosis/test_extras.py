@@ -74,8 +74,27 @@ def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:
 
 @pytest.mark.parametrize("extra", ["laplace", "selection", "all"])
 @pytest.mark.parametrize("scheme", ["poisson", "shuffled"])
-def test_no_mistake_is_named_that_would_leave_a_release_out(extra: str, scheme: str) -> None:
+def test_what_leaves_a_release_out_is_named(extra: str, scheme: str) -> None:
     plan = plan_with(extra, scheme, "zero_out")
     case = Case.of(plan, 1e-5)
     assert case.account.parts() is None
-    assert search(case, ClaimedEpsilon(value=1.0, unit=1e6, loose=0.0)) == ()
+    found = search(case, ClaimedEpsilon(value=1.0, unit=1e6, loose=0.0))
+    assert found
+    for result in found:
+        assert {"uncounted_release", "uncounted_selection"} & set(result.mistakes)
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        ("gaussian", "uncounted_release"),
+        ("laplace", "uncounted_release"),
+        ("selection", "uncounted_selection"),
+    ],
+)
+def test_training_alone_is_recognised(extra: str, code: str) -> None:
+    plan = plan_with(extra, "poisson", "add_remove")
+    alone = certify(plan.model_copy(update={"extra": ()}), second_opinion=False).epsilon
+    assert alone is not None
+    first, *_ = diagnose(plan, Claim(epsilon=f"{alone.upper:.5g}")).explanations
+    assert first.mistakes == (code,)

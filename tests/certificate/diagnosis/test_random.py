@@ -62,6 +62,13 @@ def random_document(rng: random.Random, code: str) -> dict[str, Any]:
         document["sampling"]["scheme"] = rng.choice(["poisson", "fixed_size", "shuffled"])
     if code == "user_as_example":
         document["dataset"] |= {"unit": "user", "contributions_per_user": rng.choice([2, 3, 8])}
+    if code == "uncounted_release":
+        noise = round(rng.uniform(0.8, 4), 1)
+        kind = rng.choice(["gaussian", "laplace"])
+        document["extra"] = [{"kind": kind, "name": "accuracy", "noise_multiplier": noise}]
+    if code == "uncounted_selection":
+        selection = {"kind": "repeat_and_select", "name": "best", "distribution": "geometric"}
+        document["extra"] = [selection | {"mean": rng.choice([3, 10, 20])}]
     if code == "epochs_for_steps" and rng.random() < 0.5:
         document |= {"epochs": rng.choice([5, 10, 15, 30])}
         del document["steps"]

@@ -135,6 +135,12 @@ PLANS: tuple[dict[str, Any], ...] = (
         ]
     },
     {"dataset": {"size": 1000, "unit": "user", "contributions_per_user": 3}},
+    {"extra": [{"kind": "gaussian", "name": "accuracy", "noise_multiplier": 5}]},
+    {
+        "extra": [
+            {"kind": "repeat_and_select", "name": "best", "distribution": "geometric", "mean": 3}
+        ]
+    },
     {"optimizer": {"name": "dp_disk", "kappa": 0.5, "gamma": 0.5}},
     {
         "optimizer": {
