@@ -119,11 +119,16 @@ class Account:
     delta: float
 
     def parts(self) -> Parts | None:
-        """All releases, equal ones merged; None where one cannot be accounted."""
+        """All releases, equal ones merged; None where one cannot be accounted.
+
+        A phase of no steps has none.
+        """
         if self.extra is None:
             return None
         counts: Counter[Part] = Counter()
         for phase in self.phases:
+            if phase.steps == 0:
+                continue
             result = phase.parts()
             if result is None:
                 return None

@@ -299,7 +299,14 @@ def microbatch_sensitivity(case: Case) -> Iterator[Way]:
     field=("steps",),
 )
 def accountant_reset(case: Case) -> Iterator[Way]:
-    """ε of one of several rounds, each with an accountant of its own."""
+    """ε of one of several rounds or phases, each with an accountant of its own."""
+    last = len(case.facts) - 1
+    for index in sorted({last, 0, last - 1, 1} & set(range(len(case.facts) if last else 0))):
+        yield Way(
+            text=f"phase {index} alone was accounted, of {last + 1}",
+            change=_only(case.facts[index]),
+            cost=1.6 if index == last else 2.2,
+        )
     for place, rounds in enumerate(ROUNDS):
         if case.first.steps % rounds == 0:
             yield Way(
@@ -308,3 +315,7 @@ def accountant_reset(case: Case) -> Iterator[Way]:
                 change=_steps_shared(1 / rounds),
                 cost=2.9 + 0.1 * place,
             )
+
+
+def _only(phase: PhaseFacts) -> Change:
+    return lambda account, facts: account if facts is phase else replace(account, steps=0)

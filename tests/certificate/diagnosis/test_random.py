@@ -62,6 +62,12 @@ def random_document(rng: random.Random, code: str) -> dict[str, Any]:
         document["sampling"]["scheme"] = rng.choice(["poisson", "fixed_size", "shuffled"])
     if code == "user_as_example":
         document["dataset"] |= {"unit": "user", "contributions_per_user": rng.choice([2, 3, 8])}
+    if code == "accountant_reset" and rng.random() < 0.5:
+        fields = {key: document.pop(key) for key in ("sampling", "steps", "releases")}
+        fields["steps"] = 997  # no whole number of rounds
+        noise = _short(rng, sigma * rng.uniform(0.9, 1.3))
+        other = {**fields, "releases": [{**fields["releases"][0], "noise_multiplier": noise}]}
+        document["phases"] = [fields, other]
     if code == "uncounted_release":
         noise = round(rng.uniform(0.8, 4), 1)
         kind = rng.choice(["gaussian", "laplace"])
