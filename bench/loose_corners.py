@@ -46,6 +46,11 @@ def plan(sigma: float, steps: int, delta: float, **changes: Any) -> dict[str, An
     }
 
 
+def cut(largest: int) -> dict[str, Any]:
+    """Poisson samples of 5,000 on average that are cut to a largest lot."""
+    return {"scheme": "truncated_poisson", "lot_size": 5_000, "max_lot_size": largest}
+
+
 def poisson(sigma: float, steps: int) -> DpEvent:
     """So many steps at q = 0.01."""
     return SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(sigma)), steps)
@@ -91,6 +96,14 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
     "the same, replaced": (plan(2.0, 1000, 1e-6, dataset=USERS, adjacency="replace_one"), None),
     "the same in lots of fixed size": (
         plan(2.0, 1000, 1e-6, **{**FIXED, "dataset": {**USERS, "size": 50_000}}),
+        None,
+    ),
+    "three records a user, lots cut at 5,300": (
+        plan(1.0, 1000, 1e-6, dataset=USERS, sampling=cut(5_300)),
+        None,
+    ),
+    "the same, cut at 5,500": (
+        plan(1.0, 1000, 1e-6, dataset=USERS, sampling=cut(5_500)),
         None,
     ),
 }

@@ -290,6 +290,7 @@ def test_killed_while_several_are_kept_together_each_is_kept_once_or_can_be_aske
     mortal.look()
 
 
+@pytest.mark.ordinary("postgresql")
 def test_killed_at_random_statements_the_same_holds(mortal: Mortal, plan: Any) -> None:
     draw = random.Random(seeded(20261121))
     kinds = ["certify", "approve", "settle"]

@@ -64,7 +64,7 @@ def require_same(folder: Path, name: str, one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("size", "replicas", "names"),
     [
-        (2, 1, ("muonbc",)),
+        pytest.param(2, 1, ("muonbc",), marks=pytest.mark.soak),
         (4, 2, ("blt",)),
         pytest.param(2, 1, tuple(CHANGES), marks=pytest.mark.soak),
         pytest.param(4, 1, tuple(CHANGES), marks=pytest.mark.soak),
