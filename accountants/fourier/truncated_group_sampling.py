@@ -39,7 +39,8 @@ from affidavit.plan import (
 )
 
 LEAST_NOISE = 0.4
-"""Over the clip norms of all records; with less a lot that may be cut is conceded."""
+"""Over the clip norms of all records, where others' places are taken under both hypotheses; with
+less a lot that may be cut is conceded."""
 _BLOCKS, _BEYOND = 64, 12.0
 """Numbers of others above a full lot that are told apart from below, and standard deviations."""
 _SMALLEST, _DOWN = 1e-300, 1e-9
@@ -52,11 +53,11 @@ def truncated_group_law(
     weights = numbers_drawn(leaf.records, leaf.sampling_probability)
     first = _law(leaf, weights, leaf.noise_multiplier, added=added)
     crowded = chance_of_a_crowd(leaf)
-    if leaf.noise_multiplier < LEAST_NOISE * leaf.records:
-        return first, crowded
     second: LossLaw
     if leaf.neighbours == "add_remove":
         second = _law(leaf, weights, leaf.noise_multiplier / 2, added=added)
+    elif leaf.noise_multiplier < LEAST_NOISE * leaf.records:
+        return first, crowded
     else:
         # Whoever contributes nothing takes places, too.
         second = ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier / 2, weights=weights)

@@ -12,12 +12,14 @@ from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
 from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier.group_sampling import numbers_drawn
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,
 )
 from affidavit.plan import (
     Adjacency,
+    GaussianMixture,
     PoissonSampledGroupGaussian,
     Repeated,
     TruncatedPoissonGroupGaussian,
@@ -92,6 +94,7 @@ CASES = [
     leaf(2, 4, 3, "replace_one", q=0.4, sigma=1.5),
     leaf(2, 3, 1, "replace_one", q=0.2),
     leaf(2, 4, 4, "zero_out", q=0.1, sigma=0.5),
+    leaf(2, 3, 2, "add_remove", q=0.2, sigma=0.45),
 ]
 
 
@@ -148,6 +151,16 @@ def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> N
     assert cut.upper == pytest.approx(plain.upper, rel=2e-3)
     assert plain.lower * (1 - 1e-6) <= cut.lower <= cut.upper
     assert accountant("fourier").curve(run).epsilon(1e-6).lower <= plain.upper
+
+
+def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
+    case = leaf(5, 1000, 4, "add_remove", q=0.02, sigma=1.05)
+    half = GaussianMixture(weights=numbers_drawn(5, 0.02), noise_multiplier=0.525)
+    engine = FourierAccountant()
+    cut, mixture = (
+        engine.curve(Repeated(event=event, count=20)).epsilon(1e-6) for event in (case, half)
+    )
+    assert cut.upper == pytest.approx(mixture.upper, rel=1e-4)
 
 
 def test_more_records_and_smaller_lots_cost_more() -> None:
