@@ -53,6 +53,11 @@ SubsampledPair = Literal["add_remove", "replace_one"]
 """
 
 
+def _require_several(records: int) -> None:
+    if not 2 <= records <= MOST_RECORDS:
+        raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {records}")
+
+
 def _require_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
@@ -132,8 +137,7 @@ class PoissonSampledGroupGaussian:
     pair: SubsampledPair = "add_remove"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.records <= MOST_RECORDS:
-            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        _require_several(self.records)
         _require_probability("sampling_probability", self.sampling_probability)
         _require_positive("noise_multiplier", self.noise_multiplier)
 
@@ -207,8 +211,7 @@ class WithoutReplacementGroupGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 2 <= self.records <= MOST_RECORDS:
-            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        _require_several(self.records)
         if not 0 < self.sample_size < self.dataset_size or self.records > self.dataset_size:
             raise ValueError(
                 "sample_size must lie strictly between 0 and dataset_size, and records not above "
@@ -258,8 +261,7 @@ class TruncatedPoissonGroupGaussian:
     neighbours: Neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.records <= MOST_RECORDS:
-            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {self.records}")
+        _require_several(self.records)
         _require_probability("sampling_probability", self.sampling_probability)
         _require_positive("noise_multiplier", self.noise_multiplier)
         if self.neighbours != "add_remove" and self.records > self.dataset_size:

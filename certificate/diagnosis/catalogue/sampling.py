@@ -301,7 +301,7 @@ def microbatch_sensitivity(case: Case) -> Iterator[Way]:
 def accountant_reset(case: Case) -> Iterator[Way]:
     """ε of one of several rounds or phases, each with an accountant of its own."""
     last = len(case.facts) - 1
-    for index in sorted({last, 0, last - 1, 1} & set(range(len(case.facts) if last else 0))):
+    for index in sorted({0, 1, last - 1, last}) if last else ():
         yield Way(
             text=f"phase {index} alone was accounted, of {last + 1}",
             change=_only(case.facts[index]),
