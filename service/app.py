@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 
 from affidavit.service import openapi, pages, problems
 from affidavit.service.identity.access import require_guards
-from affidavit.service.middleware import BodyLimit, RequestMiddleware, SecurityHeaders
+from affidavit.service.middleware import BodyLimit, RequestMiddleware
 from affidavit.service.operation.telemetry import Tracing, watch_services
 from affidavit.service.pages import errors
 from affidavit.service.routes import ROUTERS
@@ -51,7 +51,6 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     app.state.services = services
     watch_services(services.metrics, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
-    app.add_middleware(SecurityHeaders)
     # Added last, it stands around the others.
     app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)
     problems.install(app)

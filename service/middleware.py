@@ -5,8 +5,8 @@ bodies too. A body that is announced or found to be too large is answered with 4
 stored; what the client is still sending is thrown away for a short while first, because a
 connection closed in the middle of an upload loses the response on its way to the client.
 
-``RequestMiddleware`` sees every request once: a line in the log, the counts, a span, and an id
-that joins them.
+``RequestMiddleware`` sees every request once: a line in the log, the counts, a span, an id that
+joins them, and the security headers of the response.
 
 The id is the client's ``X-Request-Id`` where that is harmless text, else a random one; it
 is answered in the same header. What is told of a request is how it was routed, by whose
@@ -49,6 +49,27 @@ WATCH_SECONDS = 1.0
 """After which a request whose body nobody reads is watched for the end of its connection."""
 _CALLBACKS = "after_response"
 
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+SECURITY_HEADERS = {
+    b"content-security-policy": CONTENT_SECURITY_POLICY.encode(),
+    b"referrer-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+}
+"""Of every response that does not set them itself.
+
+The content security policy allows scripts, styles, images, requests and forms of this service and
+nothing else; inline scripts and styles are never run. ``Referrer-Policy`` is ``same-origin``: no
+other site learns where its visitor came from, while a form that is sent to this service still has
+its ``Origin``, which ``no-referrer`` would make ``null``.
+
+References: CSP Level 3; Fetch 3.2 (the Origin header and referrer policies).
+"""
+
 log = logging.getLogger("affidavit.request")
 
 Callback = Callable[[], Awaitable[None]]
@@ -87,8 +108,14 @@ class RequestMiddleware:
             watching = _Disconnect(receive, seen)
             try:
                 await self._app(scope, watching.receive, seen.send)
-            except Exception:
+            except Exception as error:
                 scope["state"]["code"] = "internal_error"
+                if not seen.begun:
+                    # Starlette answers outside of all middleware, and so without these headers.
+                    answer = await scope["app"].exception_handlers[Exception](
+                        Request(scope, receive), error
+                    )
+                    await answer(scope, receive, seen.send)
                 raise
             except asyncio.CancelledError:
                 # The service stops, and waited for this as long as it may; or nobody waits.
@@ -193,7 +220,7 @@ class _ObservedRequest:
         self._state["request_id"] = self.request_id
 
     async def send(self, message: Message) -> None:
-        """Send, with our id in the head of the answer."""
+        """Send, with our id and ``SECURITY_HEADERS`` in the head of the answer."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self.begun = True
@@ -201,6 +228,8 @@ class _ObservedRequest:
             identified = (HEADER, self.request_id.encode("ascii"))
             limits = self._state.get(RATE_LIMIT, ())
             headers = [*message.get("headers", ()), identified, *limits]
+            own = {name.lower() for name, _ in headers}
+            headers += [item for item in SECURITY_HEADERS.items() if item[0] not in own]
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -318,51 +347,3 @@ async def _drain(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
-
-
-# ---- security headers ---------------------------------------------------------------
-
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-)
-SECURITY_HEADERS = {
-    b"content-security-policy": CONTENT_SECURITY_POLICY.encode(),
-    b"referrer-policy": b"same-origin",
-    b"x-content-type-options": b"nosniff",
-    b"cross-origin-opener-policy": b"same-origin",
-    b"cross-origin-resource-policy": b"same-origin",
-}
-
-
-class SecurityHeaders:
-    """Adds ``SECURITY_HEADERS`` to every response that does not set them itself.
-
-    The content security policy allows scripts, styles, images, requests and forms of this
-    service and nothing else; inline scripts and styles are never run. ``Referrer-Policy`` is
-    ``same-origin``: no other site learns where its visitor came from, while a form that is sent
-    to this service still has its ``Origin``, which ``no-referrer`` would make ``null``.
-
-    References: CSP Level 3; Fetch 3.2 (the Origin header and referrer policies).
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = list(message.get("headers", ()))
-                present = {name for name, _ in headers}
-                headers += [
-                    header for header in SECURITY_HEADERS.items() if header[0] not in present
-                ]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        await self._app(scope, receive, with_headers)

@@ -134,8 +134,11 @@ def test_an_exception_is_told_of_by_type_and_place_and_not_by_its_message(
     with app_client as client:
         result = post(client, secret(plan))
         assert result.status_code == 500
+        assert result.headers["x-content-type-options"] == "nosniff"
+        assert result.headers["content-security-policy"].startswith("default-src 'none'")
     (line,) = lines.requests()
     assert (line["status"], line["code"]) == (500, "internal_error")
+    assert line["request_id"] == result.headers["x-request-id"]
     try:
         broken()
     except RuntimeError:
