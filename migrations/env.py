@@ -9,8 +9,10 @@ then find nothing left to do.
 from __future__ import annotations
 
 from alembic import context
+from alembic.operations import Operations
 from sqlalchemy import Connection, text
 
+from affidavit.migrations import schema
 from affidavit.service import metadata, teams
 
 MIGRATION_LOCK = 0x0AFF_1DA7
@@ -27,7 +29,13 @@ def run() -> None:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK}
             )
-        context.run_migrations()
+        migration = context.get_context()
+        if migration.get_current_revision() is None:
+            with Operations.context(migration):
+                schema.create()
+            migration.stamp(context.script, "head")
+        else:
+            context.run_migrations()
         if connection.dialect.name == "postgresql":
             teams.install(connection)
 

@@ -1,9 +1,9 @@
 """The tables, as the store reads and writes them.
 
-Alembic makes them (``affidavit.migrations``); nothing here ever creates a schema, and a
-test compares the two. Rows of ``certificates``, ``requests`` and ``audit`` are written
-once: triggers in the database refuse to change or remove them, so that not even a fault
-in this service can rewrite what it has signed.
+``affidavit.migrations`` makes them in an empty database, and brings that of an earlier release up
+to date; nothing here ever creates a schema. Rows of ``certificates``, ``requests`` and ``audit``
+are written once: triggers in the database refuse to change or remove them, so that not even a
+fault in this service can rewrite what it has signed.
 
 ``certificates``
     One row per issue of a certificate id, numbered from 1; a later issue supersedes the
@@ -54,6 +54,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.schema import SchemaItem
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -80,6 +81,26 @@ Sequence = BigInteger().with_variant(Integer(), "sqlite")
 """SQLite numbers rows by itself only in a column that is INTEGER PRIMARY KEY."""
 
 metadata = MetaData()
+ISSUE = ("certificate_id", "untrusted", "issue")
+"""The columns that say which issue of a certificate a row is about."""
+
+
+def numbered(name: str, *items: SchemaItem) -> Table:
+    """A table whose rows are numbered from 1 by their ``id``."""
+    positive = CheckConstraint("id > 0", name=f"{name}_id_positive")
+    return Table(name, metadata, Column("id", Sequence, primary_key=True), *items, positive)
+
+
+def issue_columns(table: str, *, primary_key: bool = False) -> tuple[SchemaItem, ...]:
+    """The columns of a row that is about an issue of a certificate, which the database checks."""
+    columns = (
+        Column("certificate_id", String(71), primary_key=primary_key, nullable=False),
+        Column("untrusted", Boolean, primary_key=primary_key, nullable=False),
+        Column("issue", Integer, primary_key=primary_key, nullable=False, autoincrement=False),
+    )
+    issue = ["certificates.id", "certificates.untrusted", "certificates.issue"]
+    name = f"{table}_certificate"
+    return (*columns, ForeignKeyConstraint([*ISSUE], issue, name=name))
 
 
 def _starts(column: str) -> dict[str, str]:
@@ -155,40 +176,24 @@ certificates = Table(
 )
 
 
-def issue_reference(name: str) -> ForeignKeyConstraint:
-    """The constraint that a row is about an issue of a certificate."""
-    columns = ["certificate_id", "untrusted", "issue"]
-    issue = ["certificates.id", "certificates.untrusted", "certificates.issue"]
-    return ForeignKeyConstraint(columns, issue, name=name)
-
-
 certificate_facets = Table(
     "certificate_facets",
     metadata,
-    Column("certificate_id", String(71), primary_key=True),
-    Column("untrusted", Boolean, primary_key=True),
-    Column("issue", Integer, primary_key=True, autoincrement=False),
+    *issue_columns("certificate_facets", primary_key=True),
     Column("mechanism", String(64), nullable=False),
     Column("requester", String(255), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    issue_reference("certificate_facets_certificate"),
     Index("certificate_facets_by_mechanism", "mechanism", "created_at"),
     Index("certificate_facets_by_requester", "requester", "created_at"),
 )
 
-requests = Table(
+requests = numbered(
     "requests",
-    metadata,
-    Column("id", Sequence, primary_key=True),
-    Column("certificate_id", String(71), nullable=False),
-    Column("untrusted", Boolean, nullable=False),
-    Column("issue", Integer, nullable=False),
+    *issue_columns("requests"),
     Column("requester", String(255), nullable=False),
     Column("received_at", UtcDateTime, nullable=False),
     Column("content_type", String(255), nullable=False),
     Column("body", LargeBinary, nullable=False),
-    issue_reference("requests_certificate"),
-    CheckConstraint("id > 0", name="requests_id_positive"),
     Index("requests_by_certificate", "certificate_id"),
 )
 

@@ -25,13 +25,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     Boolean,
-    CheckConstraint,
     Column,
     Connection,
     Engine,
     Index,
     String,
-    Table,
     Text,
     func,
     insert,
@@ -45,16 +43,14 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import append, logged
 from affidavit.service.problems import Problem
-from affidavit.service.tables import Sequence, UtcDateTime, metadata
+from affidavit.service.tables import UtcDateTime, numbered
 
 LASTS = timedelta(days=7)
 """How long a proposal waits for the others."""
 _PEOPLE = {Scope.ADMIN: "administrators", Scope.APPROVE: "approvers"}
 
-admin_proposals = Table(
+admin_proposals = numbered(
     "admin_proposals",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("kind", String(32), nullable=False),
     Column("digest", String(71), nullable=False),
     Column("proposer", String(255), nullable=False),
@@ -62,7 +58,6 @@ admin_proposals = Table(
     Column("carried_out", Boolean, nullable=False),
     Column("content", Text),
     Column("reason", Text),
-    CheckConstraint("id > 0", name="admin_proposals_id_positive"),
     Index("admin_proposals_by_digest", "digest", "id"),
 )
 

@@ -65,7 +65,7 @@ from affidavit.accountants.privacy_filter import (
     admits_alone,
 )
 from affidavit.plan import event_document, event_from
-from affidavit.service.tables import Sequence, UtcDateTime, metadata
+from affidavit.service.tables import Sequence, UtcDateTime, metadata, numbered
 from affidavit.service.teams import DEFAULT
 
 IS_AN_EVENT = (
@@ -81,10 +81,8 @@ IS_WITHIN_CERTIFICATE = (
     " AND steps_run <= certified_steps) OR (kind <> 'settle' AND steps_run IS NULL)"
 )
 
-ledgers = Table(
+ledgers = numbered(
     "ledgers",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("dataset", String(64), nullable=False),
     Column("unit", String(16), nullable=False),
     Column("adjacency", String(32), nullable=False),
@@ -92,7 +90,6 @@ ledgers = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("dataset", "unit", "adjacency", name="ledgers_one_each"),
-    CheckConstraint("id > 0", name="ledgers_id_positive"),
 )
 
 reservations = Table(
@@ -150,17 +147,14 @@ ledger_events = Table(
     CheckConstraint(IS_WITHIN_CERTIFICATE, name="ledger_events_steps"),
 )
 
-dataset_grants = Table(
+dataset_grants = numbered(
     "dataset_grants",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("dataset", String(64), nullable=False),
     Column("team", String(64), nullable=False),
     Column("may", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     Column("granted_by", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
-    CheckConstraint("id > 0", name="dataset_grants_id_positive"),
     CheckConstraint("may IN ('reserve', 'read', 'nothing')", name="dataset_grants_may"),
     Index("dataset_grants_by_dataset", "dataset", "team", "id"),
 )

@@ -34,11 +34,9 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
-    Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
-    Integer,
     LargeBinary,
     String,
     Table,
@@ -51,42 +49,37 @@ from sqlalchemy import (
 )
 
 from affidavit.service.keys import revoked_keys
-from affidavit.service.tables import Sequence, UtcDateTime, certificates, issue_reference, metadata
-
-approvals = Table(
-    "approvals",
+from affidavit.service.tables import (
+    Sequence,
+    UtcDateTime,
+    certificates,
+    issue_columns,
     metadata,
-    Column("id", Sequence, primary_key=True),
-    Column("certificate_id", String(71), nullable=False),
-    Column("untrusted", Boolean, nullable=False),
-    Column("issue", Integer, nullable=False),
+    numbered,
+)
+
+approvals = numbered(
+    "approvals",
+    *issue_columns("approvals"),
     Column("envelope_digest", String(71), nullable=False),
     Column("decision", String(16), nullable=False),
     Column("approver", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
     Column("comment", Text, nullable=False),
-    issue_reference("approvals_certificate"),
     UniqueConstraint("certificate_id", "untrusted", "issue", "approver", name="approvals_once"),
-    CheckConstraint("id > 0", name="approvals_id_positive"),
     CheckConstraint("decision IN ('approve', 'reject')", name="approvals_decision"),
     CheckConstraint("approver NOT LIKE 'anonymous@%'", name="approvals_by_someone"),
 )
 
-revocations = Table(
+revocations = numbered(
     "revocations",
-    metadata,
-    Column("id", Sequence, primary_key=True),
-    Column("certificate_id", String(71), nullable=False),
-    Column("untrusted", Boolean, nullable=False),
-    Column("issue", Integer, nullable=False),
+    *issue_columns("revocations"),
     Column("envelope_digest", String(71), nullable=False),
     Column("code", String(32), nullable=False),
     Column("reason", Text, nullable=False),
     Column("revoked_by", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
-    issue_reference("revocations_certificate"),
     UniqueConstraint("certificate_id", "untrusted", "issue", name="revocations_once"),
-    CheckConstraint("id > 0", name="revocations_id_positive"),
 )
 
 status_lists = Table(

@@ -51,7 +51,7 @@ from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry, certificate_entry
 from affidavit.plan import load_json
 from affidavit.service.tables import Sequence as SequenceNumber
-from affidavit.service.tables import UtcDateTime, metadata
+from affidavit.service.tables import UtcDateTime, metadata, numbered
 
 log_entries = Table(
     "log_entries",
@@ -90,15 +90,12 @@ log_nodes = Table(
     Column("hash", LargeBinary(32), nullable=False),
 )
 
-log_checkpoints = Table(
+log_checkpoints = numbered(
     "log_checkpoints",
-    metadata,
-    Column("id", SequenceNumber, primary_key=True),
     Column("tree_size", SequenceNumber, nullable=False),
     Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
     Column("signed_at", UtcDateTime, nullable=False),
     Column("note", Text, nullable=False),
-    CheckConstraint("id > 0", name="log_checkpoints_id_positive"),
     Index("log_checkpoints_by_size", "tree_size"),
 )
 

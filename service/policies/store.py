@@ -44,7 +44,6 @@ from sqlalchemy import (
     RowMapping,
     Select,
     String,
-    Table,
     Text,
     UniqueConstraint,
     func,
@@ -70,19 +69,11 @@ from affidavit.service.policies.policy_set import (
     PoliciesChanged,
     PolicySet,
 )
-from affidavit.service.tables import (
-    Sequence,
-    UtcDateTime,
-    insert_signing_key,
-    metadata,
-    signing_keys,
-)
+from affidavit.service.tables import UtcDateTime, insert_signing_key, numbered, signing_keys
 from affidavit.service.teams import TEAM, acting_for
 
-policies = Table(
+policies = numbered(
     "policies",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("name", String(64), nullable=False),
     Column("version", Integer, nullable=False),
     Column("digest", String(71), nullable=False),
@@ -91,14 +82,11 @@ policies = Table(
     Column("created_by", String(255), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("name", "version", name="policies_version"),
-    CheckConstraint("id > 0", name="policies_id_positive"),
     CheckConstraint("version > 0", name="policies_version_positive"),
 )
 
-waivers = Table(
+waivers = numbered(
     "waivers",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("waiver_id", String(71), nullable=False),
     Column("envelope", LargeBinary, nullable=False),
     Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
@@ -108,31 +96,24 @@ waivers = Table(
     Column("expires_at", UtcDateTime, nullable=False),
     Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("waiver_id", name="waivers_once"),
-    CheckConstraint("id > 0", name="waivers_id_positive"),
     CheckConstraint("owner <> created_by", name="waivers_by_another"),
     CheckConstraint("expires_at > created_at", name="waivers_end"),
 )
 
-waiver_revocations = Table(
+waiver_revocations = numbered(
     "waiver_revocations",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("waiver_id", String(71), ForeignKey("waivers.waiver_id"), nullable=False),
     Column("reason", Text, nullable=False),
     Column("revoked_by", String(255), nullable=False),
     Column("at", UtcDateTime, nullable=False),
     UniqueConstraint("waiver_id", name="waiver_revocations_once"),
-    CheckConstraint("id > 0", name="waiver_revocations_id_positive"),
 )
 
-waiver_uses = Table(
+waiver_uses = numbered(
     "waiver_uses",
-    metadata,
-    Column("id", Sequence, primary_key=True),
     Column("waiver_id", String(71), ForeignKey("waivers.waiver_id"), nullable=False),
     Column("certificate_id", String(71), nullable=False),
     Column("at", UtcDateTime, nullable=False),
-    CheckConstraint("id > 0", name="waiver_uses_id_positive"),
     Index("waiver_uses_by_waiver", "waiver_id"),
 )
 

@@ -59,7 +59,7 @@ from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
 from affidavit.service.log.entries import log_entries
-from affidavit.service.tables import UtcDateTime, issue_reference, metadata
+from affidavit.service.tables import UtcDateTime, issue_columns, metadata
 
 IS_AN_EVENT = (
     "(kind = 'queued' AND seq = 1 AND once IS NOT NULL AND once = 'queued'"
@@ -82,9 +82,7 @@ runs = Table(
     "runs",
     metadata,
     Column("id", String(36), primary_key=True),
-    Column("certificate_id", String(71), nullable=False),
-    Column("issue", Integer, nullable=False),
-    Column("untrusted", Boolean, nullable=False),
+    *issue_columns("runs"),
     Column("plan_digest", String(71), nullable=False),
     Column("reservation_id", String(36), ForeignKey("reservations.id"), nullable=False),
     Column("queue", String(64), nullable=False),
@@ -96,7 +94,6 @@ runs = Table(
     Column("team", String(64), nullable=False, server_default="default"),
     UniqueConstraint("reservation_id", name="runs_reservation_once"),
     UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
-    issue_reference("runs_certificate"),
     Index("runs_by_time", "requested_at", "id"),
     Index("runs_by_team", "team", "requested_at", "id"),
     Index("runs_by_certificate", "certificate_id", "requested_at"),
