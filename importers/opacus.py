@@ -141,13 +141,6 @@ class OpacusReading(Reading):
 
         Raises ``Unreadable``.
         """
-        for node in self.script.nodes:
-            match node:
-                case (
-                    ast.Attribute(attr="load_checkpoint")
-                    | ast.Attribute(attr="load_state_dict", value=ast.Attribute(attr="accountant"))
-                ):
-                    raise Unreadable(node, "it continues a run, whose steps count too")
         own = passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 

@@ -25,11 +25,20 @@ from affidavit.importers.returned import (
 )
 from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_files import helpers
-from affidavit.importers.script_values import Unreadable, Values, branch, text_of
+from affidavit.importers.script_values import (
+    Unreadable,
+    Values,
+    branch,
+    exclude_each_other,
+    text_of,
+)
 from affidavit.importers.training_loop import (
     accumulation,
     at_least,
+    continued,
+    joining,
     mixing,
+    never_runs,
     passes_of,
     repeating,
     reusing,
@@ -67,24 +76,33 @@ MIXED = Broken(
     "several rows. Clipping bounds what a row adds, not what a record does.",
     remedy="Train on the records themselves, each in one row.",
 )
+JOINED = Broken(
+    code="joined_records",
+    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss). "
+    "A record then changes the gradients of the others too, and clipping bounds only its own.",
+    remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
+    "record from that record alone.",
+)
 SKIPPED_LOTS = Broken(
     code="skipped_lots",
-    message="a condition skips the step for some lots. No noise is released for these, so the "
-    "condition reveals something about their records.",
-    remedy="Step at every lot; an empty one releases noise alone.",
+    message="a condition, or a GradScaler where a gradient overflows, skips the step for some "
+    "lots. No noise is released for these, so this reveals something about their records.",
+    remedy="Step at every lot; an empty one releases noise alone. Use bfloat16, which needs no "
+    "GradScaler.",
 )
 STOPPED = Broken(
     code="data_dependent_stop",
-    message="when training stops, or its learning rate, depends on the records. No noise covers "
-    "that decision, so it reveals something about them.",
+    message="when training stops, its learning rate, or which model is kept, depends on the "
+    "records. No noise covers that decision, so it reveals something about them.",
     remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
-    "learning rate likewise.",
+    "learning rate and choose the model likewise.",
 )
 FAULTS = (
     (ACCUMULATED, accumulation),
     (REPEATED, repeating),
     (REUSED, reusing),
     (MIXED, mixing),
+    (JOINED, joining),
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
 )
@@ -216,6 +234,7 @@ class Reading(Quantities):
         own: dict[str, Any] = {"epochs": None, "steps": None}
         self.values.literals.clear()
         try:
+            self._require_one_run()
             name, count, line = self.passes()
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", self.call.lineno)
@@ -237,6 +256,22 @@ class Reading(Quantities):
             value = self.pick(name, own[name])
             if value is not None:
                 data[name] = value
+
+    def _require_one_run(self) -> None:
+        """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
+        if (node := continued(self.values)) is not None:
+            raise Unreadable(node, "it continues a run, whose steps count too")
+        for other, calls in self.helpers if steps_of(self.values) or any(self.trainings()) else ():
+            beside = [item for item in calls if self._may_run_beside(item)]
+            if beside and (inner := steps_of(other)):
+                where = f"{other.script.name}, line {inner[0].lineno}"
+                raise Unreadable(beside[0], f"it steps an optimiser too, in {where}")
+
+    def _may_run_beside(self, call: ast.Call) -> bool:
+        """Whether a call may run in the same run of the script as the private one."""
+        return not (
+            exclude_each_other(self.script, call, self.call) or never_runs(self.values, call)
+        )
 
     @cached_property
     def helpers(self) -> list[tuple[Values, list[ast.Call]]]:
@@ -311,9 +346,13 @@ class Reading(Quantities):
             yield stated if isinstance(value, Unreadable) and stated is not None else value
 
     def _watches_training(self) -> bool:
-        """Whether a callback stops the training by a metric of its own records."""
-        nodes = [keywords_of(call).get("monitor") for call in self.script.called("EarlyStopping")]
-        metrics = [self.values.known(node) for node in nodes if node is not None]
+        """Whether a callback decides something by a metric of the training's own records."""
+        calls = self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
+        told = [keywords_of(call) for call in calls]
+        choose = [
+            item for item in told if self.values.known(item.get("save_best_only")) is not False
+        ]
+        metrics = [self.values.known(item.get("monitor")) for item in choose]
         return any(
             isinstance(metric, str) and not metric.startswith(("val", "eval", "test"))
             for metric in metrics

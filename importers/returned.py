@@ -56,17 +56,18 @@ def is_unused(script: Script, call: ast.Call) -> bool:
 
 
 def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Whether every model is compiled with an optimiser that the text shows to be another."""
+    """Whether every model is last compiled with an optimiser that the text shows to be another."""
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
-    compiled = [
-        keywords_of(node).get("optimizer") or next(iter(node.args), None)
-        for node, _ in script.method_calls("compile")
-    ]
+    compiled = {
+        last_name(owner): keywords_of(node).get("optimizer") or next(iter(node.args), None)
+        for node, owner in script.method_calls("compile")
+        if not exclude_each_other(script, call, node)
+    }
     return bool(compiled) and all(
         isinstance(item, ast.Constant)
         or (isinstance(item, ast.Call) and script.is_of(item.func, KERAS) and item is not call)
         or (isinstance(item, ast.Name) and bool(targets) and _is_plain(script, item, call))
-        for item in compiled
+        for item in compiled.values()
     )
 
 

@@ -56,6 +56,8 @@ MATH: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 ITEMS = ("dict", "file", "run_config", "hydra")
 """Kinds of records whose fields are items."""
+RUN_ONCE = frozenset({"argv", "flags_parser", "command", "component", "name"})
+"""Keywords of what runs a function once; others, as ``num_samples``, may run it more often."""
 MUTATING = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 
 
@@ -368,7 +370,9 @@ class Values:
             if isinstance(call, ast.Call) and call.func is use:
                 calls.append(call)
             elif (
-                isinstance(call, ast.Call) and last_name(call.func) in ("run", "Fire", "main")
+                isinstance(call, ast.Call)
+                and last_name(call.func) in ("run", "Fire", "main")
+                and keywords_of(call).keys() <= RUN_ONCE
             ) or getattr(call, "arg", None) == "server_fn":
                 # absl's app.run(main), Fire(main) and ServerApp(server_fn=main) call it once.
                 calls.append(ast.Call(func=use, args=[], keywords=[]))

@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from affidavit.importers.script import Script, keywords_of, last_name
+from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import (
     Unreadable,
     Values,
@@ -29,6 +29,15 @@ PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
 MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
 """Functions that make a row of several records, known by name, whatever the case."""
+SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy")
+MODELS = ("model", "net", "module")
+Seen = set[str | ast.AST]
+"""Names of what records may have set, and calls that look at them."""
+LOT_STATISTICS = (
+    "BatchNormalization", "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm",
+)  # fmt: skip
+LOT_LOSSES = ("NTXentLoss", "SupConLoss", "InfoNCE", "InfoNCELoss", "BarlowTwinsLoss", "VICRegLoss")
+"""Layers and losses in which the records of a lot meet, known by name."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -68,6 +77,25 @@ def _steps(values: Values) -> list[ast.Call]:
     if (hidden := hidden_use(values, ("step",))) is not None:
         raise Unreadable(hidden, "it may name any method")
     return steps
+
+
+def continued(values: Values) -> ast.AST | None:
+    """What continues an earlier run, whose steps count too, if it may run."""
+    for node in values.script.nodes:
+        match node:
+            case ast.Attribute(attr="load_checkpoint" | "load_state"):
+                counts = True
+            case ast.Attribute(attr="load_state_dict", value=owner):
+                name = (last_name(owner) or "").lower()
+                counts = name == "accountant" or "optim" in name
+            case ast.keyword(arg="resume_from_checkpoint" | "ckpt_path", value=value):
+                call = getattr(values.script.parents[node], "func", node)
+                counts = last_name(call) in ("fit", "train") and bool(values.known(value))
+            case _:
+                counts = False
+        if counts and not never_runs(values, node):
+            return node
+    return None
 
 
 def _owner(call: ast.Call) -> str | None:
@@ -298,12 +326,23 @@ def mixing(values: Values) -> ast.AST | None:
                 mixes = last_name(call.func) == "ConcatDataset" and several
             case _:
                 mixes = (last_name(call.func) or "").lower() in names
-        if mixes and not _never_runs(values, call):
+        if mixes and not never_runs(values, call):
             return call
     return None
 
 
-def _never_runs(values: Values, node: ast.AST) -> bool:
+def joining(values: Values) -> ast.AST | None:
+    """A layer or loss in which the records of a lot meet, if it may run.
+
+    Opacus refuses such layers itself, and its validator replaces them.
+    """
+    refused = imports_of(values.script, ("opacus",)) is not None
+    names = LOT_LOSSES if refused else LOT_LOSSES + LOT_STATISTICS
+    called = values.script.called(*names)
+    return next((call for call in called if not never_runs(values, call)), None)
+
+
+def never_runs(values: Values, node: ast.AST) -> bool:
     """Whether a condition around ``node`` is settled against it."""
     for outer in values.script.above(node):
         if isinstance(outer, ast.If | ast.IfExp):
@@ -319,7 +358,13 @@ def skipping(values: Values) -> ast.AST | None:
 
     A condition is public if it names only what is bound before the loop, and counters in it.
     """
+    scales = any(
+        values.known(keywords_of(call).get("enabled")) is not False
+        for call in values.script.called("GradScaler")
+    )
     for step in steps_of(values):
+        if scales and step.args and not isinstance(step.args[0], ast.Lambda):
+            return step  # GradScaler skips the step where a gradient overflows
         outers = _inside(values.script, step, values.script.scope_of(step))
         loop = next((outer for outer in outers if isinstance(outer, ast.For | ast.While)), None)
         if loop is None:
@@ -342,7 +387,7 @@ def skipping(values: Values) -> ast.AST | None:
 
 
 def stopping(values: Values) -> ast.AST | None:
-    """What ends the training, or sets its learning rate, by what the loop makes of its lots."""
+    """What stops, schedules or saves the training by what the loop makes of its lots."""
     for step in steps_of(values):
         loop = next(
             (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
@@ -352,10 +397,16 @@ def stopping(values: Values) -> ast.AST | None:
     return None
 
 
-def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.AST | None:
-    """What depends on names in ``seen``: a way out of the loops around ``place``, or a schedule."""
+def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST | None:
+    """What depends on ``seen``: a way out of loops around ``place``, a schedule, a saved model."""
     script, scope = values.script, values.script.scope_of(place)
-    statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt | ast.NamedExpr)]
+    statements = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.stmt | ast.NamedExpr)
+        and not _is_of_other_records(values, node, place)
+    ]
+    seen = seen | _measured(values, scope, place)
     while len(seen) != len(
         seen := seen | {n for node in statements for n in _passed_on(node, seen)}
     ):
@@ -364,6 +415,11 @@ def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.
         own = script.scope_of(call) is scope and "sched" in (last_name(schedule) or "").lower()
         if own and any(_reads(item, seen) for item in (*call.args, *keywords_of(call).values())):
             return call
+    for statement in statements:
+        if isinstance(statement, ast.If) and script.scope_of(statement) is scope:
+            saves = _goes_over(statement, *SAVING)
+            if saves and _reads(statement.test, seen):
+                return statement
     loops = [o for o in _inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
         if isinstance(loop, ast.While) and _reads(loop.test, seen):
@@ -387,7 +443,7 @@ def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.
     for call in calls:
         outer = script.parents.get(call)
         targets = outer.targets if isinstance(outer, ast.Assign) else []
-        passed_up = {
+        passed_up: Seen = {
             name
             for item in returned
             for target in targets
@@ -398,7 +454,32 @@ def _ends_by(values: Values, place: ast.AST, seen: set[str], depth: int) -> ast.
     return None
 
 
-def _drawn(loop: ast.For | ast.While) -> set[str]:
+def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
+    """Whether a loop around ``node`` and not around ``place`` goes over another loader."""
+    around_it = set(values.script.above(place))
+    return any(
+        isinstance(outer, ast.For)
+        and outer not in around_it
+        and not _goes_over(outer.iter, "range", "trange")
+        and not _is_private_loader(values, looped_over(outer.iter), 0)
+        for outer in values.script.above(node)
+    )
+
+
+def _measured(values: Values, scope: ast.AST, place: ast.AST) -> Seen:
+    """The calls in ``scope``, but for training, that get the model and the private loader."""
+    script, trains = values.script, last_name(getattr(place, "func", place))
+    return {
+        call
+        for call in script.calls
+        if script.scope_of(call) is scope
+        and last_name(call.func) != trains
+        and any((last_name(item) or "").lower().endswith(MODELS) for item in call.args)
+        and any(_is_private_loader(values, item, 0) for item in call.args)
+    }
+
+
+def _drawn(loop: ast.For | ast.While) -> Seen:
     """The names that a loop binds to its records: its targets, but for ``enumerate``'s count."""
     counted = isinstance(loop, ast.For) and _goes_over(loop.iter, "enumerate")
     if isinstance(loop, ast.For) and not _goes_over(loop.iter, "range", "trange"):
@@ -419,15 +500,15 @@ def _goes_over(node: ast.AST, *names: str) -> bool:
     return any(isinstance(n, ast.Call) and last_name(n.func) in names for n in ast.walk(node))
 
 
-def _reads(node: ast.AST, seen: set[str]) -> bool:
+def _reads(node: ast.AST, seen: Seen) -> bool:
     return any(
-        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
+        part in seen or (isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen)
         for part in ast.walk(node)
     )
 
 
-def _passed_on(node: ast.AST, seen: set[str]) -> set[str]:
-    """The names that a statement gives something of the names in ``seen``."""
+def _passed_on(node: ast.AST, seen: Seen) -> set[str]:
+    """The names that a statement gives something of what is in ``seen``."""
     match node:
         case ast.Assign(targets=targets, value=value):
             return {name for target in targets for name in _receivers(target, value, seen)}
@@ -440,7 +521,7 @@ def _passed_on(node: ast.AST, seen: set[str]) -> set[str]:
     return set()
 
 
-def _receivers(target: ast.expr, value: ast.expr, seen: set[str]) -> set[str]:
+def _receivers(target: ast.expr, value: ast.expr, seen: Seen) -> set[str]:
     """The names of ``target`` that get something of ``seen`` from ``value``."""
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
@@ -582,15 +663,30 @@ def at_least(
             elif times is None:
                 passes = 1
         elif isinstance(outer, ast.FunctionDef) and depth < 20:
-            try:
-                place = _calls(values, outer)
-            except Unreadable:
-                break
-            if place is not outer:
-                passes, further = at_least(values, place, passes, depth + 1)
-                repeats = repeats or further
+            places = _places(values, outer)
+            if places:
+                counts = [at_least(values, place, passes, depth + 1) for place in places]
+                passes = sum(count for count, _ in counts if count is not None) or None
+                repeats = next((further for _, further in counts if further), repeats)
             break
     return passes, repeats
+
+
+def _places(values: Values, function: ast.AST) -> list[ast.AST]:
+    """Calls of a function that all run: its only one, or several that exclude no other."""
+    try:
+        only = _calls(values, function)
+    except Unreadable:
+        try:
+            calls = values.calls_of(function)
+        except Unreadable:
+            return []
+        pairs = itertools.combinations(calls, 2)
+        inside = all(call in values.script.parents for call in calls)
+        if not inside or any(exclude_each_other(values.script, *pair) for pair in pairs):
+            return []
+        return [call for call in calls if not never_runs(values, call)]
+    return [] if only is function else [only]
 
 
 def _calls(values: Values, function: ast.AST) -> ast.AST:
@@ -656,7 +752,7 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Attribute):
         stores = script.stored_attributes.get(node.attr, [])
         inside = [item for item in stores if statement in script.above(item)]
-        return bool(inside) and all(
+        return any(_is_last(script, item) for item in inside) and all(
             item in inside or item.lineno < statement.lineno for item in stores
         )
     if not isinstance(node, ast.Name):
@@ -665,7 +761,7 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     private = {statement, *values.exclusive}
     inside_names = [item for item in bindings if not private.isdisjoint(script.above(item.node))]
     if inside_names:
-        return all(
+        return any(_is_last(script, item.node) for item in inside_names) and all(
             item in inside_names or getattr(item.node, "lineno", 0) < statement.lineno
             for item in bindings
         )
@@ -681,6 +777,12 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     return isinstance(binding.node, ast.arg) and _is_passed_loader(
         values, node, binding.node, depth
     )
+
+
+def _is_last(script: Script, target: ast.AST) -> bool:
+    """Whether a private call returns its loader for this target."""
+    outer = script.parents[target]
+    return not isinstance(outer, ast.Tuple) or outer.elts[-1] is target
 
 
 def _is_passed_loader(values: Values, node: ast.Name, arg: ast.arg, depth: int) -> bool:

@@ -72,6 +72,28 @@ def test_a_loop_in_another_file_is_judged_as_it_is_called(
         assert "of helpers.py" in blocking[0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("beside", "asked"),
+    [
+        ("plain(model, loader, optimizer)\n", True),
+        ("if 0:\n    plain(model, loader, optimizer)\n", False),
+        ("report(model, loader, optimizer)\n", False),
+    ],
+)
+def test_a_helper_that_trains_beside_the_loop_has_the_length_asked_for(
+    checked: Any, beside: str, asked: bool
+) -> None:
+    own = "    for x in loader:\n        loss(model(x)).backward()\n        optimizer.step()\n"
+    script = SCRIPT.replace("    run(model, loader, optimizer)\n", own + beside)
+    Path("train.py").write_text(script.replace("import run", "import plain, report")
+                                .replace(" epochs=3\n", "\n"))  # fmt: skip
+    Path("helpers.py").write_text(HELPERS + "\ndef report(model, loader, optimizer):\n    pass\n")
+    code, document = checked("train.py")
+    (plan,) = document["plans"]
+    assert (code != 0) is asked
+    assert any("in helpers.py, line" in item["message"] for item in plan["findings"]) is asked
+
+
 def test_what_other_scripts_pass_to_a_helper_does_not_count(checked: Any) -> None:
     Path("train.py").write_text(SCRIPT)
     Path("helpers.py").write_text(HELPERS)

@@ -241,6 +241,16 @@ def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: se
          + "    return loss\n" + PRIVATE
          + "for e in range(9):\n    loss = once()\n    if loss < 1:\n        break\n",
          "data_dependent_stop"),
+        (PRIVATE + EACH + STEP + "    if accuracy(model, loader) > 0.9:\n        break\n",
+         "data_dependent_stop"),
+        (PRIVATE + EACH + STEP + "    scheduler.step(accuracy(model, loader))\n",
+         "data_dependent_stop"),
+        (PRIVATE + EACH + STEP + "    now = accuracy(model, loader)\n"
+         "    if now > best:\n        torch.save(model.state_dict(), 'best.pt')\n",
+         "data_dependent_stop"),
+        (PRIVATE + "scaler = GradScaler()\n" + EACH
+         + STEP.replace("optimizer.step()", "scaler.step(optimizer)"), "skipped_lots"),
+        (PRIVATE + EACH + STEP + "loss = SupConLoss()\n", "joined_records"),
     ],
 )  # fmt: skip
 def test_training_beside_the_private_objects_is_not_certified(text: str, code: str) -> None:
@@ -264,6 +274,14 @@ def test_training_beside_the_private_objects_is_not_certified(text: str, code: s
         + "        self.o = optimizer\n        self.l = loader\n        for x in self.l:\n"
         + "            f(x).backward()\n            self.o.step()\n",
         PRIVATE + "optimizer = wrapped(optimizer)\nloader = tqdm(loader)\n" + EACH + STEP,
+        PRIVATE + EACH + "        loss = f(x)\n" + STEP + "    for x in val_loader:\n"
+        "        loss = f(x)\n        total += loss\n    if total < best:\n        save(model)\n"
+        "    if accuracy(model, val_loader) > 0.9:\n        break\n",
+        PRIVATE
+        + "scaler = GradScaler(enabled=False)\n"
+        + EACH
+        + STEP.replace("optimizer.step()", "scaler.step(optimizer)"),
+        PRIVATE + "nn.BatchNorm2d(3)\n" + EACH + STEP,
     ],
 )
 def test_the_private_objects_under_other_names_are(text: str) -> None:
@@ -319,10 +337,47 @@ def test_only_a_whole_training_set_of_torchvision_has_a_known_size(
 
 def test_a_run_that_is_continued_has_its_steps_asked_for() -> None:
     loop = EACH + STEP
-    for text in ("", "engine.load_checkpoint(path=p)\n", "engine.accountant.load_state_dict(s)\n"):
+    runs = {
+        "": True,
+        "engine.load_checkpoint(path=p)\n": False,
+        "engine.accountant.load_state_dict(s)\n": False,
+        "optimizer.load_state_dict(s)\n": False,
+        "model.load_state_dict(s)\n": True,
+        "if '':\n    optimizer.load_state_dict(s)\n": True,
+    }
+    for text, is_one in runs.items():
         partial = scripts.read((HEAD + PRIVATE + text + loop).encode())
         assert partial is not None
-        assert ("epochs" in partial.data) is (not text)
+        assert ("epochs" in partial.data) is is_one, text
+
+
+@pytest.mark.parametrize(
+    ("run", "is_one"),
+    [
+        ("app.run(main)", True),
+        ("app.run(main, argv=[])", True),
+        ("tune.run(main, num_samples=9)", False),
+    ],
+)
+def test_what_runs_a_function_more_than_once_has_the_length_asked_for(
+    run: str, is_one: bool
+) -> None:
+    body = PRIVATE.replace("loader =", "lots =") + EACH.replace("(loader)", "(lots)") + STEP
+    text = "def main(_):\n" + "".join(f"    {line}\n" for line in body.splitlines()) + run
+    partial = scripts.read((HEAD + text).encode())
+    assert partial is not None
+    assert ("epochs" in partial.data) is is_one
+    assert not broken(text)
+
+
+def test_the_epochs_of_all_calls_of_a_training_are_its_least() -> None:
+    text = "def train(n):\n    for e in range(3):\n        for x in loader:\n    " + STEP.replace(
+        "\n        ", "\n            "
+    )
+    twice = scripts.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
+    assert twice is not None
+    assert twice.least is not None
+    assert twice.least.epochs == 6
 
 
 KERAS = """\
@@ -350,18 +405,27 @@ for x in loader:
         (KERAS, "model.compile(", "optimizer = Adam()\nmodel.compile(", "other_optimizer"),
         (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='val_loss')])\n", None),
         (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='loss')])\n", "data_dependent_stop"),
+        (KERAS, "=9)\n", "=9, callbacks=[ModelCheckpoint('m', monitor='accuracy', "
+         "save_best_only=True)])\n", "data_dependent_stop"),
+        (KERAS, "=9)\n", "=9, callbacks=[ModelCheckpoint('m', monitor='loss', "
+         "save_best_only=False)])\n", None),
+        (KERAS, "model.fit(", "model.compile(optimizer='adam')\nmodel.fit(", "other_optimizer"),
+        (KERAS, "model.compile(", "model.compile(optimizer='adam')\nmodel.compile(", None),
+        (KERAS, "model.compile(", "model.add(BatchNormalization())\nmodel.compile(",
+         "joined_records"),
         (ENGINE, "", "", None),
         (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
         (ENGINE, "attach(optimizer)", "attach(other)", "other_optimizer"),
     ],
-)
+)  # fmt: skip
 def test_what_the_private_call_makes_is_what_trains(
     text: str, old: str, new: str, code: str | None
 ) -> None:
     partial = scripts.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
     assert partial is not None
     codes = {item.code for item in partial.broken}
-    assert codes & {"other_optimizer", "data_dependent_stop"} == ({code} if code else set())
+    known = {"other_optimizer", "data_dependent_stop", "joined_records"}
+    assert codes & known == ({code} if code else set())
 
 
 def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
