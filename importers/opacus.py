@@ -23,7 +23,7 @@ from affidavit.importers.reading import Reading, conflict
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
-from affidavit.importers.training_loop import around, passes_of
+from affidavit.importers.training_loop import around, passes_of, steps_of
 from affidavit.plan import MalformedPlan
 
 PRIVATE_DIVISOR = Broken(
@@ -52,6 +52,7 @@ SKIPPED = Broken(
     "trains without privacy.",
     remedy="Let the error stop the script.",
 )
+LIGHTNING = ("lightning", "pytorch_lightning")
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
 
@@ -141,8 +142,24 @@ class OpacusReading(Reading):
 
         Raises ``Unreadable``.
         """
+        if imports_of(self.script, LIGHTNING) is not None and not steps_of(self.values):
+            return self._trainer_passes()
         own = passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
+
+    def _trainer_passes(self) -> tuple[str, float, int]:
+        """The epochs of Lightning's only ``Trainer(max_epochs=...).fit()``.
+
+        Raises ``Unreadable``.
+        """
+        trainers, fits = self.script.called("Trainer"), self.script.called("fit")
+        if len(trainers) != 1 or len(fits) != 1:
+            where = fits[-1] if fits else self.call
+            raise Unreadable(where, f"fit() is called {len(fits)} times in this file")
+        epochs = self.values.known(keywords_of(trainers[0]).get("max_epochs"))
+        if not isinstance(epochs, int) or epochs < 1:
+            raise Unreadable(trainers[0], "its max_epochs cannot be determined")
+        return "epochs", epochs * around(self.values, fits[0]).count, trainers[0].lineno
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""

@@ -20,7 +20,7 @@ from affidavit.importers.libraries import Call, Library
 from affidavit.importers.script import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_files import module_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
-from affidavit.importers.script_values import Unreadable, Values, text_of
+from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
 from affidavit.importers.training_loop import around, hidden_use
 from affidavit.plan import MalformedPlan
 
@@ -33,8 +33,9 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
 LENGTHS = ("steps", "epochs")
 SETTLED_BY_ACCOUNTING = ("dataset_size", "target_epsilon", "target_delta")
 """Quantities that what is told to an accountant settles alone."""
-OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize")
-"""Methods of Keras that step the optimiser beside ``fit``."""
+OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize",
+                  "hyperparameter_search")  # fmt: skip
+"""Methods that step the optimiser beside ``fit`` of Keras, or ``train`` of a trainer."""
 
 
 class Quantities:
@@ -195,6 +196,9 @@ class Quantities:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
             return None
         if self.library.runs is not None:
+            if (other := self._other_trainer()) is not None:
+                self.unread[pointer] = f"line {other.lineno}: {text_of(other)} may train too."
+                return None
             runs = [use for use in uses_of(self.script, self.call) if use.attr == self.library.runs]
             called = self.script.parents[runs[0]] if len(runs) == 1 else None
             if not isinstance(called, ast.Call) or called.func is not runs[0]:
@@ -209,6 +213,15 @@ class Quantities:
             self.repeated = (node, count) if name == "epochs" else None
             return None
         return None if times.is_epochs else count * times.count
+
+    def _other_trainer(self) -> ast.expr | None:
+        """Another trainer of the script, or what searches with this one."""
+        for call in self.script.calls:
+            is_trainer = (last_name(call.func) or "").endswith("Trainer") and call is not self.call
+            if is_trainer and not exclude_each_other(self.script, call, self.call):
+                return call
+        searches = (use for use in uses_of(self.script, self.call) if use.attr in OTHER_TRAINING)
+        return next(searches, None)
 
     def read(
         self,

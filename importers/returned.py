@@ -56,7 +56,12 @@ def is_unused(script: Script, call: ast.Call) -> bool:
 
 
 def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Whether every model is last compiled with an optimiser that the text shows to be another."""
+    """Whether every model is last compiled with an optimiser that the text shows to be another.
+
+    A private model, and one that private settings are for, is compiled with a plain optimiser.
+    """
+    if (last_name(call.func) or "").endswith(("Model", "Sequential", "Config")):
+        return False
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
     compiled = {
         last_name(owner): keywords_of(node).get("optimizer") or next(iter(node.args), None)

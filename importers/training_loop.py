@@ -38,6 +38,12 @@ LOT_STATISTICS = (
 )  # fmt: skip
 LOT_LOSSES = ("NTXentLoss", "SupConLoss", "InfoNCE", "InfoNCELoss", "BarlowTwinsLoss", "VICRegLoss")
 """Layers and losses in which the records of a lot meet, known by name."""
+HALF_PRECISION = {
+    "precision": (16, "16", "16-mixed"),
+    "mixed_precision": ("fp16",),
+    "fp16": (True,),
+}
+"""What makes trainers scale their losses by a ``GradScaler``."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -358,6 +364,10 @@ def skipping(values: Values) -> ast.AST | None:
 
     A condition is public if it names only what is bound before the loop, and counters in it.
     """
+    for node in values.script.nodes:
+        halves = HALF_PRECISION.get(getattr(node, "arg", None) or "")
+        if isinstance(node, ast.keyword) and halves and values.known(node.value) in halves:
+            return node.value
     scales = any(
         values.known(keywords_of(call).get("enabled")) is not False
         for call in values.script.called("GradScaler")

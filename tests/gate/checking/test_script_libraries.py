@@ -85,6 +85,9 @@ def test_what_may_change_the_noise_is_refused(text: str) -> None:
         KERAS + OPTIMIZER + "for x in data:\n    loss(x)\n" + TOLD,
         TRAINER + "trainer.train()\ntrainer.train()\n",
         TRAINER + "go(trainer)\n",
+        TRAINER + "trainer.train()\ntransformers.Trainer(model=m, args=a).train()\n",
+        TRAINER + "trainer.hyperparameter_search(n_trials=9)\ntrainer.train()\n",
+        TRAINER + "trainer.train(resume_from_checkpoint=True)\n",
     ],
 )
 def test_a_length_that_the_text_does_not_settle_is_not_read(text: str) -> None:

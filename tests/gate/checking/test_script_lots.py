@@ -387,6 +387,8 @@ optimizer = tfp.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, num_
 model.compile(optimizer=optimizer, loss=loss)
 model.fit(x, y, epochs=3, batch_size=9)
 """
+PRIVATE_MODEL = KERAS.replace("optimizer = tfp.DPKerasSGDOptimizer", "model = tfp.DPSequential")
+PRIVATE_MODEL = PRIVATE_MODEL.replace("optimizer=optimizer", "optimizer=tf.keras.optimizers.Adam()")
 ENGINE = """\
 from fastDP import PrivacyEngine
 optimizer = SGD(m)
@@ -411,6 +413,7 @@ for x in loader:
          "save_best_only=False)])\n", None),
         (KERAS, "model.fit(", "model.compile(optimizer='adam')\nmodel.fit(", "other_optimizer"),
         (KERAS, "model.compile(", "model.compile(optimizer='adam')\nmodel.compile(", None),
+        (PRIVATE_MODEL, "", "", None),
         (KERAS, "model.compile(", "model.add(BatchNormalization())\nmodel.compile(",
          "joined_records"),
         (ENGINE, "", "", None),
@@ -457,6 +460,8 @@ trainer.fit(Module(), DPLightningDataModule(data))
         ("DPLightningDataModule(data)", "loader", {"other_loader"}),
         ("return private", "return o", {"other_optimizer"}),
         ("max_epochs=3", "max_epochs=3, accumulate_grad_batches=4", {"accumulated_lots"}),
+        ("max_epochs=3", "max_epochs=3, precision='16-mixed'", {"skipped_lots"}),
+        ("max_epochs=3", "max_epochs=3, precision='bf16-mixed'", set()),
         ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
     ],
 )
@@ -464,6 +469,27 @@ def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: s
     partial = scripts.read(LIGHTNING.replace(old, new).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+
+
+FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "epochs"),
+    [
+        ("", "", 3),
+        (FITS, "for run in range(2):\n    " + FITS, 6),
+        (FITS, FITS + FITS, None),
+        (FITS, FITS.replace("))", "), ckpt_path='last.ckpt')"), None),
+        ("max_epochs=3", "max_epochs=epochs()", None),
+        ("max_epochs=3", "", None),
+    ],
+)
+def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None) -> None:
+    text = "from lightning import Trainer\n" + LIGHTNING.replace(old, new)
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    assert partial.data.get("epochs") == epochs
 
 
 def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
