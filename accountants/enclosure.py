@@ -68,18 +68,18 @@ class Enclosed:
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises what ``above`` raises."""
         upper = self.above.epsilon(delta).upper
-        return _closed(upper, self.below, lambda curve: curve.epsilon(delta))
+        return closed(upper, self.below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon`` (nats); raises what ``above`` raises."""
         upper = self.above.delta(epsilon).upper
-        return _closed(upper, self.below, lambda curve: curve.delta(epsilon))
+        return closed(upper, self.below, lambda curve: curve.delta(epsilon))
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
         """The same with narrower or wider brackets of both, where they can be had."""
         return Enclosed(
-            above=_adjusted(self.above, relative_width),
-            below=tuple(_adjusted(curve, relative_width) for curve in self.below),
+            above=adjusted(self.above, relative_width),
+            below=tuple(adjusted(curve, relative_width) for curve in self.below),
         )
 
 
@@ -99,7 +99,7 @@ class LeastCurve:
 
     def with_width(self, relative_width: float) -> LeastCurve:
         """The same with narrower or wider brackets of each, where they can be had."""
-        return LeastCurve(tuple(_adjusted(curve, relative_width) for curve in self.curves))
+        return LeastCurve(tuple(adjusted(curve, relative_width) for curve in self.curves))
 
     def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
         results, errors = [], []
@@ -138,9 +138,10 @@ class InTurn:
         raise errors[0]
 
 
-def _closed(
+def closed(
     upper: float, below: tuple[PrivacyCurve, ...], answer: Callable[[PrivacyCurve], Bracket]
 ) -> Bracket:
+    """From the highest ``answer`` of those ``below`` to ``upper``."""
     lower = 0.0
     for curve in below:
         try:
@@ -150,7 +151,8 @@ def _closed(
     return Bracket(lower=min(lower, upper), upper=upper)
 
 
-def _adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
+def adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
+    """``curve`` with narrower or wider brackets, if it can have them."""
     return curve.with_width(relative_width) if isinstance(curve, Adjustable) else curve
 
 

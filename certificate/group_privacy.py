@@ -8,11 +8,11 @@ other bounds it as well (docs/theorems/group-privacy.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
 from affidavit.accountants import Bracket
+from affidavit.accountants.chains import NARROW, chained_epsilon
 from affidavit.certificate.assessment import Assessment, Confidence, GroupBound
 from affidavit.certificate.certification import certify
 from affidavit.certificate.execution import PlanNotClosed, closed_plan
@@ -37,8 +37,6 @@ LINKS: dict[tuple[Adjacency, Adjacency], int] = {
     ("replace_one", "zero_out"): 1,
 }
 """How many neighbours of a plan's relation lead to one of another; the rest are not reached."""
-_NARROW = 1e-2
-_LEAST_DELTA = 1e-300
 
 
 class _NotBounded(Exception):
@@ -90,7 +88,7 @@ def _bound(
         if not math.isfinite(chain.upper):
             raise refusal from None
         return chain, None
-    if bound.lower >= bound.upper * (1 - _NARROW) or confidence is not None:
+    if bound.lower >= bound.upper * (1 - NARROW) or confidence is not None:
         return bound, confidence
     if (records, relation) != (1, plan.adjacency):
         chain = _chained(plan, delta, records, relation)
@@ -143,20 +141,6 @@ def _chained(plan: Plan, delta: float, records: int, relation: Adjacency) -> Bra
         "replace_one",
     )
     return Bracket(lower=min(upper, own.lower if contains else 0.0), upper=upper)
-
-
-def chained_epsilon(neighbours: Callable[[float], float], delta: float, links: int) -> float:
-    """An upper bound of ε (nats) at ``delta`` between data sets so many ``links`` apart.
-
-    ``neighbours`` bounds ε between neighbours, in either order, at the δ that it is called with.
-    """
-    total = 0.0
-    for _ in range(links):
-        at = delta / links * math.exp(-total) * (1 - 1e-9)
-        if at < _LEAST_DELTA:
-            return math.inf
-        total = (total + float(neighbours(at))) * (1 + 2.0**-50)
-    return total
 
 
 def _changed(plan: Plan, **fields: Unpack[PlanFields]) -> Plan:

@@ -26,6 +26,7 @@ from functools import partial, reduce
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.enclosure import Enclosed, InTurn, LeastCurve, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
@@ -49,6 +50,7 @@ from affidavit.accountants.fourier.refinement import (
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
+from affidavit.accountants.fourier.truncated_group_sampling import of_one_record
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
@@ -120,20 +122,28 @@ class FourierAccountant:
         if len(bounds) > 1:
             return self._least_of(bounds)
         own, least = self._curve(event), attained(event)
-        above = _after_concessions(own)
         if least == event:
-            return above
+            return _after_concessions(own)
         # A transform that is tilted for what bounds the run would see little of what it attains.
-        below = [above, self._curve(least)]
+        below = [_after_concessions(own), self._curve(least)]
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             wide = max(own.relative_width, _VISIBLE)
             below.append(replace(own, directions=visible, relative_width=wide))
-        hidden = directions(event, lots="hidden")
-        if hidden == own.directions:
-            return Enclosed(above=above, below=tuple(below))
-        covered = _after_concessions(replace(own, directions=hidden))
-        return Enclosed(above=LeastCurve((above, covered)), below=tuple(below))
+        neighbours, records = of_one_record(event)
+        if neighbours is None:
+            return Enclosed(above=LeastCurve(self._above(event)), below=tuple(below))
+        return ChainedCurve(
+            above=self._above(event),
+            below=tuple(below),
+            neighbours=LeastCurve(self._above(neighbours)),
+            records=records,
+        )
+
+    def _above(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+        """Upper ends of ``event`` with cut lots revealed, and hidden; the same without such."""
+        own, hidden = self._curve(event), directions(event, lots="hidden")
+        return _after_concessions(own), _after_concessions(replace(own, directions=hidden))
 
     def _least_of(self, bounds: Sequence[Event]) -> LeastCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""

@@ -78,7 +78,8 @@ from affidavit.plan import (
 Side = Literal["remove", "add"]
 Lots = Literal["revealed", "hidden", "visible"]
 """How a cut lot is bounded: from above with its fullness revealed, from above with the lots that
-look like it, or from below with others that show it."""
+look like it (of users, with the same records under both hypotheses), or from below with others
+that show it."""
 
 NOISE_MULTIPLIERS, LEAST_OF_MIXTURES = (0.2, 1000.0), 0.06
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
@@ -270,27 +271,31 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             assert_never(leaf)
 
 
-def _law(leaf: Leaf, side: Side) -> LossLaw:
+def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, float]:
+    """A law that dominates but for a probability, and that probability."""
     match leaf:
         case Gaussian(noise_multiplier=sigma):
-            return NormalMixtureLaw(kind="gaussian", noise_multiplier=sigma)
+            return NormalMixtureLaw(kind="gaussian", noise_multiplier=sigma), 0.0
         case Laplace(noise_multiplier=scale):
-            return LaplaceLaw(scale=scale)
+            return LaplaceLaw(scale=scale), 0.0
         case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
             kind: Kind = "replace" if pair == "replace_one" else side
-            return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
+            law = NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
+            return law, 0.0
         case PoissonSampledGroupGaussian(pair="replace_one"):
-            return replaced_group_law(leaf)
-        case PoissonSampledGroupGaussian() | GaussianMixture():
-            return group_law(leaf, added=side == "add")
-        case WithoutReplacementGaussian():
-            return worse_of_both(leaf.sample_size / leaf.dataset_size, 1, leaf.noise_multiplier)
+            return replaced_group_law(leaf), 0.0
+        case PoissonSampledGroupGaussian():
+            return group_law(leaf, added=side == "add"), 0.0
+        case GaussianMixture(conceded=conceded):
+            return group_law(leaf, added=side == "add"), conceded
+        case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
+            return worse_of_both(sample / size, 1, leaf.noise_multiplier), 0.0
         case WithoutReplacementGroupGaussian():
-            return fixed_lot_law(leaf)
+            return fixed_lot_law(leaf), 0.0
         case TruncatedPoissonGaussian():
-            return truncated_law(leaf, side)
+            return hidden_law(leaf, side) if lots == "hidden" else (truncated_law(leaf, side), 0.0)
         case TruncatedPoissonGroupGaussian():
-            return truncated_group_law(leaf, added=side == "add")[0]
+            return truncated_group_law(leaf, added=side == "add", displaced=lots == "hidden")
         case RandomAllocationGaussian() | BallsInBinsGaussian():
             raise Unsupported(
                 f"the fourier engine does not support {type(leaf).__name__}.",
@@ -313,21 +318,16 @@ def _attained(leaf: Leaf, side: Side) -> LossLaw:
     if isinstance(leaf, TruncatedPoissonGaussian):
         return attained_law(leaf, side)
     if isinstance(leaf, TruncatedPoissonGroupGaussian):
-        return _law(attained_sample(leaf), side)
-    return _law(leaf, side)
+        return _attained(attained_sample(leaf), side)
+    return _law(leaf, side)[0]
 
 
 def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
     """A law that dominates, one that is attained, and the probability that the first concedes."""
-    if isinstance(leaf, TruncatedPoissonGaussian) and lots == "visible":
-        law = visible_law(leaf, side)
+    if lots == "visible":
+        law = _attained(leaf, side)
+        if isinstance(leaf, TruncatedPoissonGaussian):
+            law = visible_law(leaf, side)
         return law, law, 0.0
-    if isinstance(leaf, TruncatedPoissonGaussian) and lots == "hidden":
-        law, conceded = hidden_law(leaf, side)
-        return law, _attained(leaf, side), conceded
-    attained = _attained(leaf, side)
-    if isinstance(leaf, TruncatedPoissonGroupGaussian) and lots != "visible":
-        law, conceded = truncated_group_law(leaf, added=side == "add")
-        return law, attained, conceded
-    conceded = leaf.conceded if isinstance(leaf, GaussianMixture) else 0.0
-    return attained if lots == "visible" else _law(leaf, side), attained, conceded
+    law, conceded = _law(leaf, side, lots)
+    return law, _attained(leaf, side), conceded

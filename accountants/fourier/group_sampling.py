@@ -311,22 +311,28 @@ def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> Gro
 
 
 def fixed_lot_law(leaf: WithoutReplacementGroupGaussian) -> LossLaw:
-    """K is revealed where it is above zero; each K has a part of the lots without the user.
+    """A law that dominates one release of a lot of fixed size."""
+    return displacing_law(numbers_in_a_lot(leaf), leaf.noise_multiplier)
 
-    A lot of the part of k has k records of the user with probability P(K = k) over the part. Any
-    parts are sound that add up to one; these make the χ² divergence about least.
+
+def displacing_law(numbers: tuple[float, ...], noise_multiplier: float) -> LossLaw:
+    """A law for users of whom K records take other records' places; ``numbers`` are P(K = k).
+
+    K is revealed where it is above zero; each K has a part of the lots without the user. A lot of
+    the part of k has k records of the user with probability P(K = k) over the part. Any parts are
+    sound that add up to one; these make the χ² divergence about least.
     """
-    chances = np.array(numbers_in_a_lot(leaf)[1:])
+    chances = np.array(numbers[1:])
     moves = np.arange(1, len(chances) + 1)
     # What hardly happens counts as all records.
     likely = (chances >= _RARE) | (moves == len(chances))
     chances[-1] += float(chances[~likely].sum())
     chances, moves = chances[likely], moves[likely]
-    exponents = np.minimum((2 * moves / leaf.noise_multiplier) ** 2, _MOST_EXPONENT)
+    exponents = np.minimum((2 * moves / noise_multiplier) ** 2, _MOST_EXPONENT)
     parts = _parts(chances, np.sqrt(np.expm1(exponents)))
     rates = np.minimum(chances / parts * (1 + _SLACK), 1.0)
     first, *others = (
-        worse_of_both(float(rate), int(move), leaf.noise_multiplier)
+        worse_of_both(float(rate), int(move), noise_multiplier)
         for rate, move in zip(rates, moves, strict=True)
     )
     law: LossLaw = first

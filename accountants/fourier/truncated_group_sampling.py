@@ -5,7 +5,8 @@ the user's records, a step is one of two, and which is revealed:
 
 * M <= L - m: no lot is cut, and the step is a Poisson sample of the user's records;
 * M > L - m: of K of the user's records that are drawn each may take another record's place, so
-  that they move the sum by at most 2K clip norms. It is a Poisson sample at half the noise.
+  that they move the sum by at most 2K clip norms. It is a Poisson sample at half the noise, or a
+  lot of fixed size with K of the user's records.
 
 From below the other records contribute zero: the user's J records that are left in the lot move the
 sum by J clip norms, and a Poisson sample of (stochastically) fewer moves it by less. Chances are of
@@ -22,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, gammaln
 
+from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.group_sampling import (
     GroupMixtureLaw,
     ReplacedGroupLaw,
+    displacing_law,
     numbers_drawn,
 )
 from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
@@ -32,9 +35,13 @@ from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.truncated_poisson import TAIL_ERROR, binomial
 from affidavit.plan import (
+    Composed,
+    Event,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
+    Repeated,
     SubsampledPair,
+    TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
 )
 
@@ -47,9 +54,13 @@ _SMALLEST, _DOWN = 1e-300, 1e-9
 
 
 def truncated_group_law(
-    leaf: TruncatedPoissonGroupGaussian, *, added: bool
+    leaf: TruncatedPoissonGroupGaussian, *, added: bool, displaced: bool
 ) -> tuple[LossLaw, float]:
-    """A law that dominates one release but for a probability, and that probability."""
+    """A law that dominates one release but for a probability, and that probability.
+
+    Of lots that may be cut it reveals how many records were ``displaced``, or takes them for two
+    Poisson samples that are as far apart as can be. Under add_remove both are one.
+    """
     weights = numbers_drawn(leaf.records, leaf.sampling_probability)
     first = _law(leaf, weights, leaf.noise_multiplier, added=added)
     crowded = chance_of_a_crowd(leaf)
@@ -58,6 +69,8 @@ def truncated_group_law(
         second = _law(leaf, weights, leaf.noise_multiplier / 2, added=added)
     elif leaf.noise_multiplier < LEAST_NOISE * leaf.records:
         return first, crowded
+    elif displaced:
+        second = displacing_law(weights, leaf.noise_multiplier)
     else:
         # Whoever contributes nothing takes places, too.
         second = ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier / 2, weights=weights)
@@ -112,6 +125,42 @@ def attained_sample(
         noise_multiplier=leaf.noise_multiplier,
         pair=pair,
     )
+
+
+def of_one_record(event: Event) -> tuple[Event | None, int]:
+    """``event`` of users of m records as that of neighbours that differ in one of them, and m.
+
+    None where not all releases are samples of users of one m. Under add_remove the larger of two
+    neighbours has up to m records more than ``dataset_size``.
+    """
+    result: list[Event] = []
+    records = 0
+    for leaf, count in leaves(event):
+        if not isinstance(leaf, TruncatedPoissonGroupGaussian | PoissonSampledGroupGaussian):
+            return None, 0
+        if records not in {0, leaf.records}:
+            return None, 0
+        records = leaf.records
+        one: Event
+        if isinstance(leaf, PoissonSampledGroupGaussian):
+            one = PoissonSubsampledGaussian(
+                sampling_probability=leaf.sampling_probability,
+                noise_multiplier=leaf.noise_multiplier,
+                pair=leaf.pair,
+            )
+        else:
+            size = leaf.dataset_size + (records - 1 if leaf.neighbours == "add_remove" else 0)
+            if leaf.max_lot_size > size:
+                return None, 0
+            one = TruncatedPoissonGaussian(
+                dataset_size=size,
+                sampling_probability=leaf.sampling_probability,
+                max_lot_size=leaf.max_lot_size,
+                noise_multiplier=leaf.noise_multiplier,
+                neighbours=leaf.neighbours,
+            )
+        result.append(Repeated(event=one, count=count))
+    return Composed(events=tuple(result)), records
 
 
 def _rate(leaf: TruncatedPoissonGroupGaussian, records: int) -> float:

@@ -12,8 +12,8 @@ import pytest
 import affidavit
 from affidavit import group_epsilon
 from affidavit.accountants import GaussianCurve
+from affidavit.accountants.chains import chained_epsilon
 from affidavit.certificate import Assessment, certify
-from affidavit.certificate.group_privacy import chained_epsilon
 from affidavit.certificate.policy import (
     PolicyFacts,
     judge,
@@ -98,12 +98,10 @@ def test_groups_that_are_accounted_anew_are_exact() -> None:
     assert replaced == affidavit.epsilon(POISSON, adjacency="replace_one")
 
 
-def test_a_chain_may_be_below_what_is_accounted_anew() -> None:
-    """Where a lot is often full: that it may be is revealed for users, and not for records."""
+def test_a_group_in_cut_lots_costs_what_its_users_do() -> None:
     one, two = affidavit.epsilon(CUT), group_epsilon(CUT, records=2)
     user = affidavit.epsilon(CUT, unit="user", contributions_per_user=2)
-    assert one.lower <= user.lower == two.lower <= two < 0.99 * user
-    assert two <= 3 * one
+    assert one.lower <= user.lower == two.lower <= two == user <= 3 * one
 
 
 def test_a_record_may_be_replaced_by_one_that_contributes_nothing() -> None:

@@ -11,17 +11,23 @@ import pytest
 from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
+from affidavit.accountants.chains import ChainedCurve
+from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import numbers_drawn
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,
+    of_one_record,
 )
 from affidavit.plan import (
     Adjacency,
+    Composed,
+    Gaussian,
     GaussianMixture,
     PoissonSampledGroupGaussian,
     Repeated,
+    TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     event_document,
     event_from,
@@ -161,6 +167,40 @@ def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
         engine.curve(Repeated(event=event, count=20)).epsilon(1e-6) for event in (case, half)
     )
     assert cut.upper == pytest.approx(mixture.upper, rel=1e-4)
+
+
+@pytest.mark.parametrize("neighbours", ["add_remove", "zero_out"])
+def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(
+    neighbours: Adjacency,
+) -> None:
+    """Where a lot is often full: that it may be is revealed for users, and not for records."""
+    run = Repeated(event=leaf(2, 50_000, 580, neighbours, q=0.01, sigma=2.0), count=200)
+    curve = FourierAccountant().curve(run)
+    assert isinstance(curve, ChainedCurve)
+    bound = curve.epsilon(1e-6)
+    assert bound.width <= 0.003 * bound.upper
+    assert bound.upper < 0.99 * min(own.epsilon(1e-6).upper for own in curve.above)
+    assert 0.9e-6 <= curve.delta(bound.upper).upper <= 1.01e-6
+
+
+def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set() -> None:
+    one, records = of_one_record(leaf(3, 100, 20, "add_remove"))
+    assert records == 3
+    [(neighbours, _)] = leaves(one) if one is not None else ()
+    assert isinstance(neighbours, TruncatedPoissonGaussian)
+    assert neighbours.dataset_size == 102
+    beside = Composed(events=(leaf(3, 100, 20, "add_remove"), Gaussian(noise_multiplier=9.0)))
+    assert of_one_record(beside)[0] is None
+
+
+def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
+    """Twice the move of a record, whoever takes its place, and not four times."""
+    run = Repeated(event=leaf(3, 20_000, 300, "replace_one", q=0.015, sigma=12.0), count=500)
+    curve = FourierAccountant().curve(run)
+    assert isinstance(curve, ChainedCurve)
+    opposite, displaced = (own.epsilon(1e-6).upper for own in curve.above)
+    assert displaced < 0.75 * opposite
+    assert curve.epsilon(1e-6).upper <= displaced
 
 
 def test_more_records_and_smaller_lots_cost_more() -> None:

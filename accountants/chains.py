@@ -1,0 +1,111 @@
+"""Groups of records as chains of neighbours: docs/theorems/group-privacy.md, the first theorem.
+
+>>> from affidavit.accountants.gaussian import GaussianCurve
+>>> one = GaussianCurve(mu=1.0)
+>>> round(chained_epsilon(lambda delta: one.epsilon(delta).upper, 1e-6, 4), 2)
+26.4
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.enclosure import adjusted, closed
+from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
+
+NARROW = 1e-2
+"""Relative width of a bracket up to which no chain is asked."""
+_LEAST_DELTA = 1e-300
+_HALVINGS, _LEAST_SHARE = 8, 1e-3
+"""Of the search for a smaller δ, and the smallest that is looked for, of the first one."""
+
+
+def chained_epsilon(
+    neighbours: Callable[[float], float], delta: float, links: int, most: float = math.inf
+) -> float:
+    """An upper bound of ε (nats) at ``delta`` between data sets so many ``links`` apart.
+
+    ``neighbours`` bounds ε between neighbours, in either order, at the δ that it is called with.
+    Infinite where it is above ``most``.
+    """
+    total = 0.0
+    for _ in range(links):
+        at = delta / links * math.exp(-total) * (1 - 1e-9)
+        if at < _LEAST_DELTA or total > most:
+            return math.inf
+        total = (total + float(neighbours(at))) * (1 + 2.0**-50)
+    return total if total <= most else math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainedCurve:
+    """Users of several ``records``: the upper ends of ``above``, each asked where those are wide.
+
+    After these a chain of ``neighbours`` in one record is asked. The highest lower ends of
+    ``below`` count.
+    """
+
+    above: tuple[PrivacyCurve, ...]
+    below: tuple[PrivacyCurve, ...]
+    neighbours: PrivacyCurve
+    records: int
+
+    def with_width(self, relative_width: float) -> ChainedCurve:
+        """The same with narrower or wider brackets of each, where they can be had."""
+        return replace(
+            self,
+            above=tuple(adjusted(curve, relative_width) for curve in self.above),
+            below=tuple(adjusted(curve, relative_width) for curve in self.below),
+            neighbours=adjusted(self.neighbours, relative_width),
+        )
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of ε (nats) at ``delta``; raises what the first curve does if none answers."""
+        return self._bracket(
+            lambda curve: curve.epsilon(delta), lambda own: self._chained(delta, own.upper)
+        )
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of δ at ``epsilon`` (nats); raises what the first curve does if none answers."""
+        return self._bracket(
+            lambda curve: curve.delta(epsilon), lambda own: self._chained_delta(epsilon, own)
+        )
+
+    def _bracket(
+        self, answer: Callable[[PrivacyCurve], Bracket], chained: Callable[[Bracket], float]
+    ) -> Bracket:
+        errors: list[OutOfReach] = []
+        result = closed(math.inf, self.below, answer)
+        for curve in (*self.above, None):
+            try:
+                upper = chained(result) if curve is None else answer(curve).upper
+            except OutOfReach as error:
+                errors.append(error)
+                continue
+            upper = min(upper, result.upper)
+            result = Bracket(lower=min(result.lower, upper), upper=upper)
+            if result.lower >= upper * (1 - NARROW):
+                break
+        if math.isinf(result.upper) and errors:
+            raise errors[0]
+        return result
+
+    def _chained(self, delta: float, most: float) -> float:
+        def neighbours(at: float) -> float:
+            return self.neighbours.epsilon(at).upper
+
+        return chained_epsilon(neighbours, delta, self.records, most)
+
+    def _chained_delta(self, epsilon: float, own: Bracket) -> float:
+        """The least δ that is found below that of ``own``, at which the chain bounds ε so."""
+        low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            if self._chained(middle, epsilon) <= epsilon:
+                high = middle
+            else:
+                low = middle
+        return high
