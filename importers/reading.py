@@ -107,6 +107,16 @@ FAULTS = (
     (STOPPED, stopping),
 )
 """What a script may do, each with what finds the node that does it."""
+SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "BayesSearchCV",
+            "cross_val_score", "cross_val_predict", "cross_validate")  # fmt: skip
+"""What trains for each of several settings or folds."""
+ONLY_THE_MODEL = (
+    "only the model is released; losses, metrics and statistics of its records are not."
+)
+SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_random_seed",
+         "PRNGKey")  # fmt: skip
+"""What seeds the generators that noise comes from."""
+LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint")
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -119,7 +129,8 @@ class Reading(Quantities):
     ) -> None:
         super().__init__(library, script, call)
         self.stated = stated
-        self.notes = [f"{library.name}: {note}" for note in library.notes]
+        notes = (*library.notes, *([ONLY_THE_MODEL] if library.trains else []))
+        self.notes = [f"{library.name}: {note}" for note in notes]
         self.broken: list[Broken] = list(library.broken)
         self.is_poisson: bool | None = None
         self.least: Least | None = None
@@ -261,6 +272,9 @@ class Reading(Quantities):
         """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
         if (node := continued(self.values)) is not None:
             raise Unreadable(node, "it continues a run, whose steps count too")
+        searches = [] if steps_of(self.values) else self.script.called(*SEARCHES)
+        for search in filter(self._may_run_beside, searches):
+            raise Unreadable(search, f"{last_name(search.func)} trains several times")
         for other, calls in self.helpers if steps_of(self.values) or any(self.trainings()) else ():
             beside = [item for item in calls if self._may_run_beside(item)]
             if beside and (inner := steps_of(other)):
@@ -361,6 +375,13 @@ class Reading(Quantities):
     def note(self) -> None:
         """Add the notes that depend on what was read."""
         name = self.library.name
+        if (seed := self._first(SEEDS)) is not None and self.values.known(seed) is not None:
+            self.notes.append(
+                f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
+                "to be secret."
+            )
+        if (loaded := self._first(LOADS)) is not None and loaded.lineno < self.call.lineno:
+            self.notes.append(f"{name}: the weights that line {loaded.lineno} loads are public.")
         inner: ast.AST = self.call
         for outer in self.script.above(self.call):
             test = text_of(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
@@ -376,6 +397,11 @@ class Reading(Quantities):
         if self.stated:
             read = ", ".join(f"{key}={value}" for key, value in self.stated.items())
             self.notes.append(f"{name}: stated in comments: {read}.")
+
+    def _first(self, names: tuple[str, ...]) -> ast.expr | None:
+        """The argument of the first call of one of these names that may run."""
+        calls = (call for call in self.script.called(*names) if call.args)
+        return next((c.args[0] for c in calls if not never_runs(self.values, c)), None)
 
     def finish(self, plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
         """The plan once everything is stated."""

@@ -88,6 +88,7 @@ def test_what_may_change_the_noise_is_refused(text: str) -> None:
         TRAINER + "trainer.train()\ntransformers.Trainer(model=m, args=a).train()\n",
         TRAINER + "trainer.hyperparameter_search(n_trials=9)\ntrainer.train()\n",
         TRAINER + "trainer.train(resume_from_checkpoint=True)\n",
+        KERAS + OPTIMIZER + "grid = GridSearchCV(model, {'lr': [1, 2]})\ngrid.fit(x, y, 6, 2)\n",
     ],
 )
 def test_a_length_that_the_text_does_not_settle_is_not_read(text: str) -> None:
@@ -105,6 +106,25 @@ def test_a_length_that_the_text_does_not_settle_is_not_read(text: str) -> None:
 )
 def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int]) -> None:
     assert length.items() <= data_of(text).items()
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("tf.random.set_seed(0)\n", "line 3 seeds what the noise comes from"),
+        ("tf.random.set_seed(secret())\n", None),
+        ("if 0:\n    torch.manual_seed(0)\n", None),
+        ("torch.manual_seed(0)\n", "line 3 seeds what the noise comes from"),
+        ("model.load_weights('w')\n", "the weights that line 3 loads are public"),
+    ],
+)
+def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
+    partial = scripts.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
+    assert partial is not None
+    said = [item for item in partial.assumed if "seeds" in item or "weights" in item]
+    assert [note in item for item in said if note] == ([True] if note else [])
+    assert bool(said) is bool(note)
+    assert any("only the model is released" in item for item in partial.assumed)
 
 
 @pytest.fixture
