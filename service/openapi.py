@@ -157,7 +157,7 @@ _MEANINGS = {
     415: "Unsupported content type.",
     422: "A parameter of the URL or a header is not valid.",
     429: "Too many requests, in a minute or at once.",
-    500: "Internal error; nothing was stored.",
+    500: "Internal error. Check whether the request took effect before you repeat it.",
     503: "Temporarily unavailable: accounting cut off, too many plans waiting, or no database.",
 }
 _CHALLENGE = {
