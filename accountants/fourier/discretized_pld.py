@@ -28,7 +28,6 @@ PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the rest.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -38,8 +37,10 @@ import numpy as np
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 
-_MOST_DEBTS = 1000
-"""Debts followed one by one; with more than that the measure is cut instead."""
+_MOST_CHORDS = 4000
+"""Chords over debts that are followed one by one; with more the measure is cut instead."""
+_WIDEST = 700.0
+"""How far below a debt it may be paid, in nats, so that no exponential overflows."""
 _ARITHMETIC = 32.0 * UNIT_ROUNDOFF
 """More than the roundings of the few operations that turn the masses of a cell into two."""
 
@@ -267,46 +268,91 @@ def _clip_negative_mass(signed: Array, losses: Array) -> Array:
 
 
 def _followed(signed: Array, losses: Array) -> Array:
-    """Every remaining debt followed to the right until the nodes passed have paid it.
+    """Every remaining debt followed until the nodes on both sides have paid it.
 
-    With a the node to the left and A_j = 1 - e^{l_a - l_j}, what has been passed stands at
-    node k with Σ m_j A_j / A_k, so the first k at which that sum is not negative ends the
-    chord. The node a pays the rest, and may come to owe itself.
+    A chord from the node before it ends at the first node above that it does not pass over.
+    Where that node before comes to owe itself, the chord is begun at the first node below
+    that it does not pass over, and so on at either end: a bridge of the curve's convex hull.
     """
     masses, before = signed.copy(), np.arange(-1, signed.size - 1)
-    owing = np.flatnonzero(masses < 0).tolist()
-    heapq.heapify(owing)
-    for _ in range(4 * _MOST_DEBTS):
-        if not owing:
-            return masses
-        start = heapq.heappop(owing)
-        if masses[start] >= 0:
-            continue
-        left, reach = int(before[start]), 64
-        while True:
-            part = masses[start : start + reach]
-            arms = np.ones(part.size)
-            if left >= 0:
-                arms = -np.expm1(losses[left] - losses[start : start + reach])
-            slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
-            paid = np.cumsum(part * arms) - slack * np.cumsum(np.abs(part) * arms)
-            settled = np.flatnonzero(paid >= 0)
-            if settled.size or start + reach >= masses.size:
-                break
-            reach *= 8
-        if not settled.size:
-            break
-        end = int(settled[0])
-        remainder = float(paid[end] / arms[end])
+    chords = 0
+    for debt in np.flatnonzero(masses < 0).tolist():
+        start = debt
+        while masses[start] < 0:
+            chords, left = chords + 1, int(before[start])
+            end = _paid_above(masses, losses, start, left) if chords <= _MOST_CHORDS else None
+            if end is None:
+                return _cut(masses, losses)
+            if left >= 0 and masses[left] < 0:
+                begun = _paid_below(masses, losses, left, end)
+                if begun is None:
+                    return _cut(masses, losses)
+                left = begun
+            start, before[end] = end, left
+    return masses
+
+
+def _paid_above(masses: Array, losses: Array, start: int, left: int) -> int | None:
+    """The node that ends the chord from ``left`` over the debt at ``start``, which is laid.
+
+    With A_j = 1 - e^{l_left - l_j}, what has been passed stands at node k with Σ m_j A_j / A_k,
+    so the first k at which that sum is not negative ends the chord; ``left`` pays the rest,
+    and may come to owe. Before the first node there is none, and all moves up to k.
+    """
+    reach = 64
+    while True:
+        part = masses[start : start + reach]
+        arms = np.ones(part.size)
         if left >= 0:
-            size = float(np.abs(part[: end + 1]).sum())
-            masses[left] += float(part[: end + 1].sum()) - remainder - slack * size
-            if masses[left] < 0:
-                heapq.heappush(owing, left)
-        masses[start : start + end] = 0.0
-        masses[start + end] = remainder
-        before[start + end] = left
-    return _cut(masses, losses)
+            arms = -np.expm1(losses[left] - losses[start : start + reach])
+        slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
+        paid = np.cumsum(part * arms) - slack * np.cumsum(np.abs(part) * arms)
+        settled = np.flatnonzero(paid >= 0)
+        if settled.size or start + reach >= masses.size:
+            break
+        reach *= 8
+    if not settled.size:
+        return None
+    end = int(settled[0])
+    remainder = float(paid[end] / arms[end])
+    if left >= 0:
+        size = float(np.abs(part[: end + 1]).sum())
+        masses[left] += float(part[: end + 1].sum()) - remainder - slack * size
+    masses[start : start + end] = 0.0
+    masses[start + end] = remainder
+    return start + end
+
+
+def _paid_below(masses: Array, losses: Array, start: int, right: int) -> int | None:
+    """The node that begins the chord to ``right`` over the debt at ``start``; -1 if none does.
+
+    With A_j = e^{l_right - l_j} - 1, the first node k below with Σ m_j A_j >= 0 begins the
+    chord, at mass Σ m_j A_j / A_k; ``right`` pays the rest. Where there is none, all moves up
+    to ``right``. What was paid is rounded up, which ends the search early and leaves more at
+    the lower node: both lower the curve.
+    """
+    reach, first = 64, int(np.searchsorted(losses, losses[start] - _WIDEST))
+    while True:
+        begin = max(first, start + 1 - reach)
+        part, away = masses[begin : start + 1][::-1], losses[begin : start + 1][::-1]
+        arms = np.exp(away[0] - away) * -np.expm1(away - losses[right])
+        slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
+        paid = np.cumsum(part * arms) + slack * np.cumsum(np.abs(part) * arms)
+        settled = np.flatnonzero(paid >= 0)
+        if settled.size or begin == first:
+            break
+        reach *= 8
+    if not settled.size and first > 0:
+        return None
+    end = int(settled[0]) if settled.size else start
+    remainder = float(paid[end] / arms[end]) if settled.size else 0.0
+    size = float(np.abs(part[: end + 1]).sum())
+    masses[right] += float(part[: end + 1].sum()) - remainder - slack * size
+    masses[start - end : start + 1] = 0.0
+    if not settled.size:
+        return -1
+    masses[start - end] = remainder
+    return start - end
 
 
 def _cut(masses: Array, losses: Array) -> Array:

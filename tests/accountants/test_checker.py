@@ -320,7 +320,7 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     (chosen,) = witness.covers
     assert chosen is not None
     proved = []
-    for _ in range(6):
+    for _ in range(4):
         # Under add_remove lots of L - 1 others are no more than those of L that they stand for.
         spent = draw.random() * (0.2 if neighbours == "add_remove" else 1.0)
         cover = Cover(spent=spent, share=0.9 + 0.1 * draw.random(), crowded=draw.random() ** 3)
@@ -380,7 +380,7 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
 def test_no_law_below_that_of_enumerated_participations_is_accepted(turn: int) -> None:
     """Random C of six steps, every set of steps of a group."""
     draw, rate, noise = random.Random(turn), Fraction(1, 4), 3.0
-    for _ in range(20):
+    for _ in range(6):
         rows = [[draw.uniform(-1, 1) * (j <= i) for j in range(6)] for i in range(6)]
         columns = np.abs(np.array(rows))
         spacing = float(np.linalg.norm(columns)) / 8

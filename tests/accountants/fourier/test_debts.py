@@ -45,6 +45,39 @@ def test_a_debt_that_is_followed_is_paid_along_a_chord(seed: int, debts: int) ->
     assert np.all(curve(paid, losses, at) <= curve(masses, losses, at) + 1e-12)
 
 
+def convex_hull(places: Array, values: Array) -> Array:
+    """The greatest convex function below the points, at ``places`` (monotone chain)."""
+    corners: list[int] = []
+    for index in range(places.size):
+        while len(corners) > 1:
+            first, last = corners[-2:]
+            rise = (values[last] - values[first]) * (places[index] - places[first])
+            if rise < (values[index] - values[first]) * (places[last] - places[first]):
+                break
+            corners.pop()
+        corners.append(index)
+    result: Array = np.interp(places, places[corners], values[corners])
+    return result
+
+
+@pytest.mark.parametrize("owed", [0.01, 0.05, 0.2])
+def test_one_debt_among_many_small_masses_leaves_the_convex_hull(owed: float) -> None:
+    """Hundreds of nodes on either side pay it."""
+    losses = np.linspace(-4.0, 4.0, 1501)
+    masses = np.exp(-((losses - 0.5) ** 2) / 2)
+    masses /= masses.sum()
+    masses[600] = -owed
+    paid = _followed(masses, losses)
+    assert paid.min() >= 0.0
+    passed = np.flatnonzero(paid == 0.0)
+    assert passed.size > 3
+    places = np.append(0.0, np.exp(losses))
+    below, at = np.append(masses.sum(), curve(masses, losses, losses)), curve(paid, losses, losses)
+    hull = convex_hull(places, below)[1:]
+    assert np.all(at <= hull + 1e-14)
+    assert at == pytest.approx(hull, abs=1e-11)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("debts", "share"), [(1, 0.5), (5, 1.0), (15, 0.5)])
 def test_what_is_cut_lies_nowhere_above_and_owes_nothing(

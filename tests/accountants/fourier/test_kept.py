@@ -52,7 +52,7 @@ def test_a_sweep_shares_transforms_and_finds_what_its_plans_find_alone(
         return true(law, size)
 
     monkeypatch.setattr(spectrum, "folded", counted)
-    warm = [plan(steps) for steps in range(1000, 2000, 25)]
+    warm = [plan(steps) for steps in range(1000, 2000, 50)]
     phases = [Composed(events=(event, plan(200, 1.5))) for event in warm[::8]]
     questions = list(itertools.product([*warm, *phases], (1e-5, 1e-7, 1e-9)))
     alone = [FourierAccountant().curve(event).epsilon(delta) for event, delta in questions]
