@@ -128,3 +128,9 @@ def document() -> Callable[..., dict[str, Any]]:
 def plan_of(document: Callable[..., dict[str, Any]]) -> Callable[..., Plan]:
     """The quick plan with top-level fields changed, or left out by ``...``."""
     return lambda **changes: plan_from(document(**changes))
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wider brackets of balls in bins, where no test asks how wide they are."""
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 1 << 14)

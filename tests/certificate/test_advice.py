@@ -51,12 +51,6 @@ def comparison(plan_of: MakePlan) -> StrategyComparison:
     return result
 
 
-@pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wider brackets of balls in bins, where no test asks how wide they are."""
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 1 << 14)
-
-
 def rows(found: Advice) -> dict[str, MechanismCost]:
     return {row.label: row for _, group in found.groups for row in group}
 

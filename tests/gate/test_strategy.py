@@ -136,6 +136,7 @@ def test_noise_that_no_plan_can_name_by_a_file_is_not_exported(
     assert not target.exists()
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_advice_names_the_front_and_who_is_comparable_with_whom(
     plan: Callable[..., str], run: Run
 ) -> None:
@@ -146,6 +147,7 @@ def test_advice_names_the_front_and_who_is_comparable_with_whom(
         assert stated in result.stdout
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_advice_as_a_document_and_a_picture(
     plan: Callable[..., str], answer: Answer, tmp_path: Path
 ) -> None:
