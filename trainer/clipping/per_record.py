@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,6 +34,8 @@ from affidavit.trainer.clipping.hooks import GradientHook, Lot, MixedRecords
 from affidavit.trainer.clipping.layers import Gradients, outside_autocast
 from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.shards import is_sharded
+
+RECOMPUTED = "activations that are recomputed in the backward pass have left vmap by then."
 
 
 class Copies(Function):
@@ -291,7 +294,7 @@ class Unit:
         if not self.one_by_one:
             try:
                 anchor = torch.zeros(lot.records, device=device)
-                with _without_performance_warnings():
+                with _without_performance_warnings(), disable_saved_tensors_hooks(RECOMPUTED):
                     out = vmap(tensors, randomness="different")(anchor, rows, copies)
                 return _filled(iter(out), *shapes[-1])
             except MixedRecords:

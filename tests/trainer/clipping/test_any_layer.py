@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from affidavit.trainer.clipping.kernels import KernelRefused, register_kernel
 from affidavit.trainer.clipping.layers import ScaleUse
@@ -275,6 +276,18 @@ def attended(module: nn.Module, x: Tensor) -> Tensor:
     return result if module.batch_first else result.transpose(0, 1)
 
 
+class Recomputed(nn.Module):
+    """Activations that are recomputed below a parameter of the module itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.randn(4)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T, 4)."""
+        return checkpoint(self.inner, x * self.scale, use_reentrant=False).tanh()  # type: ignore[no-any-return,union-attr]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens,
     "lstm": lambda: picked(nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)),
@@ -313,6 +326,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "1 + w": lambda: picked(GemmaRMSNorm()),
     "gated norm": lambda: picked(GatedRMSNorm(), lambda layer, x: layer(x, x)),
     "norm over two dimensions": lambda: picked(nn.RMSNorm((3, 4))),
+    "recomputed": Recomputed,
     "rows": Rows,
     "time first": lambda: Rows(time_first=True),
 }
