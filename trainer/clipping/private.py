@@ -35,7 +35,7 @@ other layers that mix records, and tensors in no block or in two.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -333,6 +333,7 @@ class PrivateModel:
             return torch.zeros(0)
         require_true_float32()
         with self._lot_of(records, idle=idle):
+            before = self._stored()
             with self._gradients_set_aside():
                 result = self._backward(losses)
                 with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
@@ -340,9 +341,34 @@ class PrivateModel:
                         block.finish(norms)
                     self._bucket.flush()
                 self._require_caught()
+            self.require_unwritten(
+                name for name, item in self._stored().items() if before.get(name) != item
+            )
             for target in self._targets.values():
                 self._add(target)
         return result
+
+    def _stored(self) -> dict[str, tuple[int, int]]:
+        """Which tensors the weights of the run would have, and how often they were written to.
+
+        Sharded ones are gathered and freed in every pass.
+        """
+        return {
+            f"{path}.{name}".lstrip("."): (id(item), 0 if item.is_inference() else item._version)
+            for path, layer in self.model.named_modules()
+            for name, item in (*layer._parameters.items(), *layer._buffers.items())
+            if item is not None
+            and name not in layer._non_persistent_buffers_set
+            and not is_sharded(item)
+        }
+
+    def require_unwritten(self, names: Iterable[str]) -> None:
+        """Raise ``UnsupportedModel`` for tensors ``names`` that a forward pass wrote to."""
+        if changed := sorted(names):
+            raise UnsupportedModel(
+                f"{', '.join(changed)}: changes in a forward pass, and would store statistics of "
+                "raw data. Remove such statistics, and change weights after optimizer.step()."
+            )
 
     def _joint_norms(self) -> Iterator[tuple[Block, Tensor | None]]:
         """Blocks with their norms over all ranks that have a part of them, by one collective."""

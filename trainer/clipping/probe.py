@@ -6,11 +6,12 @@ the records of a lot; a module can keep running sums of what it sees. Before tra
 
 * the loss of a record changes when another record is replaced, with the same random draws, or
   where there are fewer or many more (in evaluation mode, and in training mode where that draws
-  nothing);
+  nothing; what evaluation mode draws is then the same for every record);
 * the loss of one record has a gradient in another's row, whatever is run one record at a time,
   a record's gradient changes with the losses of others, or is not the one that autograd takes
   of that record by itself;
-* a second pass has other losses, or a buffer changes in a pass: something of the data stays;
+* a second pass has other losses, or a buffer or parameter changes in a pass: something of the
+  data stays;
 * a trainable tensor is not used at all, or one that is not the model's is.
 
 It can only falsify: a model may mix records in a way that these inputs do not show. Give
@@ -40,8 +41,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from affidavit.trainer.clipping.hooks import MixedRecords
+from affidavit.trainer.clipping.per_record import first_line
 from affidavit.trainer.clipping.private import PrivateModel, evaluating
 from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.numerics import NARROW
@@ -72,38 +75,42 @@ def probe(
     drawn, alone = _drawn_alike(losses), alone or losses
     crowd = ROWS.repeat(-(-most // MORE))[: max(most, MORE)]
     with _left_as_it_was(private.model):
-        buffers = {name: item.clone() for name, item in private.model.named_buffers()}
+        _seed()
+        fresh, before = _random_state(), _state(private.model)
         narrow = private.observe(partial(losses, ROWS), records=MORE)
         narrow |= any(item.dtype in NARROW for item in private.model.parameters())
-        changed = [
+        private.require_unwritten(
             name
-            for name, item in private.model.named_buffers()
-            if name not in buffers or not _same(item, buffers[name])
-        ]
-        if changed:
-            raise UnsupportedModel(
-                f"{', '.join(sorted(changed))}: changes in a forward pass, and would store "
-                "statistics of raw data. Remove such statistics."
-            )
+            for name, item in _state(private.model).items()
+            if name not in before or not _same(item, before[name])
+        )
         sharded = any(is_sharded(item) for item in private.model.parameters())
+        with torch.enable_grad():
+            first, second = drawn(ROWS), drawn(ROWS)
+        draws = _random_state() != fresh
         if not sharded:  # fully_shard has two parameters for one tensor
-            _require_own_tensors(private.model, losses)
+            _require_own_tensors(private.model, _leaves(first), _leaves(second))
         with torch.no_grad():
-            _require_near(drawn(ROWS), drawn(ROWS), narrow, STATEFUL)
-            _require_near(drawn(ROWS)[:FEWER], drawn(REPLACED)[:FEWER], narrow, MIXED)
-            if torch.equal(losses(ROWS), losses(ROWS)):
-                _require_near(losses(ROWS)[:FEWER], losses(ROWS[:FEWER]), narrow, MIXED)
-                _require_near(losses(ROWS)[crowd], losses(crowd), narrow, CROWDED)
+            first = first.detach()
+            _require_near(first, second, narrow, STATEFUL)
+            _require_near(first[:FEWER], drawn(REPLACED)[:FEWER], narrow, MIXED)
+            if not draws:
+                _require_near(first[:FEWER], losses(ROWS[:FEWER]), narrow, MIXED)
+                _require_near(first[crowd], losses(crowd), narrow, CROWDED)
             with evaluating(private.model):
-                _require_near(losses(ROWS)[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
-                _require_near(losses(ROWS)[crowd], losses(crowd), narrow, CROWDED)
+                whole = drawn(ROWS)
+                if _random_state() != fresh:
+                    losses, alone = _drawn_by_row(losses), _drawn_by_row(alone)
+                    whole = losses(ROWS)
+                _require_near(whole[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
+                _require_near(whole[crowd], losses(crowd), narrow, CROWDED)
         tolerance = NARROW_TOLERANCE if narrow else TOLERANCE[torch.float32]
         _find_owners(private, drawn, tolerance, true=None if sharded else losses)
-        result = private.uses(lambda: losses(ROWS), records=MORE)
+        result = private.uses(partial(drawn, ROWS), records=MORE)
         with evaluating(private.model), torch.no_grad():
             _require_near(
                 private.losses(partial(losses, ROWS), records=MORE),
-                losses(ROWS),
+                whole,
                 narrow,
                 "when its layers are run one record at a time: a module compares records, or "
                 "takes an input of another shape for records",
@@ -122,15 +129,14 @@ CROWDED = (
 STATEFUL = "in a second pass with the same random draws: the model keeps state of its inputs"
 
 
-def _require_own_tensors(model: nn.Module, losses: Losses) -> None:
+def _require_own_tensors(
+    model: nn.Module, first: dict[int, Tensor], second: dict[int, Tensor]
+) -> None:
     """Raise ``UnsupportedModel`` where losses train what ``model`` does not have.
 
-    Such a tensor is a leaf of two passes. A leaf of one is an activation.
+    Such a tensor is a leaf of both passes. A leaf of one is an activation.
     """
-    own = {id(item) for item in model.parameters()}
-    with torch.enable_grad():
-        first, second = (_leaves(losses(ROWS)) for _ in range(2))
-    for key in first.keys() & second.keys() - own:
+    for key in first.keys() & second.keys() - {id(item) for item in model.parameters()}:
         raise UnsupportedModel(
             f"the losses train a tensor of shape {tuple(first[key].shape)} that the model does not "
             "have, so it would get no noise. Make it a parameter of the model, or detach it."
@@ -183,7 +189,10 @@ def _find_owners(
             raise
         except Exception as error:  # between layers, which gave something of another shape
             if not private.widen(MixedRecords(str(error), path=BETWEEN, whole=True)):
-                raise
+                raise MixedRecords(
+                    f"the model runs by itself, but not for each record: {first_line(error)} Give "
+                    "every module the records in the first dimension, and freeze the others."
+                ) from error
         else:
             return
 
@@ -202,19 +211,93 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers, and the sum of each parameter."""
+    state = {name: item.clone() for name, item in model.named_buffers()}
+    for name, item in model.named_parameters():
+        if item.is_floating_point() and item.dtype.itemsize > 1 and not is_sharded(item):
+            state[name] = item.detach().sum()
+    return state
+
+
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    _seed_torch(0)
+
+
+def _seed_torch(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
+def _random_state() -> Any:
+    numpys: Any = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    torchs = [item.numpy().tobytes() for item in (torch.get_rng_state(), *devices)]
+    return random.getstate(), numpys[1].tobytes(), numpys[2], torchs
+
+
 def _drawn_alike(losses: Losses) -> Losses:
     """``losses`` with the same random draws each time."""
 
     @wraps(losses)
     def run(rows: Tensor) -> Tensor:
-        random.seed(0)
-        np.random.seed(0)
-        torch.default_generator.manual_seed(0)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(0)
+        _seed()
         return losses(rows)
 
     return run
+
+
+def _drawn_by_row(losses: Losses) -> Losses:
+    """``losses`` with the same random draws for every record, however many there are."""
+
+    @wraps(losses)
+    def run(rows: Tensor) -> Tensor:
+        _seed()
+        with _DrawsByRow():
+            return losses(rows)
+
+    return run
+
+
+class _DrawsByRow(TorchDispatchMode):
+    """What is drawn depends on how often it was before, and in each row on that row alone."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Anything else as it is."""
+        named = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **named)
+        self._calls += 1
+        _seed_torch(self._calls)
+        named |= zip((item.name for item in func._schema.arguments), args, strict=False)
+        tensors = [item for item in named.values() if isinstance(item, Tensor)]
+        rows: Any = named["size"] if "size" in named else tensors[0].shape if tensors else ()
+        if len(func._schema.returns) != 1 or not len(rows):
+            return func(**named)
+
+        def row(place: int) -> Any:
+            _seed_torch(self._calls)
+            own = {
+                name: item[place : place + 1]
+                if isinstance(item, Tensor) and item.shape[:1] == rows[:1]
+                else item
+                for name, item in named.items()
+            }
+            return func(**own | ({"size": [1, *rows[1:]]} if "size" in named else {}))
+
+        drawn = [row(place) for place in range(rows[0])]
+        return tensors[0] if func._schema.is_mutable else torch.cat(drawn)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ Model = Callable[[nn.Module, Tensor], Tensor]
 
 def private(model: nn.Module) -> PrivateModel:
     """One block."""
-    names = tuple(name for name, _ in model.named_parameters())
+    names = tuple(name for name, item in model.named_parameters() if item.requires_grad)
     return PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=names)])
 
 
@@ -46,6 +46,12 @@ class Body(nn.Module):
 def keep_mean(model: nn.Module, x: Tensor) -> Tensor:
     """Running statistics of what is seen."""
     model.mean = 0.9 * model.mean + 0.1 * x.detach().mean((0, 1))  # type: ignore[has-type,operator]
+    return x
+
+
+def keep_frozen(model: nn.Module, x: Tensor) -> Tensor:
+    """The same in a parameter that is not trained, past autograd."""
+    model.last.bias.data.add_(1e-6 * x.detach().mean())  # type: ignore[operator,union-attr]
     return x
 
 
@@ -79,11 +85,13 @@ def test_uses_are_counted_and_nothing_changes() -> None:
         (lambda _, x: x - x.mean(0), MixedRecords, "mixes records"),
         (lambda _, x: x + 1e-2 * x.roll(1, 0), MixedRecords, "mixes records"),
         (keep_mean, UnsupportedModel, "mean: changes in a forward pass"),
+        (keep_frozen, UnsupportedModel, r"last\.bias: changes in a forward pass"),
     ],
 )
 def test_mixing_is_found(between: Model, kind: type[Exception], message: str) -> None:
     torch.manual_seed(4)
     model = Body(between)
+    model.last.bias.requires_grad_(False)
     with pytest.raises(kind, match=message):
         probe(private(model), losses(model))
     assert not bool(model.mean.any())
@@ -105,6 +113,29 @@ def test_records_that_displace_each_other_in_a_full_microbatch_are_found() -> No
     probe(held, losses(model), most=8)
     with pytest.raises(MixedRecords, match="displace each other"):
         probe(held, losses(model), most=9)
+
+
+def test_dropout_that_shows_in_a_full_microbatch_alone_is_not_taken_for_mixing() -> None:
+    model = Body()
+    model.drop.p = 0.001
+    assert probe(private(model), losses(model), most=2048)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_what_is_drawn_is_not_taken_for_mixing(scale: float) -> None:
+    """A step of diffusion, and bits that depend on the record."""
+
+    def noisy(_: nn.Module, x: Tensor) -> Tensor:
+        noise, steps = torch.randn_like(x), torch.randint(0, 10, (len(x),))
+        x = torch.lerp(x, noise, (steps / 10)[:, None, None].to(x))
+        return x * torch.bernoulli(x.sigmoid()) * scale ** (len(x) - 3)
+
+    model = Body(noisy)
+    if scale == 1:
+        assert probe(private(model), losses(model), most=9)
+    else:
+        with pytest.raises(MixedRecords, match="left out"):
+            probe(private(model), losses(model))
 
 
 def test_narrow_types_are_not_taken_for_mixing() -> None:
