@@ -4,6 +4,8 @@ Exit codes: 0 trained to the end; 1 not certified for this run, a model that can
 privately, or a run that diverged; 2 usage or malformed input; 3 stopped before the end, and
 may be resumed. Under ``torchrun --nproc-per-node N -m affidavit.trainer`` the ranks share
 one run.
+
+PyTorch takes seconds to load, so whatever needs it is imported once the files have been read.
 """
 
 from __future__ import annotations
@@ -11,9 +13,8 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -29,14 +30,13 @@ from affidavit.certificate import (
 )
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
-from affidavit.trainer.adapters import DataAdapter, ModelAdapter, on_device
-from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
-from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
-from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.options import FOLDERS, FileRefused
-from affidavit.trainer.settings import Precision, Schedule, Settings, Supervision, Trial
-from affidavit.trainer.sources import data_of, model_of
+
+if TYPE_CHECKING:
+    from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+    from affidavit.trainer.loop import Outcome
+    from affidavit.trainer.settings import Precision, Schedule, Trial
 
 err = Console(stderr=True, soft_wrap=True)
 SCORE = "score"
@@ -149,6 +149,16 @@ def main(
     ] = None,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
+    read = _plan(plan)
+    bundle = _bytes(certificate)
+    listed = None if status is None else _bytes(status)
+    trusted, policy = _trusted(keys or [], keyset or [], root)
+
+    from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
+    from affidavit.trainer.distributed import Peers
+    from affidavit.trainer.loop import train
+    from affidavit.trainer.settings import Settings, Supervision
+
     searched = None if trial is None else _trial(trial)
     settings = Settings(
         device=_one_of("--device", device, ("auto", "cpu", "cuda")),
@@ -162,16 +172,13 @@ def main(
         learning_rate=None if searched is None else searched.learning_rate,
         show_private=show_private,
     )
-    read = _plan(plan)
-    bundle = _bytes(certificate)
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
-    trusted, policy = _trusted(keys or [], keyset or [], root)
     options = VerificationOptions(
         trust=policy,
-        status=None if status is None else _bytes(status),
-        require_status=status is not None,
+        status=listed,
+        require_status=listed is not None,
         require_log=require_log,
     )
     peers = Peers.joined(settings.device_type)
@@ -206,13 +213,19 @@ def main(
         peers.leave()
     if peers.leads:
         if searched is not None:
-            score = _mean_loss(adapter, data_of(searched.score))
+            score = _mean_loss(adapter, searched.score)
             write_atomically(out / SCORE, f"{score!r}\n".encode())
         _print(outcome, out)
 
 
-def _mean_loss(model: ModelAdapter, data: DataAdapter) -> float:
-    """The mean loss on ``data``; infinite where it is no number."""
+def _mean_loss(model: ModelAdapter, named: str) -> float:
+    """The mean loss on the data ``named``; infinite where it is no number."""
+    import torch
+
+    from affidavit.trainer.adapters import on_device
+    from affidavit.trainer.sources import data_of
+
+    data = data_of(named)
     device = next(model.module.parameters()).device
     total = 0.0
     with torch.no_grad():
@@ -264,6 +277,8 @@ def _trusted(
 
 
 def _trial(path: Path) -> Trial:
+    from affidavit.trainer.settings import Trial
+
     try:
         return Trial.read(path)
     except (OSError, ValueError) as error:
@@ -271,6 +286,8 @@ def _trial(path: Path) -> Trial:
 
 
 def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
+    from affidavit.trainer.sources import data_of, model_of
+
     try:
         records = data_of(data)
         return records, model_of(model, records)

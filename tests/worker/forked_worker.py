@@ -113,7 +113,8 @@ def _hold(run_writer: Any) -> None:
 def prepare() -> None:
     """Import what a trainer would, and have the worker fork instead."""
     # PyTorch's optimizers import its compiler.
-    for name in ("affidavit.trainer.__main__", "sklearn.datasets", "torch._dynamo"):
+    loaded = ("affidavit.trainer.loop", "affidavit.trainer.sources")
+    for name in (*loaded, "affidavit.trainer.__main__", "sklearn.datasets", "torch._dynamo"):
         import_module(name)
     vars(trainer_process)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
     vars(os)["execvp"] = _executed

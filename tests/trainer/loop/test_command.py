@@ -112,7 +112,20 @@ def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert "pip install 'affidavit[trainer]'" in done.output
 
 
-def test_the_gate_does_not_load_torch() -> None:
-    code = "import sys; from affidavit.gate import cli, programs, conformance; "
-    code += "sys.exit('torch' in sys.modules or 'affidavit.trainer' in sys.modules)"
+MISSING = {"--plan": "none.yaml", "--certificate": "none.json", "--data": "digits",
+           "--model": "mlp:32,seed=1", "--out": "run"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from affidavit.gate import cli, programs, conformance; "
+        "assert 'affidavit.trainer' not in sys.modules",
+        "from affidavit.trainer import app; "
+        f"app({[text for pair in MISSING.items() for text in pair]}, standalone_mode=False)",
+    ],
+    ids=["gate", "trainer without its files"],
+)
+def test_torch_is_not_loaded(code: str) -> None:
+    code = f"import sys; {code}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
