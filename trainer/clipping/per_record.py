@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,8 +33,6 @@ from affidavit.trainer.clipping.hooks import GradientHook, Lot, MixedRecords
 from affidavit.trainer.clipping.layers import Gradients, outside_autocast
 from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.shards import is_sharded
-
-RECOMPUTED = "activations that are recomputed in the backward pass have left vmap by then."
 
 
 class Copies(Function):
@@ -294,7 +291,7 @@ class Unit:
         if not self.one_by_one:
             try:
                 anchor = torch.zeros(lot.records, device=device)
-                with _without_performance_warnings(), disable_saved_tensors_hooks(RECOMPUTED):
+                with _without_performance_warnings(), _without_recomputation():
                     out = vmap(tensors, randomness="different")(anchor, rows, copies)
                 return _filled(iter(out), *shapes[-1])
             except MixedRecords:
@@ -342,6 +339,20 @@ def _without_performance_warnings() -> Iterator[None]:
         yield
     finally:
         enable(True)
+
+
+@contextmanager
+def _without_recomputation() -> Iterator[None]:
+    """An error where a checkpoint begins: vmap is over where it recomputes activations."""
+    hooks: Any = torch._C._autograd
+    before = hooks._saved_tensors_hooks_get_disabled_error_message()
+    hooks._saved_tensors_hooks_disable("activations are recomputed after vmap.", False)
+    try:
+        yield
+    finally:
+        hooks._saved_tensors_hooks_enable()
+        if before is not None:
+            hooks._saved_tensors_hooks_disable(before, False)
 
 
 def _filled(out: Iterator[Tensor], spec: Any, result: list[Any]) -> tuple[list[Any], Any]:

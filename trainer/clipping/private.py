@@ -251,7 +251,10 @@ class PrivateModel:
 
     @contextmanager
     def _blamed_on(self, path: str, unit: Unit | None = None) -> Iterator[None]:
-        """While the model is probed an error is of how ``path`` is run: as it is, it ran before."""
+        """While the model is probed an error is of how ``path`` is run: as it is, it ran before.
+
+        In the backward pass a checkpoint ends its recomputation by an exception of its own.
+        """
         try:
             yield
         except MixedRecords as error:
@@ -261,7 +264,7 @@ class PrivateModel:
         except (UnsupportedModel, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if self._lot.rows is None:
+            if self._lot.rows is None or self._lot.backward:
                 raise
             if unit is not None:
                 raise unit.not_run(error) from error
@@ -545,12 +548,10 @@ class PrivateModel:
         rows = self._rows(partial(losses, records), len(records))
         least = max(float(row[:, 1].max()) for _, row in rows) / 100
         with self._sums_set_aside(), torch.enable_grad():
-            parameters = [target.parameter for target in self._targets.values()]
             for place, record in enumerate(records):
-                plain = torch.autograd.grad(
-                    losses(record[None]).sum(), parameters, allow_unused=True
-                )
-                for target, grad in zip(self._targets.values(), plain, strict=True):
+                losses(record[None]).sum().backward()  # a reentrant checkpoint takes no other way
+                for target in self._targets.values():
+                    grad, target.parameter.grad = target.parameter.grad, None
                     mine = [row[place] for tap, row in rows if tap.target is target]
                     gap = sum(float(item[0]) for item in mine)
                     gap -= 0.0 if grad is None else float(told_apart(grad.double()))

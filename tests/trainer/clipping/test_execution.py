@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.clipping.probe import probe
 
 
 class Deep(nn.Module):
@@ -67,6 +69,25 @@ def test_recomputed_activations_leave_the_sums(reentrant: bool) -> None:
     got = sums(again, other, again, x.clone().requires_grad_(reentrant))
     for name, value in expected.items():
         assert torch.equal(got[name], value), name
+
+
+# The probe runs the model without gradients too.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_layers_are_run_for_all_records_at_once(reentrant: bool) -> None:
+    model, private, x = made(torch.float64)
+    model.recompute = reentrant
+
+    def losses(rows: Tensor) -> Tensor:
+        inputs = x[rows].detach().requires_grad_(reentrant)
+        return model(inputs).square().flatten(1).sum(1)  # type: ignore[no-any-return]
+
+    runs: list[int] = []
+    model.norm.register_forward_pre_hook(lambda _, inputs: runs.append(len(inputs[0])))
+    probe(private, losses)
+    runs.clear()
+    private.accumulate(partial(losses, torch.arange(5)), records=5)
+    assert runs == [5, 5, 5, 5]  # each of two blocks twice
 
 
 # PyTorch looks at the gradient of what is no leaf while it traces.
