@@ -213,7 +213,8 @@ class OpacusReading(Reading):
         """The call that makes the data loader, if the text shows it."""
         node = self._made(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
-            return None if any(item.arg is None for item in node.keywords) else node
+            loader = self.values.spread(node)
+            return None if any(item.arg is None for item in loader.keywords) else loader
         self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
         return None
 

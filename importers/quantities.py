@@ -45,7 +45,7 @@ class Quantities:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
         self.values = Values(script, READERS, callers=callers)
-        self.arguments = arguments_of(call, library.private, self.kind)
+        self.arguments = arguments_of(self.values.spread(call), library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
         self.literals: dict[str, ast.Constant] = {}
@@ -174,7 +174,11 @@ class Quantities:
 
     def _evaluated(self, call: Call, node: ast.Call, name: str) -> Any:
         """What ``node`` states of a quantity, None if nothing or if it is not settled."""
-        arguments = self.arguments if node is self.call else arguments_of(node, call, self.kind)
+        arguments = (
+            self.arguments
+            if node is self.call
+            else arguments_of(self.values.spread(node), call, self.kind)
+        )
         expression = ast.parse(call.quantities[name], mode="eval").body
         for part in ast.walk(expression):
             if not isinstance(part, ast.Name):

@@ -230,6 +230,17 @@ class Values:
     # ---- names --------------------------------------------------------------------------
 
     def _name(self, node: ast.Name) -> Any:
+        scope, binding = self._binding(node)
+        if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
+            return self._parameter(node, scope, binding.node)
+        if isinstance(binding.node, ast.alias):
+            return self._read(node, node, f"{node.id} is imported")
+        if binding.value is None:
+            return self._unpacked(node, binding)
+        return self.of(binding.value)
+
+    def _binding(self, node: ast.Name) -> tuple[Scope, Binding]:
+        """The only binding of a name, which has run where it is read; raises ``Unreadable``."""
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
         if self.ignored is not None:
             bindings = [b for b in bindings if not self._is_ignored(b)]
@@ -242,24 +253,56 @@ class Values:
         if len(bindings) != 1:
             count = f"{len(bindings)} times" if bindings else "nowhere in this file"
             raise Unreadable(node, f"{node.id} is bound {count}")
-        return self._bound(node, scope, bindings[0])
-
-    def _is_ignored(self, binding: Binding) -> bool:
-        return self.ignored is not None and self.ignored in self.script.above(binding.node)
-
-    def _bound(self, node: ast.Name, scope: Scope, binding: Binding) -> Any:
+        binding = bindings[0]
         stores = self.script.stored_attributes.get(node.id, ())
         if scope is self.script.tree and any(last_name(item.value) != "self" for item in stores):
             raise Unreadable(node, f"an attribute {node.id} is set too, maybe this module's")
-        if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
-            return self._parameter(node, scope, binding.node)
-        if isinstance(binding.node, ast.alias):
-            return self._read(node, node, f"{node.id} is imported")
-        if binding.value is None:
-            return self._unpacked(node, binding)
-        if not self.always_runs(node, scope, binding.node):
+        if binding.value is not None and not self.always_runs(node, scope, binding.node):
             raise Unreadable(node, f"{node.id} is bound under a condition")
-        return self.of(binding.value)
+        return scope, binding
+
+    def spread(self, call: ast.Call) -> ast.Call:
+        """The call with the arguments that its ``**`` unpacks, where the text shows them."""
+        if all(item.arg is not None for item in call.keywords):
+            return call
+        keywords = []
+        for item in call.keywords:
+            inner = self._unpacked_items(item.value) if item.arg is None else None
+            keywords += [item] if inner is None else [ast.keyword(k, v) for k, v in inner.items()]
+        return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
+
+    def _unpacked_items(self, node: ast.expr) -> dict[str | None, ast.expr] | None:
+        """The items of a dictionary that is written out, and used for nothing but ``**``."""
+        match node:
+            case ast.Dict(keys=keys, values=values):
+                names = [getattr(key, "value", None) for key in keys]
+                named = all(isinstance(name, str) for name in names)
+                return dict(zip(names, values, strict=True)) if named else None
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=items):
+                return None if unpacks(node) else {item.arg: item.value for item in items}
+            case ast.IfExp(test=test, body=body, orelse=other):
+                sides = [self._unpacked_items(side) for side in (body, other)]
+                known = [side for side in sides if side is not None]
+                if len(known) != 2:
+                    return None
+                first, second = known
+                none = ast.Constant(None)
+                return {
+                    key: ast.IfExp(test, first.get(key, none), second.get(key, none))
+                    for key in first | second
+                }
+            case ast.Name():
+                parents = (self.script.parents[use] for use in self.script.reads_of(node.id))
+                if all(isinstance(use, ast.keyword) and use.arg is None for use in parents):
+                    try:
+                        made = self._binding(node)[1].value
+                    except Unreadable:
+                        return None
+                    return None if made is None else self._unpacked_items(made)
+        return None
+
+    def _is_ignored(self, binding: Binding) -> bool:
+        return self.ignored is not None and self.ignored in self.script.above(binding.node)
 
     def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
         """Whether ``target`` runs whenever ``use`` does: no condition stands around it alone."""

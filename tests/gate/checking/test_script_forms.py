@@ -212,3 +212,51 @@ def test_how_often_another_file_calls_is_not_read() -> None:
     partial = scripts.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["epochs"] == 2
+
+
+SETTINGS = "dp = {'l2_norm_clip': 1.0, 'noise_multiplier': 4.0}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "noise"),
+    [
+        (SETTINGS, 4.0),
+        ("dp = dict(l2_norm_clip=1.0, noise_multiplier=4.0)\n", 4.0),
+        ("dp = dict(noise_multiplier=4.0) if fast() else {'noise_multiplier': 0.1}\n", None),
+        (SETTINGS + "dp['noise_multiplier'] = 0.1\n", None),
+        (SETTINGS + "change(dp)\n", None),
+        (SETTINGS + "dp |= other\n", None),
+        (SETTINGS + "globals()['dp'] = other\n", None),
+        (SETTINGS + "from other import *\n", None),
+        ("if fast():\n    " + SETTINGS, None),
+    ],
+)
+def test_arguments_that_a_dictionary_unpacks_are_read(settings: str, noise: float | None) -> None:
+    text = HEAD + settings + "o = DPKerasSGDOptimizer(num_microbatches=6, **dp)\n"
+    if noise is None:
+        with pytest.raises(MalformedPlan):
+            scripts.read(text.encode())
+        return
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == noise
+
+
+@pytest.mark.parametrize(
+    ("options", "lot"),
+    [
+        ("{'num_workers': 1, 'pin_memory': True} if cuda() else {}", 6),
+        ("{'batch_sampler': mine} if cuda() else {}", None),
+        ("options()", None),
+    ],
+)
+def test_a_loader_with_the_options_of_a_device_is_read(options: str, lot: int | None) -> None:
+    text = (
+        f"from opacus import PrivacyEngine\nkwargs = {options}\n"
+        "loader = DataLoader(data, batch_size=6, **kwargs)\n"
+        "m, o, loader = PrivacyEngine().make_private(module=m, optimizer=o, data_loader=loader, "
+        "noise_multiplier=1.0, max_grad_norm=1.0)\n"
+    )
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    assert partial.data["sampling"].get("lot_size") == lot
