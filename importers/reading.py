@@ -30,6 +30,7 @@ from affidavit.importers.script_values import (
     Values,
     branch,
     exclude_each_other,
+    is_left_out,
     text_of,
 )
 from affidavit.importers.training_loop import (
@@ -38,7 +39,6 @@ from affidavit.importers.training_loop import (
     continued,
     joining,
     mixing,
-    never_runs,
     passes_of,
     repeating,
     reusing,
@@ -284,7 +284,7 @@ class Reading(Quantities):
     def _may_run_beside(self, call: ast.Call) -> bool:
         """Whether a call may run in the same run of the script as the private one."""
         return not (
-            exclude_each_other(self.script, call, self.call) or never_runs(self.values, call)
+            exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
         )
 
     @cached_property
@@ -401,7 +401,7 @@ class Reading(Quantities):
     def _first(self, names: tuple[str, ...]) -> ast.expr | None:
         """The argument of the first call of one of these names that may run."""
         calls = (call for call in self.script.called(*names) if call.args)
-        return next((c.args[0] for c in calls if not never_runs(self.values, c)), None)
+        return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
 
     def finish(self, plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
         """The plan once everything is stated."""

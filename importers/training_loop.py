@@ -19,6 +19,7 @@ from affidavit.importers.script_values import (
     Values,
     branch,
     exclude_each_other,
+    is_left_out,
     text_of,
 )
 
@@ -99,7 +100,7 @@ def continued(values: Values) -> ast.AST | None:
                 counts = last_name(call) in ("fit", "train") and bool(values.known(value))
             case _:
                 counts = False
-        if counts and not never_runs(values, node):
+        if counts and not is_left_out(values, node):
             return node
     return None
 
@@ -332,7 +333,7 @@ def mixing(values: Values) -> ast.AST | None:
                 mixes = last_name(call.func) == "ConcatDataset" and several
             case _:
                 mixes = (last_name(call.func) or "").lower() in names
-        if mixes and not never_runs(values, call):
+        if mixes and not is_left_out(values, call):
             return call
     return None
 
@@ -345,18 +346,7 @@ def joining(values: Values) -> ast.AST | None:
     refused = imports_of(values.script, ("opacus",)) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + LOT_STATISTICS
     called = values.script.called(*names)
-    return next((call for call in called if not never_runs(values, call)), None)
-
-
-def never_runs(values: Values, node: ast.AST) -> bool:
-    """Whether a condition around ``node`` is settled against it."""
-    for outer in values.script.above(node):
-        if isinstance(outer, ast.If | ast.IfExp):
-            settled = values.known(outer.test)
-            side = branch(values.script, outer, node)
-            if settled is not None and side == ("orelse" if settled else "body"):
-                return True
-    return False
+    return next((call for call in called if not is_left_out(values, call)), None)
 
 
 def skipping(values: Values) -> ast.AST | None:
@@ -695,7 +685,7 @@ def _places(values: Values, function: ast.AST) -> list[ast.AST]:
         inside = all(call in values.script.parents for call in calls)
         if not inside or any(exclude_each_other(values.script, *pair) for pair in pairs):
             return []
-        return [call for call in calls if not never_runs(values, call)]
+        return [call for call in calls if not is_left_out(values, call)]
     return [] if only is function else [only]
 
 

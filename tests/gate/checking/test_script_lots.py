@@ -119,6 +119,7 @@ def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
         ("data = ConcatDataset([data] * 4)", "mixed_records"),
         ("data = ConcatDataset([first, second])", None),
         ("x = mixup_data(x) if False else x", None),
+        ("options = {}\nx = x if options else mixup_data(x)", "mixed_records"),
         ("def mixup_data(x): return x", None),
     ],
 )
