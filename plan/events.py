@@ -39,7 +39,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, get_args
 
 Neighbours = Literal["add_remove", "replace_one", "zero_out"]
 """The adjacency that a leaf stands for, where its bound differs between all three."""
@@ -432,21 +432,8 @@ Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound
 
 def alternatives(event: Event) -> tuple[Event, ...]:
     """``event``, or the events that each bound it, where it has any ``EitherBound`` in it."""
-    if not _has_choice(event):
-        return (event,)
-    return _chosen(event, 0), _chosen(event, 1)
-
-
-def _has_choice(event: Event) -> bool:
-    match event:
-        case EitherBound():
-            return True
-        case Repeated(event=inner) | RepeatAndSelect(event=inner):
-            return _has_choice(inner)
-        case Composed(events=events):
-            return any(map(_has_choice, events))
-        case _:
-            return False
+    first, second = _chosen(event, 0), _chosen(event, 1)
+    return (event,) if first == second else (first, second)
 
 
 def _chosen(event: Event, which: int) -> Event:
@@ -461,90 +448,40 @@ def _chosen(event: Event, which: int) -> Event:
             return event
 
 
-_LEAVES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Gaussian,
-        Laplace,
-        PoissonSubsampledGaussian,
-        PoissonSampledGroupGaussian,
-        GaussianMixture,
-        WithoutReplacementGaussian,
-        WithoutReplacementGroupGaussian,
-        TruncatedPoissonGaussian,
-        TruncatedPoissonGroupGaussian,
-        RandomAllocationGaussian,
-    )
-}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def event_document(event: Event) -> dict[str, Any]:
     """``event`` as JSON data; an infinite number is written as a string."""
-    kind = type(event).__name__
-    match event:
-        case Repeated(event=inner, count=count):
-            return {"kind": kind, "event": event_document(inner), "count": count}
-        case Composed(events=events):
-            return {"kind": kind, "events": [event_document(part) for part in events]}
-        case RepeatAndSelect(event=inner, mean=mean, shape=shape):
-            run = event_document(inner)
-            return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
-        case EitherBound(events=bounds):
-            return {"kind": kind, "events": [event_document(part) for part in bounds]}
-        case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
-            rows = [list(row) for row in gram.rows]
-            return {"kind": kind, "gram": rows, "noise_multiplier": sigma}
-        case (
-            Gaussian()
-            | Laplace()
-            | PoissonSubsampledGaussian()
-            | PoissonSampledGroupGaussian()
-            | GaussianMixture()
-            | WithoutReplacementGaussian()
-            | WithoutReplacementGroupGaussian()
-            | TruncatedPoissonGaussian()
-            | TruncatedPoissonGroupGaussian()
-            | RandomAllocationGaussian()
-        ):
-            values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}
-            return {"kind": kind, **values}
-        case _:
-            assert_never(event)
+    values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}
+    return {"kind": type(event).__name__, **values}
 
 
 def event_from(document: Mapping[str, Any]) -> Event:
     """The event of ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-    provided = dict(document)
+    provided = {name: _read(value) for name, value in document.items()}
     kind = provided.pop("kind")
-    if kind == "Repeated":
-        return Repeated(event=event_from(provided["event"]), count=provided["count"])
-    if kind == "Composed":
-        return Composed(events=tuple(event_from(part) for part in provided["events"]))
-    if kind == "RepeatAndSelect":
-        return RepeatAndSelect(
-            event=event_from(provided["event"]),
-            mean=provided["mean"],
-            shape=float(provided["shape"]),
-        )
-    if kind == "EitherBound":
-        first, second = map(event_from, provided["events"])
-        return EitherBound(events=(first, second))
-    if kind == "BallsInBinsGaussian":
-        gram = Gram(tuple(tuple(row) for row in provided["gram"]))
-        return BallsInBinsGaussian(gram=gram, noise_multiplier=provided["noise_multiplier"])
-    if kind not in _LEAVES:
+    if kind not in _KINDS:
         raise ValueError(f"{kind!r} is not a kind of event")
-    result: Event = _LEAVES[kind](**{name: _read(value) for name, value in provided.items()})
+    if "gram" in provided:
+        provided["gram"] = Gram(provided["gram"])
+    result: Event = _KINDS[kind](**provided)
     return result
 
 
 def _written(value: Any) -> Any:
+    if isinstance(value, Gram):
+        return _written(value.rows)
     if isinstance(value, tuple):
-        return list(value)
+        return [_written(item) for item in value]
+    if type(value).__name__ in _KINDS:
+        return event_document(value)
     return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_read(item) for item in value)
+    if isinstance(value, dict):
+        return event_from(value)
     return math.inf if value == "Infinity" else value
