@@ -214,7 +214,7 @@ def _statement(envelope: Envelope) -> dict[str, Any]:
         raise VerificationError(5, "bad_statement", "this is not a certificate.", remedy)
     predicate = document["predicate"]
     critical = predicate.get("critical")
-    if not isinstance(critical, list) or not set(critical) <= set(CRITICAL):
+    if not isinstance(critical, list) or not all(name in CRITICAL for name in critical):
         raise VerificationError(
             5,
             "unknown_critical_field",

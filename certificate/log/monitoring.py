@@ -236,7 +236,9 @@ def _entry_alarms(
         kind, body = content["kind"], content["body"]
         at = datetime.fromisoformat(content["at"])
         key_id = body.get("key_id") if kind in SIGNED_KINDS else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        if at.tzinfo is None or not isinstance(key_id, str | None):
+            raise ValueError("a field of another kind")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield Alarm("entry_altered", f"entry {index} is not an Affidavit log entry.", index)
         return
     if key_id is None:

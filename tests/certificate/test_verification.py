@@ -157,6 +157,7 @@ def test_step_4_the_right_key_id_on_another_keys_signature(
         {"predicate": 7},
         {"critical": ["verdict", "self_destruct"]},
         {"critical": None},
+        {"critical": [{}]},
         {"validity": {"not_before": "yesterday", "not_after": "tomorrow"}},
     ],
 )

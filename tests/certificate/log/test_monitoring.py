@@ -174,6 +174,17 @@ def test_what_is_no_log_alarms() -> None:
     for note in ("", "nonsense", log.note[:-9]):
         log.note = note
         assert [alarm.code for alarm in look(log).alarms] == ["bad_checkpoint"]
-    for content in (b"", b"[]", b"\xff", b'{"kind": "certificate"}'):
+    listed = json.dumps(json.loads(entry(0)) | {"body": {"key_id": []}}).encode()
+    without_zone = entry(0).replace(b"+00:00", b"")
+    nested = b"[" * 60_000
+    for content in (
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"kind": "certificate"}',
+        listed,
+        without_zone,
+        nested,
+    ):
         assert codes(look(MemoryLog().grow(content))) == [("entry_altered", 0)]
     assert Alarm("a", "b").index is None
