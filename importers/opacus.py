@@ -202,7 +202,7 @@ class OpacusReading(Reading):
         if not (isinstance(node, ast.Name) and isinstance(loader, ast.Name)):
             return False
         named, own = (
-            [item for item in self.script.bindings_of(name) if not self._is_rebound(item.node)]
+            [b for b in self.script.bindings_of(name) if not self.values.is_rebound(b.node)]
             for name in (node, loader)
         )
         return node.id == loader.id and len(own) == 1 and named == own
@@ -222,13 +222,13 @@ class OpacusReading(Reading):
         """What a name is bound to alone, here or by the only call of this function."""
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             stores = self.script.stored_attributes.get(node.attr, [])
-            before = [item for item in stores if not self._is_rebound(item)]
+            before = [item for item in stores if not self.values.is_rebound(item)]
             own = self.script.parents[before[0]] if len(before) == 1 else None
             return own.value if isinstance(own, ast.Assign) else None
         if not isinstance(node, ast.Name):
             return node
         bindings = self.script.bindings_of(node)
-        own_bindings = [item for item in bindings if not self._is_rebound(item.node)]
+        own_bindings = [item for item in bindings if not self.values.is_rebound(item.node)]
         if len(own_bindings) != 1:
             return None
         binding = own_bindings[0]
@@ -251,11 +251,6 @@ class OpacusReading(Reading):
         if isinstance(made, ast.Tuple) and len(made.elts) == len(outer.elts):
             return made.elts[outer.elts.index(name)]  # type: ignore[arg-type]
         return None
-
-    def _is_rebound(self, node: ast.AST) -> bool:
-        """Whether the private call's own statement sets it, or that of another branch."""
-        around = list(self.script.above(node))
-        return any(item in around for item in (self.values.ignored, *self.values.exclusive))
 
     def _shuffles(self) -> bool:
         loader = self._loader()
@@ -330,7 +325,7 @@ class OpacusReading(Reading):
             return bool(passed) and all(
                 isinstance(item, ast.Name) and self._is_returned(item, depth + 1) for item in passed
             )
-        inside = [item for item in bindings if self._is_rebound(item.node)]
+        inside = [item for item in bindings if self.values.is_rebound(item.node)]
         line = self.call.lineno
         return bool(inside) and all(
             item in inside or getattr(item.node, "lineno", line) < line for item in bindings
@@ -370,10 +365,7 @@ class OpacusReading(Reading):
             if isinstance(outer, ast.While):
                 return True
             if isinstance(outer, ast.FunctionDef) and depth < 20:
-                try:
-                    calls = self.values.calls_of(outer)
-                except Unreadable:
-                    return False
+                calls = self.values.known_calls(outer)
                 return len(calls) > 1 or any(
                     self._is_in_a_loop(call, depth + 1)
                     for call in calls

@@ -174,7 +174,7 @@ class Returned:
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""
         return isinstance(name, ast.Name) and all(
-            map(self._is_private, self.script.reads_of(name.id))
+            map(self.values.is_rebound, self.script.reads_of(name.id))
         )
 
     def _is_original(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
@@ -190,7 +190,7 @@ class Returned:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
         if scope is self.script.scope_of(node):
             bindings = [item for item in bindings if _line(item) < node.lineno] or bindings
-        private = [item for item in bindings if self._is_private(item.node)]
+        private = [item for item in bindings if self.values.is_rebound(item.node)]
         later = [item for item in bindings if private and self._follows(item, private[-1])]
         if later:
             return self._is_other(node.id, later[-1].value, given, depth)
@@ -219,7 +219,8 @@ class Returned:
         """Whether an attribute is set by the private call, or to a name that it returned."""
         returned = {last_name(name) for name in self.names}
         value = getattr(self.script.parents[store], "value", None)
-        return self._is_private(store) or (isinstance(value, ast.Name) and value.id in returned)
+        named = isinstance(value, ast.Name) and value.id in returned
+        return named or self.values.is_rebound(store)
 
     def _is_other(
         self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int
@@ -228,10 +229,6 @@ class Returned:
         if isinstance(value, ast.Call):
             return not any(last_name(node) == name for node in ast.walk(value))
         return value is not None and self._is_original(value, given, depth + 1)
-
-    def _is_private(self, node: ast.AST) -> bool:
-        around = list(self.script.above(node))
-        return any(item in around for item in (self.values.ignored, *self.values.exclusive))
 
     def _follows(self, item: Binding, private: Binding) -> bool:
         """Whether a binding comes after the private one, and not in another branch."""

@@ -406,13 +406,10 @@ def local_import(values: Values, call: ast.Call) -> Any:
     inner, name = origin
     module = inner.script
     bound = module.bindings.get((module.tree, name), [])
-    passed = ast.Call(
-        ast.Name(name, ast.Load()),
-        [ast.Constant(values.attempt(item)) for item in call.args],
-        [ast.keyword(item.arg, ast.Constant(values.attempt(item.value))) for item in call.keywords],
-    )
     if any(isinstance(item, ast.Starred) for item in call.args):
         raise Unreadable(call, "its arguments are not all named")
+    passed = valued(values, call)
+    passed.func = ast.Name(name, ast.Load())
     if len(bound) == 1 and isinstance(bound[0].node, ast.alias):
         return local_import(inner, passed)  # what another module defines
     changed = _changed(values, name)

@@ -243,7 +243,7 @@ class Values:
         """The only binding of a name, which has run where it is read; raises ``Unreadable``."""
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
         if self.ignored is not None:
-            bindings = [b for b in bindings if not self._is_ignored(b)]
+            bindings = [b for b in bindings if self.ignored not in self.script.above(b.node)]
         if self.script.dynamic is not None:
             line = getattr(self.script.dynamic, "lineno", "?")
             raise Unreadable(node, f"line {line} may bind any name while the script runs")
@@ -260,6 +260,18 @@ class Values:
         if binding.value is not None and not self.always_runs(node, scope, binding.node):
             raise Unreadable(node, f"{node.id} is bound under a condition")
         return scope, binding
+
+    def is_rebound(self, node: ast.AST) -> bool:
+        """Whether a private call's own statement sets it, or that of another branch."""
+        private = {self.ignored, *self.exclusive}
+        return any(outer in private for outer in self.script.above(node))
+
+    def known_calls(self, function: ast.AST) -> list[ast.Call]:
+        """The calls of a function; empty if it is used in another way."""
+        try:
+            return self.calls_of(function)
+        except Unreadable:
+            return []
 
     def spread(self, call: ast.Call) -> ast.Call:
         """The call with the arguments that its ``**`` unpacks, where the text shows them."""
@@ -300,9 +312,6 @@ class Values:
                         return None
                     return None if made is None else self._unpacked_items(made)
         return None
-
-    def _is_ignored(self, binding: Binding) -> bool:
-        return self.ignored is not None and self.ignored in self.script.above(binding.node)
 
     def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
         """Whether ``target`` runs whenever ``use`` does: no condition stands around it alone."""

@@ -295,10 +295,7 @@ def _reuses(
         if depth > 20 or _goes_over(outer, "next"):
             return None  # it draws lots of its own
         if isinstance(outer, ast.FunctionDef):
-            try:
-                calls = [item for item in values.calls_of(outer) if item in script.parents]
-            except Unreadable:
-                return None
+            calls = [c for c in values.known_calls(outer) if c in script.parents]
             reused = (_reuses(values, call, inner, depth + 1) for call in calls)
             return next((loop for loop in reused if loop is not None), None)
         used = outer
@@ -436,11 +433,7 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
     returned = [
         node.value for node in ast.walk(scope) if isinstance(node, ast.Return) and node.value
     ]
-    try:
-        calls = values.calls_of(scope)
-    except Unreadable:
-        return None
-    for call in calls:
+    for call in values.known_calls(scope):
         outer = script.parents.get(call)
         targets = outer.targets if isinstance(outer, ast.Assign) else []
         passed_up: Seen = {
@@ -677,10 +670,7 @@ def _places(values: Values, function: ast.AST) -> list[ast.AST]:
     try:
         only = _calls(values, function)
     except Unreadable:
-        try:
-            calls = values.calls_of(function)
-        except Unreadable:
-            return []
+        calls = values.known_calls(function)
         pairs = itertools.combinations(calls, 2)
         inside = all(call in values.script.parents for call in calls)
         if not inside or any(exclude_each_other(values.script, *pair) for pair in pairs):
