@@ -46,15 +46,11 @@ class Advice:
 
     def front(self, rows: tuple[MechanismCost, ...]) -> tuple[MechanismCost, ...]:
         """The certified rows that no other beats in both rms error and buffers, by buffers."""
-        known = [
-            (row.buffers or 0, row.rms, row)
-            for row in rows
-            if row.certified and row.rms is not None
-        ]
+        known = [row for row in rows if row.is_measured]
         result: list[MechanismCost] = []
         least = math.inf
-        for _, rms, row in sorted(known, key=lambda item: item[:2]):
-            if rms < least:
+        for row in sorted(known, key=lambda row: (row.buffers or 0, row.rms or 0.0)):
+            if (rms := row.rms or 0.0) < least:
                 result.append(row)
                 least = rms
         return tuple(result)
@@ -87,7 +83,7 @@ class Advice:
 
     def _chart(self, adjacency: str, rows: tuple[MechanismCost, ...]) -> Chart:
         front = self.front(rows)
-        shown = [row for row in rows if row.certified and row.rms is not None]
+        shown = [row for row in rows if row.is_measured]
 
         def point(row: MechanismCost) -> tuple[float, float]:
             return float((row.buffers or 0) + 1), row.rms or 0.0
@@ -193,10 +189,8 @@ def _best_groups(
         for groups in GROUPS
         if groups * bench.lot <= bench.size and groups <= bench.steps
     ]
-    known = [row for row in tried if row.certified and row.rms is not None]
-    if known:
-        return min(known, key=lambda row: row.rms or 0.0)
-    return tried[0] if tried else None
+    known = [row for row in tried if row.is_measured] or tried[:1]
+    return min(known, key=lambda row: row.rms or 0.0, default=None)
 
 
 def _fixed_order(bench: _Bench) -> Iterator[MechanismCost]:

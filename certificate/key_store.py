@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.serialization import (
 from affidavit.certificate.atomic_write import write_atomically
 from affidavit.certificate.keys import (
     SERVICE_ROLES,
-    WINDOW,
     KeyFailure,
     KeyRole,
     PrivateKeySource,
@@ -169,14 +168,7 @@ class KeyStore:
             raise KeyFailure("this is not the PEM of a public key.") from None
         if not isinstance(key, Ed25519PublicKey):
             raise KeyFailure("this key is not an Ed25519 key.")
-        now = now_in_seconds()
-        public = PublicKey(
-            key=key,
-            not_before=now,
-            not_after=now + WINDOW,
-            label=label,
-            roles=None if roles is None else frozenset(roles),
-        )
+        public = PublicKey.opened(key, label, roles=roles)
         if public.key_id in {known.key_id for known in self.public_keys()}:
             raise KeyFailure(f"the key {public.key_id[:16]} already exists.")
         self.keep(public)
@@ -201,9 +193,7 @@ def read_root_key(path: Path) -> SigningKey:
         private = _private_key(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
-    now = now_in_seconds()
-    public = PublicKey(key=private.public_key(), not_before=now, not_after=now + WINDOW)
-    return SigningKey(private=private, public=public)
+    return SigningKey(private=private, public=PublicKey.opened(private.public_key()))
 
 
 def read_key_file(path: Path) -> bytes:

@@ -112,6 +112,26 @@ class PublicKey:
         }
 
     @classmethod
+    def opened(
+        cls,
+        key: Ed25519PublicKey,
+        label: str = "",
+        *,
+        development: bool = False,
+        roles: Collection[KeyRole] | None = None,
+    ) -> PublicKey:
+        """``key`` for ``roles``, or None for each, with a window that opens now."""
+        now = now_in_seconds()
+        return cls(
+            key=key,
+            not_before=now,
+            not_after=now + WINDOW,
+            label=label,
+            development=development,
+            roles=None if roles is None else frozenset(roles),
+        )
+
+    @classmethod
     def from_record(cls, record: dict[str, Any]) -> PublicKey:
         """The key of a record; raises ``KeyFailure`` when the record does not hold one."""
         try:
@@ -181,15 +201,7 @@ class SigningKey:
     ) -> SigningKey:
         """A fresh pair for ``roles``, or None for each, whose window opens now."""
         private = Ed25519PrivateKey.generate()
-        now = now_in_seconds()
-        public = PublicKey(
-            key=private.public_key(),
-            not_before=now,
-            not_after=now + WINDOW,
-            label=label,
-            development=development,
-            roles=None if roles is None else frozenset(roles),
-        )
+        public = PublicKey.opened(private.public_key(), label, development=development, roles=roles)
         return cls(private=private, public=public)
 
     def sign(self, message: bytes) -> bytes:

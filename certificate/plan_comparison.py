@@ -164,20 +164,14 @@ class PlanComparison:
     @property
     def strongest(self) -> ChangeEffect | None:
         """The single change that moved ε furthest, up or down; None if none did."""
-        return max(
-            (item for item in self.alone if item.moved in _FAR),
-            key=lambda item: abs(_upper(item.assessment) - _upper(self.first)),
-            default=None,
-        )
+        effects = [item for item in self.alone if item.moved in _FAR]
+        return _furthest(effects, self.first, lambda result: getattr(result.epsilon, "upper", None))
 
     @property
     def strongest_on_noise(self) -> ChangeEffect | None:
         """The single change that moved the joint noise multiplier furthest."""
-        return max(
-            (item for item in self.alone if item.noise_moved in _FAR),
-            key=lambda item: abs(_joint(item.assessment) - _joint(self.first)),
-            default=None,
-        )
+        effects = [item for item in self.alone if item.noise_moved in _FAR]
+        return _furthest(effects, self.first, lambda result: result.joint)
 
     def rows(self, longest: int) -> tuple[ChangeRow, ...]:
         """Every change as text, its values in at most ``longest`` characters."""
@@ -332,46 +326,36 @@ _PROVED = ("certified", "under_noised", "unproved")
 """Verdicts with a proved bound, whether or not it meets the target."""
 
 
-def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
-    result = []
+def _meanings(first: Assessment, second: Assessment) -> Iterator[Reason]:
     if first.unit != second.unit:
-        result.append(
-            Reason(
-                code="different_unit",
-                pointer="/dataset/unit",
-                message=f"the first protects one {first.unit}, the second one {second.unit}.",
-                remedy="Set the same dataset.unit in both plans.",
-            )
+        yield Reason(
+            code="different_unit",
+            pointer="/dataset/unit",
+            message=f"the first protects one {first.unit}, the second one {second.unit}.",
+            remedy="Set the same dataset.unit in both plans.",
         )
     if first.adjacency != second.adjacency:
-        result.append(
-            Reason(
-                code="different_adjacency",
-                pointer="/adjacency",
-                message=f"the first holds for {first.adjacency}, the second for "
-                f"{second.adjacency}, so their ε are not comparable.",
-                remedy="Set the same adjacency in both plans.",
-            )
+        yield Reason(
+            code="different_adjacency",
+            pointer="/adjacency",
+            message=f"the first holds for {first.adjacency}, the second for "
+            f"{second.adjacency}, so their ε are not comparable.",
+            remedy="Set the same adjacency in both plans.",
         )
     if _delta(first) != _delta(second):
-        result.append(
-            Reason(
-                code="different_delta",
-                pointer="/target/delta",
-                message=f"the first holds at δ = {decimal_up(_delta(first), 6)}, the second at "
-                f"δ = {decimal_up(_delta(second), 6)}.",
-                remedy="Set the same target.delta in both plans.",
-            )
+        yield Reason(
+            code="different_delta",
+            pointer="/target/delta",
+            message=f"the first holds at δ = {decimal_up(_delta(first), 6)}, the second at "
+            f"δ = {decimal_up(_delta(second), 6)}.",
+            remedy="Set the same target.delta in both plans.",
         )
-    if first.confidence != second.confidence and _level(first) != _level(second):
-        result.append(
-            Reason(
-                code="different_confidence",
-                message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
-                remedy="Choose sampling and noise whose guarantee holds without a confidence.",
-            )
+    if _level(first) != _level(second):
+        yield Reason(
+            code="different_confidence",
+            message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
+            remedy="Choose sampling and noise whose guarantee holds without a confidence.",
         )
-    return result
 
 
 def _unproved(which: str, assessment: Assessment) -> Reason:
@@ -463,16 +447,16 @@ def _epsilons(first: Assessment, second: Assessment) -> tuple[Bracket, Bracket]:
     return first.epsilon, second.epsilon
 
 
-def _upper(assessment: Assessment | None) -> float:
-    assert assessment is not None
-    assert assessment.epsilon is not None
-    return assessment.epsilon.upper
+def _furthest(
+    effects: Sequence[ChangeEffect], first: Assessment, of: Callable[[Assessment], float | None]
+) -> ChangeEffect | None:
+    """The effect that moved a number furthest from that of ``first``, up or down."""
 
+    def distance(effect: ChangeEffect) -> float:
+        after = effect.assessment and of(effect.assessment)
+        return abs((after or 0.0) - (of(first) or 0.0))
 
-def _joint(assessment: Assessment | None) -> float:
-    assert assessment is not None
-    assert assessment.joint is not None
-    return assessment.joint
+    return max(effects, key=distance, default=None)
 
 
 def _delta(assessment: Assessment) -> float:

@@ -25,9 +25,8 @@ is found by having each of its Ed25519 keys sign a probe, since ids and labels a
 choice. The session stays open and is opened again once if lost. Needs ``affidavit[pkcs11]``.
 Reference: PKCS #11 v3.1, 6.3 (CKM_EDDSA).
 
->>> from affidavit.certificate.keys import SigningKey
->>> EnvironmentKey.of(None).find(SigningKey.generate().public) is None
-True
+>>> CommandKeys.of("vault-sign --key 'my key'").command
+('vault-sign', '--key', 'my key')
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -81,6 +80,23 @@ def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
     return open_token(dict(environ))
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteKey:
+    """A key whose private half signs elsewhere, and never leaves that place."""
+
+    public: PublicKey
+    signature: Callable[[PublicKey, bytes], bytes] = field(repr=False)
+
+    @property
+    def key_id(self) -> str:
+        """The public half's key id."""
+        return self.public.key_id
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of ``message``; raises ``KeyFailure``."""
+        return self.signature(self.public, message)
+
+
 KEY_VARIABLE = "AFFIDAVIT_SIGNING_KEY"
 MAX_PEM_CHARACTERS = 4096
 _KEY_REMEDY = f"give {KEY_VARIABLE} one unencrypted PKCS#8 PEM block of an Ed25519 private key"
@@ -88,15 +104,13 @@ _KEY_REMEDY = f"give {KEY_VARIABLE} one unencrypted PKCS#8 PEM block of an Ed255
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentKey:
-    """The one private half that was handed over, or none."""
+    """The one private half that was handed over."""
 
-    private: Ed25519PrivateKey | None = field(repr=False)
+    private: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
-    def of(cls, text: str | None) -> EnvironmentKey:
+    def of(cls, text: str) -> EnvironmentKey:
         """The half of a PEM text; raises ``KeyFailure``, which does not repeat the text."""
-        if not text:
-            return cls(None)
         whole = text.strip()
         if len(whole) > MAX_PEM_CHARACTERS or whole.count("-----BEGIN") != 1:
             raise KeyFailure(f"{KEY_VARIABLE} is not one PEM block; {_KEY_REMEDY}.")
@@ -114,7 +128,7 @@ class EnvironmentKey:
 
     def find(self, public: PublicKey) -> SigningPort | None:
         """The half as a signer for ``public``, if it is that key's."""
-        if self.private is None or self.private.public_key() != public.key:
+        if self.private.public_key() != public.key:
             return None
         return SigningKey(private=self.private, public=public)
 
@@ -145,22 +159,9 @@ class CommandKeys:
 
     def find(self, public: PublicKey) -> SigningPort | None:
         """A signer for ``public``; whether the command has that key shows when it signs."""
-        return CommandKey(self.command, public)
+        return RemoteKey(public, self.sign)
 
-
-@dataclass(frozen=True, slots=True)
-class CommandKey:
-    """One key of the command."""
-
-    command: tuple[str, ...]
-    public: PublicKey
-
-    @property
-    def key_id(self) -> str:
-        """The public half's key id."""
-        return self.public.key_id
-
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, public: PublicKey, message: bytes) -> bytes:
         """The command's signature; raises ``KeyFailure``.
 
         What the command says on stderr is left out of the failure: it may hold credentials.
@@ -172,7 +173,7 @@ class CommandKey:
                 capture_output=True,
                 check=False,
                 timeout=COMMAND_TIMEOUT_S,
-                env={**os.environ, "AFFIDAVIT_KEY_ID": self.key_id},
+                env={**os.environ, "AFFIDAVIT_KEY_ID": public.key_id},
             )
         except subprocess.TimeoutExpired:
             raise KeyFailure(
@@ -189,10 +190,10 @@ class CommandKey:
         signature = _read_signature(done.stdout)
         if signature is None:
             raise KeyFailure(f"the command of {COMMAND_VARIABLE} printed no Ed25519 signature.")
-        if not self.public.accepts(signature, message):
+        if not public.accepts(signature, message):
             raise KeyFailure(
                 f"the command of {COMMAND_VARIABLE} signed with a key other than "
-                f"{self.key_id[:16]}, or not the whole message, or not with pure Ed25519."
+                f"{public.key_id[:16]}, or not the whole message, or not with pure Ed25519."
             )
         return signature
 
@@ -225,7 +226,7 @@ class PKCS11Token:
         """A signer for ``public`` if the token has its private half; or ``KeyFailure``."""
         with self._lock:
             result = self._retried(lambda: self._object(public))
-        return None if result is None else PKCS11Key(self, public)
+        return None if result is None else RemoteKey(public, self.sign)
 
     def sign(self, public: PublicKey, message: bytes) -> bytes:
         """The token's signature of ``message``; raises ``KeyFailure``."""
@@ -287,23 +288,6 @@ class PKCS11Token:
         if key is None:
             raise KeyFailure(f"the key is no longer in the PKCS#11 token {self._label!r}.")
         return bytes(key.sign(message, mechanism=Mechanism.EDDSA))
-
-
-@dataclass(frozen=True, slots=True)
-class PKCS11Key:
-    """One key of a token."""
-
-    token: PKCS11Token = field(repr=False)
-    public: PublicKey
-
-    @property
-    def key_id(self) -> str:
-        """The public half's key id."""
-        return self.public.key_id
-
-    def sign(self, message: bytes) -> bytes:
-        """The token's signature; raises ``KeyFailure``."""
-        return self.token.sign(self.public, message)
 
 
 def open_token(environment: dict[str, str]) -> PKCS11Token:

@@ -60,6 +60,11 @@ class MechanismCost:
         return self.assessment is not None and self.assessment.verdict == "certified"
 
     @property
+    def is_measured(self) -> bool:
+        """Whether it is certified, and its error is known."""
+        return self.certified and self.per_step is not None
+
+    @property
     def rms(self) -> float | None:
         """√(mean over steps of the variance) of the workload's output."""
         return None if self.per_step is None else float(np.sqrt(np.mean(self.per_step**2)))
@@ -142,23 +147,15 @@ def variant(
     plan: Plan,
     steps: int,
     target: tuple[float, float],
-    *,
-    noise: dict[str, Any],
-    sampling: dict[str, Any] | None = None,
-    adjacency: str | None = None,
+    **changed: Any,
 ) -> Plan:
-    """``plan`` with other noise and its multipliers left open, for ε and δ of ``target``.
+    """``plan`` with fields ``changed``, its noise among them, and its multipliers left open.
 
-    Raises ``MalformedPlan`` where the plan lacks what the sampler needs.
+    ``target`` is ε and δ. Raises ``MalformedPlan`` where the plan lacks what the sampler needs.
     """
     document = {key: value for key, value in as_document(plan).items() if key not in LEFT_OUT}
-    document["steps"] = steps
-    document["noise"] = noise
-    if sampling is not None:
-        document["sampling"] = sampling
-    if adjacency is not None:
-        document["adjacency"] = adjacency
-    document["target"] = {"epsilon": target[0], "delta": target[1]}
+    document |= changed
+    document |= {"steps": steps, "target": {"epsilon": target[0], "delta": target[1]}}
     document["releases"] = [
         {key: value for key, value in release.items() if not key.startswith("noise_")}
         for release in document["releases"]
@@ -171,26 +168,20 @@ def attempt(
     plan: Plan,
     steps: int,
     target: tuple[float, float],
-    *,
-    noise: dict[str, Any],
-    sampling: dict[str, Any] | None = None,
-    adjacency: str | None = None,
+    **changed: Any,
 ) -> MechanismCost:
     """``variant``, measured; a row that says why not where there is no such plan."""
     try:
-        return measure(
-            label,
-            variant(plan, steps, target, noise=noise, sampling=sampling, adjacency=adjacency),
-        )
+        return measure(label, variant(plan, steps, target, **changed))
     except (MalformedPlan, RefusedPlan) as refusal:
-        scheme = None if sampling is None else sampling.get("scheme")
+        scheme = changed.get("sampling", {}).get("scheme")
         return MechanismCost(
             label=label,
             assessment=None,
             reasons=refusal.reasons,
             sampler=scheme or plan.phases[0].sampling.scheme,
-            adjacency=adjacency or plan.adjacency,
-            noise=noise,
+            adjacency=changed.get("adjacency", plan.adjacency),
+            noise=changed["noise"],
         )
 
 
@@ -332,21 +323,10 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
     if sampling.scheme != "poisson" and sampling.lot_size is not None:
         progress("certifying independent noise under Poisson lots")
         poisson = {"scheme": "poisson", "lot_size": sampling.lot_size}
-        rows.append(
-            attempt(
-                "independent, amplified",
-                plan,
-                strategy.steps,
-                target,
-                noise=INDEPENDENT,
-                sampling=poisson,
-            )
-        )
+        changed = {"noise": INDEPENDENT, "sampling": poisson}
+        rows.append(attempt("independent, amplified", plan, strategy.steps, target, **changed))
     return StrategyComparison(
-        assessment=result,
-        strategy=strategy,
-        streamed=streamed,
-        rows=tuple(rows),
+        assessment=result, strategy=strategy, streamed=streamed, rows=tuple(rows)
     )
 
 

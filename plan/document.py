@@ -12,7 +12,8 @@ Units: ε in nats, δ a probability, clip norms in l2, ``noise_std`` absolute an
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -234,6 +235,19 @@ class PlanDocument(StrictModel):
         """JSON pointer to a field of a phase, which stands at the top when it is alone."""
         prefix = ("phases", phase) if len(self.phases) > 1 else ()
         return pointer_to(*prefix, *tokens)
+
+    def with_noise_multipliers(self, multiplier: Callable[[int, Release], float]) -> Self:
+        """This, each release with what ``multiplier`` says of its phase's number and itself."""
+        phases = []
+        for index, phase in enumerate(self.phases):
+            releases = (
+                release.model_copy(
+                    update={"noise_multiplier": multiplier(index, release), "noise_std": None}
+                )
+                for release in phase.releases
+            )
+            phases.append(phase.model_copy(update={"releases": tuple(releases)}))
+        return self.model_copy(update={"phases": tuple(phases)})
 
     @property
     def asks_for_noise(self) -> bool:

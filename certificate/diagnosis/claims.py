@@ -172,18 +172,7 @@ def stated(plan: Plan, claim: Claim) -> Plan:
     if claim.noise_multiplier is None:
         return bare
     sigma = float(claim.noise_multiplier)
-    phases = tuple(
-        phase.model_copy(
-            update={
-                "releases": tuple(
-                    release.model_copy(update={"noise_multiplier": sigma, "noise_std": None})
-                    for release in phase.releases
-                )
-            }
-        )
-        for phase in bare.phases
-    )
-    return bare.model_copy(update={"phases": phases})
+    return bare.with_noise_multipliers(lambda _index, _release: sigma)
 
 
 WIDE = 0.01

@@ -165,20 +165,10 @@ def _correct(plan: Plan, claim: Claim, assessment: Assessment) -> Assessment | N
     if assessment.epsilon is None:
         return None
     requested = Target(epsilon=ClaimedEpsilon.of(claim, plan).value, delta=plan.target.delta)
-    required = _certify(plan.model_copy(update={"target": requested})).releases
-    if not required or any(release.required is None for release in required):
+    plan = plan.model_copy(update={"target": requested})
+    sigmas = [release.required for release in _certify(plan).releases]
+    required = iter([sigma for sigma in sigmas if sigma is not None])
+    if not sigmas or None in sigmas:
         return None
-    sigmas = iter(release.required for release in required)
-    phases = tuple(
-        phase.model_copy(
-            update={
-                "releases": tuple(
-                    release.model_copy(update={"noise_multiplier": next(sigmas), "noise_std": None})
-                    for release in phase.releases
-                )
-            }
-        )
-        for phase in plan.phases
-    )
-    corrected = _certify(plan.model_copy(update={"target": requested, "phases": phases}))
+    corrected = _certify(plan.with_noise_multipliers(lambda _index, _release: next(required)))
     return corrected if corrected.verdict == "certified" else None

@@ -27,7 +27,7 @@ from affidavit.certificate.signers import (
     MODULE_VARIABLE,
     PIN_FILE_VARIABLE,
     TOKEN_VARIABLE,
-    CommandKey,
+    CommandKeys,
     open_token,
     private_key_source,
 )
@@ -150,10 +150,10 @@ def test_what_the_public_half_does_not_accept_is_no_signature(
 
 def test_a_command_that_is_not_there_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyFailure, match="cannot be run"):
-        CommandKey(("/none/sign",), KEY.public).sign(b"")
+        CommandKeys(("/none/sign",)).sign(KEY.public, b"")
     monkeypatch.setattr(signers, "COMMAND_TIMEOUT_S", 0.05)
     with pytest.raises(KeyFailure, match="did not end"):
-        CommandKey(("sleep", "9"), KEY.public).sign(b"")
+        CommandKeys(("sleep", "9")).sign(KEY.public, b"")
 
 
 # ---- a token -----------------------------------------------------------------------
