@@ -13,14 +13,78 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import leaves
 from affidavit.accountants.enclosure import adjusted, closed
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
+from affidavit.plan import (
+    Composed,
+    Event,
+    Leaf,
+    PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    TruncatedPoissonGaussian,
+    TruncatedPoissonGroupGaussian,
+    WithoutReplacementGaussian,
+    WithoutReplacementGroupGaussian,
+)
 
+Group = (
+    PoissonSampledGroupGaussian | TruncatedPoissonGroupGaussian | WithoutReplacementGroupGaussian
+)
 NARROW = 1e-2
 """Relative width of a bracket up to which no chain is asked."""
 _LEAST_DELTA = 1e-300
 _HALVINGS, _LEAST_SHARE = 8, 1e-3
 """Of the search for a smaller δ, and the smallest that is looked for, of the first one."""
+
+
+def of_one_record(event: Event) -> tuple[Event | None, int]:
+    """``event`` of users of m records as that of neighbours that differ in one of them, and m.
+
+    None where a release is no sample of users, of one m for all, and where all are samples by
+    Poisson, whose bound is attained.
+    """
+    parts = leaves(event)
+    samples = [leaf for leaf, _ in parts if isinstance(leaf, Group)]
+    numbers = {leaf.records for leaf in samples}
+    if len(samples) < len(parts) or len(numbers) != 1:
+        return None, 0
+    if all(isinstance(leaf, PoissonSampledGroupGaussian) for leaf in samples):
+        return None, 0
+    result = []
+    for leaf, count in parts:
+        one = _of_one_record(leaf) if isinstance(leaf, Group) else None
+        if one is None:
+            return None, 0
+        result.append(Repeated(event=one, count=count))
+    return Composed(events=tuple(result)), samples[0].records
+
+
+def _of_one_record(leaf: Group) -> Leaf | None:
+    if isinstance(leaf, PoissonSampledGroupGaussian):
+        return PoissonSubsampledGaussian(
+            sampling_probability=leaf.sampling_probability,
+            noise_multiplier=leaf.noise_multiplier,
+            pair=leaf.pair,
+        )
+    if isinstance(leaf, WithoutReplacementGroupGaussian):
+        return WithoutReplacementGaussian(
+            dataset_size=leaf.dataset_size,
+            sample_size=leaf.sample_size,
+            noise_multiplier=leaf.noise_multiplier,
+        )
+    # Under add_remove the larger of two neighbours has up to m records more.
+    size = leaf.dataset_size + (leaf.records - 1 if leaf.neighbours == "add_remove" else 0)
+    if leaf.max_lot_size > size:
+        return None
+    return TruncatedPoissonGaussian(
+        dataset_size=size,
+        sampling_probability=leaf.sampling_probability,
+        max_lot_size=leaf.max_lot_size,
+        noise_multiplier=leaf.noise_multiplier,
+        neighbours=leaf.neighbours,
+    )
 
 
 def chained_epsilon(

@@ -26,7 +26,7 @@ from functools import partial, reduce
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.chains import ChainedCurve
+from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.enclosure import Enclosed, InTurn, LeastCurve, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
@@ -50,7 +50,6 @@ from affidavit.accountants.fourier.refinement import (
 )
 from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
-from affidavit.accountants.fourier.truncated_group_sampling import of_one_record
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
@@ -122,7 +121,8 @@ class FourierAccountant:
         if len(bounds) > 1:
             return self._least_of(bounds)
         own, least = self._curve(event), attained(event)
-        if least == event:
+        neighbours, records = of_one_record(event)
+        if least == event and neighbours is None:
             return _after_concessions(own)
         # A transform that is tilted for what bounds the run would see little of what it attains.
         below = [_after_concessions(own), self._curve(least)]
@@ -130,20 +130,22 @@ class FourierAccountant:
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             wide = max(own.relative_width, _VISIBLE)
             below.append(replace(own, directions=visible, relative_width=wide))
-        neighbours, records = of_one_record(event)
         if neighbours is None:
-            return Enclosed(above=LeastCurve(self._above(event)), below=tuple(below))
+            return Enclosed(above=_least(self._above(event)), below=tuple(below))
         return ChainedCurve(
             above=self._above(event),
             below=tuple(below),
-            neighbours=LeastCurve(self._above(neighbours)),
+            neighbours=_least(self._above(neighbours)),
             records=records,
         )
 
-    def _above(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
-        """Upper ends of ``event`` with cut lots revealed, and hidden; the same without such."""
+    def _above(self, event: Event) -> tuple[PrivacyCurve, ...]:
+        """Upper ends of ``event`` with cut lots revealed, and with them hidden if it has any."""
         own, hidden = self._curve(event), directions(event, lots="hidden")
-        return _after_concessions(own), _after_concessions(replace(own, directions=hidden))
+        revealed = _after_concessions(own)
+        if hidden == own.directions:
+            return (revealed,)
+        return revealed, _after_concessions(replace(own, directions=hidden))
 
     def _least_of(self, bounds: Sequence[Event]) -> LeastCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
@@ -331,6 +333,10 @@ class FourierCurve:
     @property
     def _gapped(self) -> bool:
         return any(direction.gapped for direction in self.directions)
+
+
+def _least(curves: tuple[PrivacyCurve, ...]) -> PrivacyCurve:
+    return LeastCurve(curves) if len(curves) > 1 else curves[0]
 
 
 def _after_concessions(curve: FourierCurve) -> FourierCurve | UpperCurve:

@@ -229,7 +229,8 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
             logs = law.count * _log_abs(common + rare)
         log_both += logs
         pairs.append((common, rare))
-    least = _NEGLIGIBLE * min(1.0, weight)
+    # The part that is set apart as rare may have no mass at all.
+    least = max(_NEGLIGIBLE * min(1.0, weight), 1e-300)
     stored = np.flatnonzero(np.maximum(log_common, log_both) > math.log(least / 2))
     base: Complex = np.zeros(stored.size, dtype=np.complex128)
     both, ratio, ratio_size = base.copy(), base.copy(), np.zeros(stored.size)

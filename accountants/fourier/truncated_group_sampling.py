@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, gammaln
 
-from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.group_sampling import (
     GroupMixtureLaw,
     ReplacedGroupLaw,
@@ -35,13 +34,9 @@ from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.truncated_poisson import TAIL_ERROR, binomial
 from affidavit.plan import (
-    Composed,
-    Event,
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
-    Repeated,
     SubsampledPair,
-    TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
 )
 
@@ -64,6 +59,8 @@ def truncated_group_law(
     weights = numbers_drawn(leaf.records, leaf.sampling_probability)
     first = _law(leaf, weights, leaf.noise_multiplier, added=added)
     crowded = chance_of_a_crowd(leaf)
+    if crowded == 0:
+        return first, 0.0
     second: LossLaw
     if leaf.neighbours == "add_remove":
         second = _law(leaf, weights, leaf.noise_multiplier / 2, added=added)
@@ -125,42 +122,6 @@ def attained_sample(
         noise_multiplier=leaf.noise_multiplier,
         pair=pair,
     )
-
-
-def of_one_record(event: Event) -> tuple[Event | None, int]:
-    """``event`` of users of m records as that of neighbours that differ in one of them, and m.
-
-    None where not all releases are samples of users of one m. Under add_remove the larger of two
-    neighbours has up to m records more than ``dataset_size``.
-    """
-    result: list[Event] = []
-    records = 0
-    for leaf, count in leaves(event):
-        if not isinstance(leaf, TruncatedPoissonGroupGaussian | PoissonSampledGroupGaussian):
-            return None, 0
-        if records not in {0, leaf.records}:
-            return None, 0
-        records = leaf.records
-        one: Event
-        if isinstance(leaf, PoissonSampledGroupGaussian):
-            one = PoissonSubsampledGaussian(
-                sampling_probability=leaf.sampling_probability,
-                noise_multiplier=leaf.noise_multiplier,
-                pair=leaf.pair,
-            )
-        else:
-            size = leaf.dataset_size + (records - 1 if leaf.neighbours == "add_remove" else 0)
-            if leaf.max_lot_size > size:
-                return None, 0
-            one = TruncatedPoissonGaussian(
-                dataset_size=size,
-                sampling_probability=leaf.sampling_probability,
-                max_lot_size=leaf.max_lot_size,
-                noise_multiplier=leaf.noise_multiplier,
-                neighbours=leaf.neighbours,
-            )
-        result.append(Repeated(event=one, count=count))
-    return Composed(events=tuple(result)), records
 
 
 def _rate(leaf: TruncatedPoissonGroupGaussian, records: int) -> float:

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
 from affidavit.accountants.enclosure import Enclosed
 from affidavit.accountants.fourier import FourierCurve
@@ -165,6 +166,8 @@ def _orders(event: Event) -> tuple[Order, ...]:
     curve = _curve(event)
     if isinstance(curve, Enclosed):
         curve = curve.above
+    elif isinstance(curve, ChainedCurve):
+        curve = curve.above[0]
     curve = widened(curve)
     if isinstance(curve, FourierCurve) and len(curve.directions) > 1:
         remove, add = (replace(curve, directions=(one,)) for one in curve.directions)

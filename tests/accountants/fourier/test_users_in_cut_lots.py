@@ -11,14 +11,13 @@ import pytest
 from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
-from affidavit.accountants.chains import ChainedCurve
+from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import numbers_drawn
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,
-    of_one_record,
 )
 from affidavit.plan import (
     Adjacency,
@@ -191,6 +190,8 @@ def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set(
     assert neighbours.dataset_size == 102
     beside = Composed(events=(leaf(3, 100, 20, "add_remove"), Gaussian(noise_multiplier=9.0)))
     assert of_one_record(beside)[0] is None
+    two = Composed(events=(leaf(3, 100, 20, "add_remove"), leaf(2, 100, 20, "add_remove")))
+    assert of_one_record(two)[0] is None
 
 
 def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
@@ -216,6 +217,25 @@ def test_the_chance_of_a_crowd_is_not_below_the_truth() -> None:
     exact = binom.sf(25, 195, 0.1)
     assert exact <= chance_of_a_crowd(case) <= exact * (1 + 1e-9)
     assert chance_of_a_crowd(leaf(5, 200, 4, "add_remove")) == 1.0
+
+
+def test_lots_that_hold_everybody_are_never_cut() -> None:
+    never = PoissonSampledGroupGaussian(
+        records=3, sampling_probability=0.1, noise_multiplier=2.5, pair="replace_one"
+    )
+    cut, plain = (
+        FourierAccountant().curve(event).delta(0.3)
+        for event in (leaf(3, 3, 3, "replace_one", q=0.1, sigma=2.5), never)
+    )
+    assert cut.upper == pytest.approx(plain.upper, rel=1e-3)
+
+
+def test_users_of_whom_some_record_is_nearly_always_drawn_have_an_answer() -> None:
+    case = leaf(3, 3, 1, "zero_out", q=0.7472414896981409, sigma=8.019528290142492)
+    curve = FourierAccountant().curve(case)
+    assert isinstance(curve, ChainedCurve)
+    displaced = curve.above[-1].delta(0.34438181305301196)
+    assert 0 <= displaced.upper <= curve.above[0].delta(0.34438181305301196).upper
 
 
 def test_it_is_written_and_read() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
 from affidavit.accountants import FourierAccountant
+from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.fourier import group_sampling
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.group_sampling import numbers_in_a_lot
@@ -125,6 +126,17 @@ def test_users_cost_more_than_one_record_and_less_than_all_records_in_one(record
     whole = FourierAccountant().curve(Repeated(event=everywhere, count=steps)).epsilon(1e-6)
     assert single.lower < result.lower <= result.upper < 1.5 * result.lower
     assert result.upper < whole.lower
+
+
+def test_a_chain_of_neighbours_bounds_users_whose_numbers_are_revealed() -> None:
+    """Two records of a user are hardly ever in one lot, but which of both laws it is is known."""
+    run = Repeated(event=leaf(2, 50_000, 500, 2.0), count=1000)
+    curve = FourierAccountant().curve(run)
+    assert isinstance(curve, ChainedCurve)
+    bound, anew = curve.epsilon(1e-6), curve.above[0].epsilon(1e-6)
+    assert anew.lower == bound.lower
+    assert bound.upper < 0.92 * anew.upper
+    assert curve.delta(bound.upper).upper == pytest.approx(1e-6, rel=0.02)
 
 
 def test_numbers_that_hardly_happen_count_as_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
