@@ -259,14 +259,11 @@ def read_keyset(raw: bytes) -> SignedKeyset:
     """The keyset of a file's bytes, whoever signed it; raises ``KeysetError``."""
     try:
         envelope = read_cosigned(load_json(raw, MOST_BYTES).data)
+        if envelope.payload_type != PAYLOAD_TYPE:
+            raise _malformed("the envelope does not contain a keyset.")
+        document = load_json(envelope.payload, MOST_BYTES).data
     except BadEnvelope as error:
         raise _malformed(f"{error}.") from None
-    except MalformedPlan as error:
-        raise _malformed(error.reasons[0].message) from None
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise _malformed("the envelope does not contain a keyset.")
-    try:
-        document = load_json(envelope.payload, MOST_BYTES).data
     except MalformedPlan as error:
         raise _malformed(error.reasons[0].message) from None
     keyset = read_model(Keyset, document)

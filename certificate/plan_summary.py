@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat, ReleaseNoise
@@ -133,49 +134,41 @@ def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
 
 def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
     """Warnings that change no number."""
+    return (*_of_plan(lowered), *_of_bins(lowered), *_of_streams(lowered))
+
+
+def _of_plan(lowered: Lowered) -> Iterator[Caveat]:
     plan = lowered.plan
-    result = []
     if plan.dataset.size is None:
-        result.append(
-            Caveat(
-                code="delta_unchecked",
-                message="dataset.size is not given, so that δ < 1/N was not checked.",
-            )
+        yield Caveat(
+            code="delta_unchecked",
+            message="dataset.size is not given, so that δ < 1/N was not checked.",
         )
     if plan.allow_large_delta is not None:
-        result.append(
-            Caveat(
-                code="large_delta_allowed",
-                message=f"δ of 1/N or more is allowed by the plan: {plan.allow_large_delta.reason}",
-            )
+        yield Caveat(
+            code="large_delta_allowed",
+            message=f"δ of 1/N or more is allowed by the plan: {plan.allow_large_delta.reason}",
         )
     if lowered.mechanism.needs_auxiliary_block and all(
         len(phase.releases) == 1 for phase in plan.phases
     ):
-        result.append(
-            Caveat(
-                code="no_auxiliary_block",
-                message=f"{plan.optimizer.name} has a release for its matrices only; embeddings, "
-                "norms and biases must be frozen or be a release of the plan.",
-            )
+        yield Caveat(
+            code="no_auxiliary_block",
+            message=f"{plan.optimizer.name} has a release for its matrices only; embeddings, "
+            "norms and biases must be frozen or be a release of the plan.",
         )
     if lowered.mechanism.state_on_raw_data:
-        result.append(
-            Caveat(
-                code="no_amplification",
-                message=f"{plan.optimizer.name} carries a record into every later release, and "
-                "no amplification by sampling is claimed.",
-            )
+        yield Caveat(
+            code="no_amplification",
+            message=f"{plan.optimizer.name} carries a record into every later release, and "
+            "no amplification by sampling is claimed.",
         )
     elif any(phase.sampling.scheme == "shuffled" for phase in plan.phases):
-        result.append(
-            Caveat(
-                code="no_amplification",
-                message="shuffled lots are not Poisson lots: each record takes part once an "
-                "epoch and no amplification by sampling is claimed.",
-            )
+        yield Caveat(
+            code="no_amplification",
+            message="shuffled lots are not Poisson lots: each record takes part once an "
+            "epoch and no amplification by sampling is claimed.",
         )
-    return (*result, *_of_bins(lowered), *_of_streams(lowered))
 
 
 def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
@@ -195,39 +188,37 @@ def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
     return tuple(strategy_summary.caveats(lowered))
 
 
-def _of_bins(lowered: Lowered) -> tuple[Caveat, ...]:
-    """What a reader of a plan with balls in bins and independent noise should know."""
-    stored = [
-        phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
+def _of_bins(lowered: Lowered) -> Iterator[Caveat]:
+    """What a reader of a plan with balls in bins and independent noise should know, if anything."""
+    binned = [
+        (phase, part)
         for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True)
         if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
     ]
-    if sum(stored) > 1:
-        return (
-            Caveat(
-                code="bins_thrown_anew",
-                message="each phase throws the records into its bins anew; a sampler that keeps "
-                "them from one phase to the next spends far more than is certified.",
-            ),
+    kept = [
+        phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
+        for phase, part in binned
+    ]
+    if sum(kept) > 1:
+        yield Caveat(
+            code="bins_thrown_anew",
+            message="each phase throws the records into its bins anew; a sampler that keeps "
+            "them from one phase to the next spends far more than is certified.",
         )
-    for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
-        if phase.sampling.scheme != "balls_in_bins" or part.correlation is not None:
-            continue
+        return
+    for phase, part in binned:
         if part.sampled.run is None:
-            return (
-                Caveat(
-                    code="no_amplification",
-                    message="under replace_one, or for a user of several records, balls in bins "
-                    "are certified given the bins: no amplification by sampling is claimed.",
-                ),
+            yield Caveat(
+                code="no_amplification",
+                message="under replace_one, or for a user of several records, balls in bins "
+                "are certified given the bins: no amplification by sampling is claimed.",
             )
+            return
         several = part.steps is not None and part.sampled.times(part.steps) > 1
         if several and phase.sampling.bins_drawn is None:
-            return (
-                Caveat(
-                    code="bins_taken_as_kept",
-                    message="each record is taken to keep its lot in all epochs; lots that are "
-                    "drawn afresh cost less, and the plan may say so (bins_drawn: each_epoch).",
-                ),
+            yield Caveat(
+                code="bins_taken_as_kept",
+                message="each record is taken to keep its lot in all epochs; lots that are "
+                "drawn afresh cost less, and the plan may say so (bins_drawn: each_epoch).",
             )
-    return ()
+            return

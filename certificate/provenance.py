@@ -172,11 +172,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
     definition, details = predicate["buildDefinition"], predicate["runDetails"]
     certificate, plan, data, code = definition["resolvedDependencies"]
     result = details["byproducts"][0]["annotations"]["conformance"]
-    steps, conformant, codes = (
-        result["steps"]["to_charge"],
-        result["conformant"],
-        result["findings"],
-    )
+    steps, conformant = result["steps"]["to_charge"], result["conformant"]
     if (
         definition["buildType"] != BUILD_TYPE
         or (certificate["name"], plan["name"]) != ("certificate", "plan")
@@ -187,7 +183,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         or not isinstance(result["head"], str | None)
     ):
         raise ValueError("another shape")
-    named = ", ".join(sorted({str(item["code"]) for item in codes}))
+    named = ", ".join(sorted({str(item["code"]) for item in result["findings"]}))
     (subject,) = statement["subject"]
     parameters = definition["externalParameters"]
     return RunProvenance(

@@ -123,23 +123,16 @@ class CertifiedRun:
             return self.epsilon
 
 
-def run_of(
-    plan: Plan,
-    engine: str,
-    *,
-    predicate: dict[str, Any] | None = None,
-) -> CertifiedRun:
+def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) -> CertifiedRun:
     """The run of ``plan`` as ``engine`` closes it; ``predicate`` is the certificate's.
 
     Raises ``CertificateDiffers`` where ``predicate`` gives another noise, length or sampling, and
     ``AccountantError`` where the engine does not cover the plan.
     """
     chosen = accountant(engine)
+    lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
     if predicate is None:
-        lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
         return CertifiedRun(lowered=lowered, epsilon=math.inf, delta=1.0)
-    solver = Solver(lowered=lower_open(plan), engine=chosen)
-    lowered = solver.closed()
     guarantee = predicate["guarantee"]
     if guarantee is None or not _agrees(lowered, predicate):
         raise CertificateDiffers("this release closes the plan differently from its certificate")
@@ -198,9 +191,7 @@ def _not_rarer(ours: float | None, theirs: str | None) -> bool:
 
 
 def _is_sum_over_steps(phase: LoweredPhase) -> bool:
-    if phase.correlation is not None or phase.whole is not None:
-        return False
-    return phase.sampled.run is None
+    return phase.correlation is None and phase.whole is None and phase.sampled.run is None
 
 
 def _given(plan: Plan, phases: Sequence[LoweredPhase]) -> Plan:

@@ -69,22 +69,14 @@ PARTICIPATIONS_FIELDS = (
 
 def recognises(document: Any) -> bool:
     """Whether a document is such a configuration."""
-    return (
-        isinstance(document, dict)
-        and {
-            "iterations",
-            "strategy",
-            "sampling_prob",
-        }
-        <= document.keys()
-    )
+    required = {"iterations", "strategy", "sampling_prob"}
+    return isinstance(document, dict) and required <= document.keys()
 
 
 def recognises_participations(document: Any) -> bool:
     """Whether a document is a ``BandMFConfig``."""
-    return isinstance(document, dict) and (
-        {"iterations", "strategy", "expected_participations"} <= document.keys()
-    )
+    required = {"iterations", "strategy", "expected_participations"}
+    return isinstance(document, dict) and required <= document.keys()
 
 
 def read_participations(document: dict[str, Any]) -> Partial:

@@ -100,14 +100,17 @@ class Case:
     @classmethod
     def of(cls, plan: Plan, delta: float) -> Case:
         """The case of a plan whose noise and steps are given."""
-        filtered = _filter(plan)
+        is_disk = plan.optimizer.name == "dp_disk"
+        filtered = Filter(coefficient=combination(plan)) if is_disk else None
         facts = tuple(_facts(plan, index) for index in range(len(plan.phases)))
         extras = _extras(plan)
         phases = tuple(
             _phase_account(plan, phase, fact, filtered, extras)
             for phase, fact in zip(plan.phases, facts, strict=True)
         )
-        account = Account(phases=phases, extra=_beside(extras), delta=delta)
+        # No reading takes a selection, and leaving it out would explain claims about another run.
+        beside = metrics(extras) if extras.selection is None else None
+        account = Account(phases=phases, extra=beside, delta=delta)
         return cls(plan=plan, account=account, facts=facts, filter=filtered, extras=extras)
 
     @property
@@ -190,28 +193,12 @@ def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> Pha
     return replace(account, probability=facts.rate, pair=pair, known=account.known and known)
 
 
-def _filter(plan: Plan) -> Filter | None:
-    if plan.optimizer.name != "dp_disk":
-        return None
-    return Filter(coefficient=combination(plan))
-
-
 def _extras(plan: Plan) -> Extras:
     """What is accounted beside the steps; nothing where that is refused."""
     try:
         return lower_extra(plan)
     except RefusedPlan:
         return Extras()
-
-
-def _beside(extras: Extras) -> Parts | None:
-    """The metrics as parts of the account; None beside a selection or Laplace noise.
-
-    No reading takes either, and leaving them out would explain claims about another run.
-    """
-    if extras.selection is not None:
-        return None
-    return metrics(extras)
 
 
 def metrics(extras: Extras) -> Parts | None:

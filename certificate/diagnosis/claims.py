@@ -138,16 +138,12 @@ def _read(
 ) -> tuple[Reading, ...]:
     """The readings of ``parts``; none where its numbers are beyond what doubles hold."""
     try:
-        if limit:
-            return tuple(_central_limit(parts, account))
-        return tuple(readings(parts, account.delta, judgement, effort))
+        if not limit:
+            return tuple(readings(parts, account.delta, judgement, effort))
+        sampled = any(part.probability is not None for part, _ in parts)
+        return tuple(central_limit(parts, account.delta)) if sampled else ()
     except (ArithmeticError, ValueError):
         return ()
-
-
-def _central_limit(parts: Parts, account: Account) -> Iterator[Reading]:
-    if any(part.probability is not None for part, _ in parts):
-        yield from central_limit(parts, account.delta)
 
 
 ENGINE_ERROR = 1e-3

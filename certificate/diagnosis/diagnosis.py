@@ -99,16 +99,17 @@ class Diagnosis:
 
     def as_steps(self, explanation: Explanation) -> list[dict[str, str]]:
         """The mistakes of one explanation, each with what is wrong, its source and its fix."""
+        made = [(way, CATALOGUE[way.code]) for way in explanation.ways]
         return [
             {
                 "code": way.code,
-                "pointer": pointer_of(CATALOGUE[way.code], self.plan),
+                "pointer": pointer_of(mistake, self.plan),
                 "accounted": way.text,
-                "wrong": CATALOGUE[way.code].wrong,
-                "source": CATALOGUE[way.code].source,
-                "fix": CATALOGUE[way.code].fix,
+                "wrong": mistake.wrong,
+                "source": mistake.source,
+                "fix": mistake.fix,
             }
-            for way in explanation.ways
+            for way, mistake in made
         ]
 
     def _explanation(self, explanation: Explanation) -> dict[str, Any]:

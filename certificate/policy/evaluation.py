@@ -32,7 +32,7 @@ Approvals(required=0, given=())
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -184,28 +184,24 @@ def _waived_under(predicate: Mapping[str, Any], policy: Policy) -> set[tuple[str
     return {(item["code"], item["pointer"]) for item in predicate.get("waived", ())}
 
 
-def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
+def _validity(predicate: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
     validity = predicate["validity"]
     length = parse_instant(validity["not_after"]) - parse_instant(validity["not_before"])
-    if length <= timedelta(days=policy.valid_days):
-        return ()
-    reason = Reason(
-        code="policy_validity",
-        message=f"it is valid for {length.days} days; the policy {policy.name} allows "
-        f"{policy.valid_days}.",
-        remedy="Ask for a certificate under this policy.",
-    )
-    return (reason,)
+    if length > timedelta(days=policy.valid_days):
+        yield Reason(
+            code="policy_validity",
+            message=f"it is valid for {length.days} days; the policy {policy.name} allows "
+            f"{policy.valid_days}.",
+            remedy="Ask for a certificate under this policy.",
+        )
 
 
-def _approvals(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
+def _approvals(predicate: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
     people = len({item.name for item in Approvals.of(predicate).given})
-    if people >= policy.approvals:
-        return ()
-    reason = Reason(
-        code="policy_approvals",
-        message=f"{people} people approved it; the policy {policy.name} asks for "
-        f"{policy.approvals}.",
-        remedy="Have it approved, and fetch the bundle again.",
-    )
-    return (reason,)
+    if people < policy.approvals:
+        yield Reason(
+            code="policy_approvals",
+            message=f"{people} people approved it; the policy {policy.name} asks for "
+            f"{policy.approvals}.",
+            remedy="Have it approved, and fetch the bundle again.",
+        )
