@@ -31,7 +31,8 @@ PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
 """Functions that make a row of several records, known by name, whatever the case."""
 SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy")
-MODELS = ("model", "net", "module")
+MODELS = ("model", "net", "module", "self")
+"""Ends of the names of what is trained, or of what holds it."""
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
 LOT_STATISTICS = (
@@ -397,42 +398,33 @@ def stopping(values: Values) -> ast.AST | None:
 def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST | None:
     """What depends on ``seen``: a way out of loops around ``place``, a schedule, a saved model."""
     script, scope = values.script, values.script.scope_of(place)
-    statements = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, ast.stmt | ast.NamedExpr)
-        and not _is_of_other_records(values, node, place)
-    ]
-    seen = seen | _measured(values, scope, place)
-    while len(seen) != len(
-        seen := seen | {n for node in statements for n in _passed_on(node, seen)}
-    ):
-        pass
+    at = _seen_at(values, place, seen | _measured(values, scope, place))
+
+    def depends(node: ast.AST) -> bool:
+        outer = node if node in at else next((o for o in script.above(node) if o in at), node)
+        return _reads(node, at.get(outer, set()))
+
     for call, schedule in script.method_calls("step"):
         own = script.scope_of(call) is scope and "sched" in (last_name(schedule) or "").lower()
-        if own and any(_reads(item, seen) for item in (*call.args, *keywords_of(call).values())):
+        if own and any(map(depends, (*call.args, *keywords_of(call).values()))):
             return call
-    for statement in statements:
-        if isinstance(statement, ast.If) and script.scope_of(statement) is scope:
-            saves = _goes_over(statement, *SAVING)
-            if saves and _reads(statement.test, seen):
-                return statement
+    for node in at:
+        if isinstance(node, ast.If) and depends(node.test) and _goes_over(node, *SAVING):
+            return node
     loops = [o for o in _inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
-        if isinstance(loop, ast.While) and _reads(loop.test, seen):
+        if isinstance(loop, ast.While) and depends(loop.test):
             return loop
         for node in ast.walk(loop):
             if isinstance(node, ast.Break | ast.Return) and script.scope_of(node) is scope:
                 around_it = _inside(script, node, loop)
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
                 own = not any(isinstance(outer, ast.For | ast.While) for outer in around_it)
-                if (own or isinstance(node, ast.Return)) and any(_reads(t, seen) for t in tests):
+                if (own or isinstance(node, ast.Return)) and any(map(depends, tests)):
                     return node
     if not isinstance(scope, ast.FunctionDef) or depth > 5:
         return None
-    returned = [
-        node.value for node in ast.walk(scope) if isinstance(node, ast.Return) and node.value
-    ]
+    returned = [node for node in at if isinstance(node, ast.Return)]
     for call in values.known_calls(scope):
         outer = script.parents.get(call)
         targets = outer.targets if isinstance(outer, ast.Assign) else []
@@ -440,11 +432,42 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
             name
             for item in returned
             for target in targets
-            for name in _receivers(target, item, seen)
+            if item.value is not None
+            for name in _receivers(target, item.value, at[item])
         }
         if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
             return end
     return None
+
+
+def _seen_at(values: Values, place: ast.AST, seen: Seen) -> dict[ast.AST, Seen]:
+    """What of ``seen``, and of what it is passed on to, each statement of a scope finds.
+
+    A name that is set to something else no longer counts, and what one turn of a loop leaves
+    counts in the next.
+    """
+    script, scope = values.script, values.script.scope_of(place)
+    statements = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.stmt | ast.NamedExpr)
+        and script.scope_of(node) is scope
+        and not _is_of_other_records(values, node, place)
+    ]
+    statements.sort(key=lambda node: (node.lineno, node.col_offset))
+    at: dict[ast.AST, Seen] = {}
+    told = seen
+    for node in statements * 2:
+        at[node] = at.get(node, set()) | seen
+        gained = _passed_on(node, seen) | (told if script.parents.get(place) is node else set())
+        if isinstance(node, ast.Assign) and not any(
+            isinstance(outer, ast.If | ast.Try | ast.Match)
+            for outer in _inside(script, node, scope)
+        ):
+            names = (part for target in node.targets for part in ast.walk(target))
+            seen = seen - {part.id for part in names if isinstance(part, ast.Name)}
+        seen = seen | gained
+    return at
 
 
 def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
@@ -460,14 +483,17 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
 
 
 def _measured(values: Values, scope: ast.AST, place: ast.AST) -> Seen:
-    """The calls in ``scope``, but for training, that get the model and the private loader."""
+    """The calls in ``scope``, but for training, of or with the model, on the private loader."""
     script, trains = values.script, last_name(getattr(place, "func", place))
     return {
         call
         for call in script.calls
         if script.scope_of(call) is scope
         and last_name(call.func) != trains
-        and any((last_name(item) or "").lower().endswith(MODELS) for item in call.args)
+        and any(
+            (last_name(item) or "").lower().endswith(MODELS)
+            for item in (getattr(call.func, "value", call), *call.args)
+        )
         and any(_is_private_loader(values, item, 0) for item in call.args)
     }
 

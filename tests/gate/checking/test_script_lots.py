@@ -244,11 +244,13 @@ def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: se
          "data_dependent_stop"),
         (PRIVATE + EACH + STEP + "    if accuracy(model, loader) > 0.9:\n        break\n",
          "data_dependent_stop"),
-        (PRIVATE + EACH + STEP + "    scheduler.step(accuracy(model, loader))\n",
+        (PRIVATE + EACH + STEP + "    scheduler.step(model.accuracy(loader))\n",
          "data_dependent_stop"),
         (PRIVATE + EACH + STEP + "    now = accuracy(model, loader)\n"
          "    if now > best:\n        torch.save(model.state_dict(), 'best.pt')\n",
          "data_dependent_stop"),
+        (PRIVATE + EACH + "        hits += right(x)\n" + STEP + "    train = hits / n\n"
+         "    hits = 0\n    if train > best:\n        torch.save(model)\n", "data_dependent_stop"),
         (PRIVATE + "scaler = GradScaler()\n" + EACH
          + STEP.replace("optimizer.step()", "scaler.step(optimizer)"), "skipped_lots"),
         (PRIVATE + EACH + STEP + "loss = SupConLoss()\n", "joined_records"),
@@ -282,6 +284,13 @@ def test_training_beside_the_private_objects_is_not_certified(text: str, code: s
         + "scaler = GradScaler(enabled=False)\n"
         + EACH
         + STEP.replace("optimizer.step()", "scaler.step(optimizer)"),
+        PRIVATE
+        + EACH
+        + "        hits += right(x)\n"
+        + STEP
+        + "    train = hits / n\n    hits = 0\n"
+        "    for x in val_loader:\n        hits += right(x)\n    val = hits / n\n"
+        "    if val > best:\n        torch.save(model)\n",
         PRIVATE + "nn.BatchNorm2d(3)\n" + EACH + STEP,
     ],
 )
