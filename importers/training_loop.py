@@ -40,6 +40,7 @@ LOT_STATISTICS = (
 )  # fmt: skip
 LOT_LOSSES = ("NTXentLoss", "SupConLoss", "InfoNCE", "InfoNCELoss", "BarlowTwinsLoss", "VICRegLoss")
 """Layers and losses in which the records of a lot meet, known by name."""
+TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
 HALF_PRECISION = {
     "precision": (16, "16", "16-mixed"),
     "mixed_precision": ("fp16",),
@@ -352,10 +353,11 @@ def skipping(values: Values) -> ast.AST | None:
 
     A condition is public if it names only what is bound before the loop, and counters in it.
     """
-    for node in values.script.nodes:
-        halves = HALF_PRECISION.get(getattr(node, "arg", None) or "")
-        if isinstance(node, ast.keyword) and halves and values.known(node.value) in halves:
-            return node.value
+    for call in values.script.calls:
+        named = keywords_of(call) if (last_name(call.func) or "").endswith(TRAINERS) else {}
+        for name in named.keys() & HALF_PRECISION.keys():
+            if values.known(named[name]) in HALF_PRECISION[name]:
+                return call
     scales = any(
         values.known(keywords_of(call).get("enabled")) is not False
         for call in values.script.called("GradScaler")

@@ -472,6 +472,7 @@ trainer.fit(Module(), DPLightningDataModule(data))
         ("max_epochs=3", "max_epochs=3, accumulate_grad_batches=4", {"accumulated_lots"}),
         ("max_epochs=3", "max_epochs=3, precision='16-mixed'", {"skipped_lots"}),
         ("max_epochs=3", "max_epochs=3, precision='bf16-mixed'", set()),
+        ("trainer = T", "torch.set_printoptions(precision=16)\ntrainer = T", set()),
         ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
     ],
 )
