@@ -195,11 +195,11 @@ def _of_bins(lowered: Lowered) -> Iterator[Caveat]:
         for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True)
         if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
     ]
-    kept = [
+    bins_stay = [
         phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
         for phase, part in binned
     ]
-    if sum(kept) > 1:
+    if sum(bins_stay) > 1:
         yield Caveat(
             code="bins_thrown_anew",
             message="each phase throws the records into its bins anew; a sampler that keeps "
