@@ -3,7 +3,7 @@
 - cached: ``POST /v1/certificates`` of plans that are known, beside a bare FastAPI and
   SQLAlchemy read of one row by its primary key (``bare_read.py``);
 - new: distinct plans of full batches, beside committing the rows that one certificate writes
-  (itself, its entry in the log, the request and the audit) by the same driver with the same
+  (itself, its entry in the log and the request) by the same driver with the same
   settings and as many clients, and nothing else: no reading, no keys, no triggers;
 - ``/livez``, asked a hundred times a second, while two workers account heavy plans and
   sixteen connections send new ones.
@@ -66,7 +66,6 @@ WRITTEN = {
     "certificate_facets": "1 = 1",
     "log_entries": "kind = 'certificate'",
     "requests": "1 = 1",
-    "audit": "action = 'certificate.issued'",
 }
 """The tables that a new certificate writes to, and which of their rows are such."""
 

@@ -4,7 +4,7 @@
 
     route  ->  use case  ->  accounting pool   (a killable process that runs ``certify``)
                          ->  signer            (the organisation's key, or a development key)
-                         ->  store             (one transaction: certificate, request, audit)
+                         ->  store             (one transaction: certificate, request, log)
 
 A route parses, calls one use case and returns a model. What an ε means is decided below this
 room; here it is only stored, and never changed once it is stored.

@@ -1,16 +1,16 @@
-"""The store: certificates as they were signed, who asked for them, and the audit log.
+"""The store: certificates as they were signed, and who asked for them.
 
 A certificate id has issues, numbered from 1; the latest is the current one, and is what a
 certificate of that id means wherever no issue is named.
 
 Rules it keeps:
 
-- A certificate, its entry in the log, the request that led to it and its audit entry are
-  written in one transaction, or none of them is.
+- A certificate, its entry in the log and the request that led to it are written in one
+  transaction, or none of them is.
 - What is read is what was written: ``bundle`` and ``result`` are never changed or written
   out anew.
 - Two processes that issue the same certificate at once end with one issue; the second one
-  gets the first one's, and its own request and audit entry.
+  gets the first one's, and its own request.
 - Issuing, approving and revoking one certificate happen one after the other (``hold``).
 - A certificate of a development key counts only as long as there is no other.
 """
@@ -43,7 +43,6 @@ from affidavit.service.database import hold, reader, writer
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.tables import (
-    audit,
     certificate_facets,
     certificates,
     insert_signing_key,
@@ -253,8 +252,7 @@ class CertificateStore:
                 [(item.certificate, formers.get(item.certificate.id)) for item in new],
                 key,
             )
-            issued = [(item.certificate, item.request) for item in new]
-            record_requests(connection, issued, "certificate.issued")
+            record_requests(connection, [(item.certificate, item.request) for item in new])
 
     def page(self, filters: Filters, cursor: str | None, limit: int) -> Page:
         """At most ``limit`` certificates that pass ``filters``, newest first, after ``cursor``.
@@ -398,78 +396,31 @@ def find_and_record(
         for stored, (_, request) in zip(results, requests_by_id, strict=True)
         if stored is not None
     ]
-    record_requests(connection, answered, "certificate.requested")
+    record_requests(connection, answered)
     return results
 
 
 def record_requests(
-    connection: Connection, answered: Sequence[tuple[StoredCertificate, PlanRequest]], action: str
+    connection: Connection, answered: Sequence[tuple[StoredCertificate, PlanRequest]]
 ) -> None:
-    """Record who requested each certificate and received it, with an audit entry each."""
-    if not answered:
-        return
-    rows = [_request_row(*item) for item in answered]
-    numbers = connection.execute(_REQUESTS, rows).scalars().all()
-    entries = [
+    """Record who requested each certificate and received it."""
+    rows = [
         {
-            "at": request.received_at,
-            "actor": request.requester,
-            "action": action,
-            "subject": certificate.id,
-            "details": _details(certificate, number),
+            "certificate_id": certificate.id,
+            "untrusted": certificate.untrusted,
+            "issue": certificate.issue,
+            "requester": request.requester,
+            "received_at": request.received_at,
+            "content_type": request.content_type,
+            "body": request.body,
         }
-        for (certificate, request), number in zip(answered, numbers, strict=True)
+        for certificate, request in answered
     ]
-    connection.execute(_AUDIT, entries)
+    if rows:
+        connection.execute(_REQUESTS, rows)
 
 
-_REQUESTS = insert(requests).returning(requests.c.id, sort_by_parameter_order=True)
-_AUDIT = insert(audit)
-
-
-def _request_row(certificate: StoredCertificate, request: PlanRequest) -> dict[str, Any]:
-    return {
-        "certificate_id": certificate.id,
-        "untrusted": certificate.untrusted,
-        "issue": certificate.issue,
-        "requester": request.requester,
-        "received_at": request.received_at,
-        "content_type": request.content_type,
-        "body": request.body,
-    }
-
-
-def _details(certificate: StoredCertificate, request: int) -> str:
-    details = {
-        "request": request,
-        "issue": certificate.issue,
-        "verdict": certificate.verdict,
-        "plan_digest": certificate.plan_digest,
-        "key_id": certificate.key_id,
-        "untrusted": certificate.untrusted,
-    }
-    return json.dumps(details, sort_keys=True)
-
-
-def audited(
-    connection: Connection,
-    at: datetime,
-    actor: str,
-    action: str,
-    subject: str,
-    details: Mapping[str, Any],
-) -> None:
-    """Write an audit entry about ``subject``."""
-    connection.execute(
-        insert(audit).values(
-            at=at,
-            actor=actor,
-            action=action,
-            subject=subject,
-            details=json.dumps(dict(details), sort_keys=True),
-        )
-    )
-
+_REQUESTS = insert(requests)
 
 _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
 

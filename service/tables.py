@@ -1,9 +1,9 @@
 """The tables, as the store reads and writes them.
 
 ``affidavit.migrations`` makes them in an empty database, and brings that of an earlier release up
-to date; nothing here ever creates a schema. Rows of ``certificates``, ``requests`` and ``audit``
-are written once: triggers in the database refuse to change or remove them, so that not even a
-fault in this service can rewrite what it has signed.
+to date; nothing here ever creates a schema. Rows of ``certificates`` and ``requests`` are
+written once: triggers in the database refuse to change or remove them, so that not even a fault in
+this service can rewrite what it has signed.
 
 ``certificates``
     One row per issue of a certificate id, numbered from 1; a later issue supersedes the
@@ -20,8 +20,6 @@ fault in this service can rewrite what it has signed.
     verified after its key was retired or, for a development key, forgotten.
 ``requests``
     Who asked, when, the very bytes that were asked, and which issue they were answered with.
-``audit``
-    What happened, in order.
 """
 
 from __future__ import annotations
@@ -195,17 +193,4 @@ requests = numbered(
     Column("content_type", String(255), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("requests_by_certificate", "certificate_id"),
-)
-
-audit = Table(
-    "audit",
-    metadata,
-    Column("seq", Sequence, primary_key=True),
-    Column("at", UtcDateTime, nullable=False),
-    Column("actor", String(255), nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("subject", String(255), nullable=False),
-    Column("details", Text, nullable=False),
-    CheckConstraint("seq > 0", name="audit_seq_positive"),
-    Index("audit_by_subject", "subject"),
 )

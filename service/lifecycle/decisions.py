@@ -49,7 +49,6 @@ from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
     PlanRequest,
     StoredCertificate,
-    audited,
     current,
     has_requested,
     insert_issues,
@@ -142,8 +141,6 @@ def _issue(
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
     issued = sign_approved(pending, collected, key, at)
     insert_issues(connection, [(issued, pending)], key.public.as_record())
-    details = {"envelope": issued.envelope_digest, "issue": issued.issue}
-    audited(connection, at, collected.given[-1].name, "certificate.approved", issued.id, details)
     return issued
 
 
@@ -215,7 +212,6 @@ def _insert_decision(
     connection.execute(insert(approvals).values(**_row_of(certificate), **decision, at=at))
     body = {"issue": certificate.issue, **request.model_dump()}
     append(connection, "approval", certificate.id, body, actor=actor.name, at=at)
-    audited(connection, at, actor.name, f"certificate.{request.decision}", certificate.id, body)
 
 
 def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[Approval, ...]:
@@ -290,7 +286,6 @@ def insert_revocation(
     )
     body = {"issue": certificate.issue, "envelope": certificate.envelope_digest, **why}
     append(connection, "revocation", certificate.id, body, actor=actor, at=at)
-    audited(connection, at, actor, "certificate.revoked", certificate.id, body)
 
 
 def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Revocation:

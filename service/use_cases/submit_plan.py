@@ -2,7 +2,7 @@
 
 The certificate's id follows from the plan and the rules that it comes under, before any
 accounting, so a plan that is known is answered from the store. Otherwise it is accounted in
-the pool, judged, signed, and stored together with the request and the audit entry; only then is
+the pool, judged, signed, and stored together with the request and the log's entry; only then is
 it returned. Should the rules change meanwhile, the assessment is judged by the new ones.
 Whatever the verdict, a well-formed plan gets a certificate: a signed refusal is as much a
 result as a signed guarantee. Nothing is stored when the accounting is cut off.

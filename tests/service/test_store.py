@@ -33,11 +33,11 @@ from affidavit.service.operation.database_admin import (
 )
 from affidavit.service.operation.database_admin import require_head as require
 from affidavit.service.store import CertificateStore, Filters, PlanRequest, StoredCertificate
-from affidavit.service.tables import audit, certificates, requests, signing_keys
+from affidavit.service.tables import certificates, requests, signing_keys
 from tests.service.conftest import PRAGMAS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
-TABLES = (signing_keys, certificates, requests, audit)
+TABLES = (signing_keys, certificates, requests)
 ID = "sha256:" + "0" * 64
 
 
@@ -121,7 +121,7 @@ def test_adding_it_again_keeps_the_first_and_records_the_request(
     first = certificate()
     store.add(first, KEY, REQUEST)
     assert store.add(certificate(bundle=bundle("other")), KEY, REQUEST) == (first, False)
-    expected = {"signing_keys": 1, "certificates": 1, "requests": 2, "audit": 2}
+    expected = {"signing_keys": 1, "certificates": 1, "requests": 2}
     assert counts(engine) == expected
 
 
@@ -142,7 +142,7 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
             item.dispose()
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
     assert len({stored.bundle for stored, _ in outcomes}) == 1
-    assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8, "audit": 8}
+    assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8}
 
 
 def test_first_certificates_of_one_key_that_race_are_all_kept(
@@ -163,7 +163,7 @@ def test_first_certificates_of_one_key_that_race_are_all_kept(
     finally:
         for item in engines:
             item.dispose()
-    assert counts(engine) == {"signing_keys": 1, "certificates": 8, "requests": 8, "audit": 8}
+    assert counts(engine) == {"signing_keys": 1, "certificates": 8, "requests": 8}
 
 
 def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
@@ -176,9 +176,9 @@ def test_a_trusted_certificate_counts_before_an_untrusted_one(store: Certificate
     assert store.find(unsure.id) == sure
 
 
-def test_a_failure_at_the_audit_row_leaves_nothing(store: CertificateStore, engine: Engine) -> None:
+def test_a_failure_at_the_last_row_leaves_nothing(store: CertificateStore, engine: Engine) -> None:
     def fail(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if statement.startswith("INSERT INTO audit"):
+        if statement.startswith("INSERT INTO requests"):
             raise RuntimeError("the plug was pulled")
 
     event.listen(engine, "before_cursor_execute", fail)
@@ -288,12 +288,12 @@ def test_replication_mode_does_not_switch_the_triggers_off(
     replica = engine.connect()
     replica.execute(text("SET session_replication_role = replica"))
     replica.commit()
-    for statement in ("DELETE FROM audit", "TRUNCATE audit"):
+    for statement in ("DELETE FROM requests", "TRUNCATE requests"):
         with pytest.raises(DatabaseError, match="append-only"):
             replica.execute(text(statement))
         replica.rollback()
     replica.close()
-    assert counts(engine)["audit"] == 1
+    assert counts(engine)["requests"] == 1
     engine.dispose()
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, select
 from affidavit.certificate import KeyStore, PublicKey, verify
 from affidavit.plan import parse_plan
 from affidavit.service.settings import Settings
-from affidavit.service.tables import audit, certificates, requests
+from affidavit.service.tables import certificates, requests
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -46,7 +46,7 @@ def rows(settings: Settings) -> Iterator[Callable[[Any], list[Any]]]:
     engine.dispose()
 
 
-def test_a_new_plan_is_certified_with_201_and_kept_with_request_and_audit(
+def test_a_new_plan_is_certified_with_201_and_kept_with_its_request(
     client: TestClient, plan: Plan, post: Post, rows: Any
 ) -> None:
     raw = json.dumps(plan()).encode()
@@ -70,9 +70,7 @@ def test_a_new_plan_is_certified_with_201_and_kept_with_request_and_audit(
     (requested,) = rows(requests)
     assert (requested["body"], requested["content_type"]) == (raw, "application/json")
     assert requested["requester"] == "anonymous@loopback"
-    (entry,) = rows(audit)
-    assert (entry["action"], entry["subject"]) == ("certificate.issued", identity)
-    assert json.loads(entry["details"])["request"] == requested["id"]
+    assert (requested["certificate_id"], requested["issue"]) == (identity, 1)
 
 
 def test_a_known_plan_is_answered_with_200_and_the_same_bytes(
@@ -84,10 +82,6 @@ def test_a_known_plan_is_answered_with_200_and_the_same_bytes(
     assert second.headers["location"] == first.headers["location"]
     assert len(rows(certificates)) == 1
     assert len(rows(requests)) == 2
-    assert [entry["action"] for entry in rows(audit)] == [
-        "certificate.issued",
-        "certificate.requested",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +158,7 @@ def test_requests_for_one_plan_at_once_are_accounted_once(
     assert sorted(answer.status_code for answer in answers) == [200] * 11 + [201]
     assert len({answer.content for answer in answers}) == 1
     assert len(calls) == 1
-    assert (len(rows(certificates)), len(rows(requests)), len(rows(audit))) == (1, 12, 12)
+    assert (len(rows(certificates)), len(rows(requests))) == (1, 12)
 
 
 @pytest.mark.parametrize(
