@@ -71,14 +71,14 @@ def _migrate() -> None:
     upgrade(settings.database_url)
     if settings.app_role is not None:
         grant_application(settings.database_url, settings.app_role)
-    print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
+    typer.echo(f"The schema is at revision {head()}.")
 
 
 @commands.command("backup")
 def _backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> None:
     """Back up the embedded database to a new file while the service keeps running."""
     size = back_up(Settings.from_environment().database_url, file)
-    print(f"{file} holds {size} bytes.")  # noqa: T201  # what was asked for
+    typer.echo(f"{file} holds {size} bytes.")
 
 
 commands.add_typer(tokens, name="tokens")
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"affidavit: {message}", file=sys.stderr)  # noqa: T201  # a command's own words
+    typer.echo(f"affidavit: {message}", err=True)
     return code
 
 

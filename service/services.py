@@ -34,7 +34,7 @@ from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.operation.database_admin import head
-from affidavit.service.operation.readiness import LogWatch, SafetyWatch
+from affidavit.service.operation.readiness import LogWatch, Readiness, SafetyWatch, check_readiness
 from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
@@ -47,7 +47,7 @@ from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.certifications import Certifications
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
-from affidavit.service.use_cases.preview_plan import DocumentReader, PreviewPlan
+from affidavit.service.use_cases.preview_plan import PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 
@@ -100,7 +100,6 @@ class Services:
         self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
-        self.read_document = DocumentReader(self.pool)
         self.runs = RunService(
             run_queue,
             self.ledger_store,
@@ -135,6 +134,11 @@ class Services:
         """
         records = [*self.store.keys(), *self.keyring.public_records()]
         return list({record["key_id"]: record for record in records}.values())
+
+    def readiness(self) -> Readiness:
+        """Whether the application can do its work now."""
+        suspended = self.safety.reasons()
+        return check_readiness(self.engine, self.head, self.keyring, suspended, self.log_watch)
 
     def close(self) -> None:
         """Stop the log's threads and the accounting, and let go of the database."""

@@ -197,8 +197,8 @@ def require_serves(actor: Actor, *, queue: str | None = None, dataset: str | Non
 async def _ended(services: Services, caller: Caller) -> None:
     leave_turn()
     services.rate_limiter.end(caller.counted_as)
-    if services.authenticator.use_is_due(caller):
-        await run_in_threadpool(services.authenticator.write_use, caller)
+    if caller.token_id is not None and services.tokens.use_is_due(caller.token_id):
+        await run_in_threadpool(services.tokens.write_use, caller.token_id, services.clock.now())
 
 
 async def _caller(services: Services, request: Request) -> Caller:

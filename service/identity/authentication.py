@@ -127,15 +127,6 @@ class Authenticator:
         """What an operator should know of who is let in."""
         return [WITHOUT_TOKENS] if self.open_to_this_machine() else []
 
-    def use_is_due(self, caller: Caller) -> bool:
-        """Whether it is time to write down that the caller's token was used."""
-        return caller.token_id is not None and self._tokens.use_is_due(caller.token_id)
-
-    def write_use(self, caller: Caller) -> None:
-        """Write it down."""
-        if caller.token_id is not None:
-            self._tokens.write_use(caller.token_id, self._now())
-
     def announce(self) -> None:
         """Say in the log when no token is asked for."""
         for warning in self.warnings():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -74,15 +73,15 @@ def _new(
             datasets=dataset or (),
         )
     if as_json:
-        _say(json.dumps({**_record(token), "token": text.text}))
+        typer.echo(json.dumps({**_record(token), "token": text.text}))
         return
     # The token alone on standard output, so that it can be piped to where it is kept.
-    print(  # noqa: T201  # what was asked for
+    typer.echo(
         f"token {token.id} for {token.name} ({', '.join(token.scopes)}), valid until "
         f"{token.expires_at:%Y-%m-%d}. It is shown this once:",
-        file=sys.stderr,
+        err=True,
     )
-    _say(text.text)
+    typer.echo(text.text)
 
 
 @tokens.command("list")
@@ -91,14 +90,15 @@ def _list(as_json: JsonOption = False) -> None:
     with _repository() as (store, now):
         listed = store.all()
     if as_json:
-        _say(json.dumps({"tokens": [_record(token) for token in listed]}))
+        typer.echo(json.dumps({"tokens": [_record(token) for token in listed]}))
         return
     for token in listed:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
-        _say(f"{token.id}  {token.name}  {scopes}  {_state(token, now)}  {used}{_whose(token)}")
+        state, whose = _state(token, now), _whose(token)
+        typer.echo(f"{token.id}  {token.name}  {scopes}  {state}  {used}{whose}")
     if not listed:
-        print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
+        typer.echo("No tokens yet; run `affidavit tokens new`.", err=True)
 
 
 @tokens.command("revoke")
@@ -109,7 +109,7 @@ def _revoke(
     """Revoke a token immediately."""
     with _repository() as (store, now):
         revoked = store.revoke(token_id, reason, by=operator(), at=now)
-    _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
+    typer.echo(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
 
 
 @contextmanager
@@ -162,7 +162,3 @@ def _record(token: Token) -> dict[str, Any]:
 
 def _instant(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat().replace("+00:00", "Z")
-
-
-def _say(line: str) -> None:
-    print(line)  # noqa: T201  # what was asked for

@@ -20,7 +20,6 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -91,14 +90,6 @@ class DecisionForbidden(DecisionRefused):
 # ---- Approve or reject ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalResult:
-    """The current issue after a decision, and whether the decision issued it."""
-
-    certificate: StoredCertificate
-    issued: bool
-
-
 def approve(
     engine: Engine,
     keyring: Keyring,
@@ -106,13 +97,14 @@ def approve(
     request: DecisionRequest,
     actor: Actor,
     at: datetime,
-) -> ApprovalResult | None:
-    """Store the decision of ``actor``; None if there is no such certificate.
+) -> tuple[StoredCertificate, bool] | None:
+    """The current issue after the decision of ``actor``, and whether that issued it.
 
-    Raises ``DecisionRefused``, and ``KeyFailure`` if nothing can be signed.
+    None if there is no such certificate. Raises ``DecisionRefused``, and ``KeyFailure`` if nothing
+    can be signed.
     """
 
-    def work(connection: Connection) -> ApprovalResult | None:
+    def work(connection: Connection) -> tuple[StoredCertificate, bool] | None:
         hold(connection, certificate_id)
         certificate = current(connection, certificate_id)
         if certificate is None:
@@ -123,7 +115,7 @@ def approve(
         if request.decision == "approve":
             issued = _issue(connection, keyring, certificate, at)
         latest = issued or current(connection, certificate_id) or certificate
-        return ApprovalResult(latest, issued is not None)
+        return latest, issued is not None
 
     return write(engine, work)
 

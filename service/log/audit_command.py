@@ -7,7 +7,6 @@ codes: 0 no findings, 1 findings, 2 incorrect use, 3 the database cannot be reac
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -90,7 +89,7 @@ def _verifier_key() -> None:
         newest = last_checkpoint(connection)
     if newest is None:
         raise AuditCommandError("the log has no checkpoint yet, and so no origin.")
-    _print(str(note_key(newest.checkpoint.origin, newest.key)))
+    typer.echo(str(note_key(newest.checkpoint.origin, newest.key)))
 
 
 @contextmanager
@@ -121,7 +120,7 @@ def _compare(connection: Connection, external: Sequence[Checkpoint], *, as_json:
         last = None  # reported among the findings
     size = 0 if last is None else last.checkpoint.size
     if as_json:
-        _print(
+        typer.echo(
             json.dumps(
                 {
                     "consistent": not findings,
@@ -141,20 +140,20 @@ def _print_findings(
     findings: Sequence[AuditFinding], size: int, pending: int, external: int
 ) -> None:
     for finding in findings[:SHOWN]:
-        _print(f"{finding.code}  {finding.where}: {finding.message}")
+        typer.echo(f"{finding.code}  {finding.where}: {finding.message}")
     if len(findings) > SHOWN:
-        _print(f"... and {len(findings) - SHOWN} more; --json prints them all.")
+        typer.echo(f"... and {len(findings) - SHOWN} more; --json prints them all.")
     if findings:
-        _print(f"The log and the database differ: {len(findings)} findings.")
+        typer.echo(f"The log and the database differ: {len(findings)} findings.")
         return
-    _print(f"Verified {size} entries: the log and the database agree; {pending} pending.")
+    typer.echo(f"Verified {size} entries: the log and the database agree; {pending} pending.")
     if external == 0:
-        _print(
+        typer.echo(
             "No external checkpoint was given (--checkpoint FILE): whoever owns the database "
             "and holds the signing key could have rewritten both."
         )
     else:
-        _print(f"The log extends all {external} external checkpoints.")
+        typer.echo(f"The log extends all {external} external checkpoints.")
 
 
 def _export(connection: Connection, path: Path, authority: str | None) -> int:
@@ -167,7 +166,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
         if previous is not None:
             require_superset(connection, previous, newest.checkpoint)
     except LogDamaged as damage:
-        _print(f"{damage}; {path} was not changed.")
+        typer.echo(f"{damage}; {path} was not changed.")
         return INCONSISTENT
     # The timestamp first: an old one must not lie beside a new checkpoint.
     note = newest.note.encode()
@@ -176,7 +175,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
     if reply is not None:
         _timestamp_path(path).write_bytes(reply)
         Cosignatures(connection.engine).keep_timestamp(newest.note, reply)
-    _print(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
+    typer.echo(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
     return 0
 
 
@@ -188,7 +187,7 @@ def _require_timestamp(path: Path, roots: Path) -> None:
         raise AuditCommandError(f"{error.filename} cannot be read: {error.strerror}.") from None
     except BadTimestamp as error:
         raise AuditCommandError(f"{path}: {error}.") from None
-    print(f"{path} was timestamped at {at:%Y-%m-%dT%H:%M:%SZ}.", file=sys.stderr)  # noqa: T201
+    typer.echo(f"{path} was timestamped at {at:%Y-%m-%dT%H:%M:%SZ}.", err=True)
 
 
 def _timestamp_path(path: Path) -> Path:
@@ -218,7 +217,3 @@ def _public_keys(connection: Connection, settings: Settings) -> Iterable[PublicK
     with suppress(KeyFailure):  # an auditor's machine has none
         records += Keyring(settings.key_directory, settings.halves).public_records()
     return [PublicKey.from_record(record) for record in records]
-
-
-def _print(text: str) -> None:
-    print(text)  # noqa: T201  # the command's output

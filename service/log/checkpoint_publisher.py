@@ -27,7 +27,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
@@ -59,23 +58,6 @@ log = logging.getLogger("affidavit.service.log")
 
 class PublishError(Exception):
     """A checkpoint could not be delivered; it is retried."""
-
-
-class Destination(Protocol):
-    """A place outside the database."""
-
-    @property
-    def name(self) -> str:
-        """The name in the service's log."""
-        ...
-
-    def last(self) -> Checkpoint | None:
-        """The checkpoint that is there; None if there is none or it cannot be read back."""
-        ...
-
-    def send(self, stored: StoredCheckpoint) -> None:
-        """Deliver a checkpoint; raises ``PublishError``."""
-        ...
 
 
 class FileDestination:
@@ -178,6 +160,9 @@ class WitnessDestination(UrlDestination):
                 raise PublishError(str(error)) from None
         lines = "".join(f"{encode_base64(hash_)}\n" for hash_ in hashes)
         return f"old {self._size}\n{lines}\n{stored.note}"
+
+
+Destination = FileDestination | UrlDestination
 
 
 def destinations(

@@ -106,15 +106,6 @@ def head() -> str:
     return revision
 
 
-def current(url: str) -> str | None:
-    """The revision of the database at ``url``, or None when it has no schema."""
-    engine = open_engine(url)
-    try:
-        return revision_of(engine)
-    finally:
-        engine.dispose()
-
-
 def revision_of(engine: Engine) -> str | None:
     """The revision of the database behind ``engine``."""
     if is_missing_file(engine.url):

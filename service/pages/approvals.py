@@ -171,7 +171,7 @@ def decide(
     else:
         if result is None:
             raise no_such(certificate_id)
-        done = "issued" if result.issued else "approved"
+        done = "issued" if result[1] else "approved"
         if decision.decision == "reject":
             done = "rejected"
         return see_other(f"/approvals/{certificate_id}", done=done)

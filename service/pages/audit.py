@@ -23,7 +23,7 @@ from typing import Annotated, Any, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection, Select, func, select
 
 from affidavit.certificate import PublicKey
@@ -46,6 +46,7 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     verify_range,
 )
+from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import Auditor
 from affidavit.service.pages.response import (
     Rows,
@@ -168,10 +169,8 @@ Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
 
 
-class AuditQuery(BaseModel):
+class AuditQuery(QueryModel):
     """The parameters of ``/audit``; an empty field is the same as none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Text = ""
     subject: Text = ""

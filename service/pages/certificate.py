@@ -28,7 +28,6 @@ from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate
-from affidavit.service.use_cases.draw_certificate import Charts
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300
@@ -58,7 +57,8 @@ async def certificate(
 ) -> Response:
     """One certificate; charts that are not drawn yet are images that load by themselves."""
     _stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = dict(_named(services.draw_certificate.charts_in_memory(view.id, view.steps_run)))
+    in_memory = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
+    charts = {} if in_memory is None else in_memory.charts
     drawn = {
         f"{name.replace('-', '_')}_svg": figure_of(charts[name], width=WIDTH, height=HEIGHT)
         if name in charts
@@ -81,7 +81,7 @@ async def chart(
 ) -> Response:
     """One chart as a file, drawn on request."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = dict(_named(await services.draw_certificate.charts(stored, view.steps_run)))
+    charts = (await services.draw_certificate.charts(stored, view.steps_run)).charts
     if name not in charts:
         raise Problem(404, "no_chart", "this certificate has no such chart.")
     return chart_response(request, charts[name], width=WIDTH, height=HEIGHT)
@@ -91,10 +91,10 @@ async def chart(
 async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The page to print, file and pass on; the signed bundle is what proves it."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = None
+    drawings: list[Chart] = []
     if view.guarantee is not None:
-        charts = await services.draw_certificate.charts(stored, view.steps_run)
-    drawings = [drawing for _, drawing in _named(charts)]
+        drawn = await services.draw_certificate.charts(stored, view.steps_run)
+        drawings = [*drawn.charts.values()]
     content = await run_in_threadpool(_board_pdf, view, drawings, services.clock.now())
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
 
@@ -199,7 +199,3 @@ def _correction(corrected: dict[str, Any] | None) -> str | None:
 def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, CertificateView]:
     stored = find_certificate(services, certificate_id)
     return stored, certificate_view(services, stored, services.clock.now())
-
-
-def _named(charts: Charts | None) -> tuple[tuple[str, Chart], ...]:
-    return () if charts is None else charts.charts

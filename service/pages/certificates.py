@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -50,6 +50,7 @@ from affidavit.service.lifecycle.status import (
     revocations,
     status_at,
 )
+from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
@@ -99,10 +100,8 @@ EMPTY = BeforeValidator(lambda value: None if value == "" else value)
 """An empty field of a form is None."""
 
 
-class CertificateSearch(BaseModel):
+class CertificateSearch(QueryModel):
     """The parameters of the page; an unknown one is refused, not ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     q: Annotated[str | None, Field(max_length=128), EMPTY] = None
     dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None

@@ -145,7 +145,7 @@ async def profiles(request: Request, _: Reader, services: TheServices, also: Ids
     """The privacy profiles of certificates in one chart, as a file."""
     stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in also if id_]
     drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
-    profiles = [dict(charts.charts).get("profile") for charts in drawn]
+    profiles = [charts.charts.get("profile") for charts in drawn]
     labels = _labels([each.name for each in stored])
     known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
     if not known:

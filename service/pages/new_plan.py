@@ -226,7 +226,7 @@ async def _read(request: Request, services: Services, form: PlanForm, text: str)
     """The form filled in from a document; the document again with what it lacks."""
     view = _asking(request, form, text)
     try:
-        read = await services.read_document(text, form.document)
+        read = await services.preview_plan.read(text, form.document)
     except MalformedPlan as error:
         read = ReadDocument(reasons=error.reasons)
     except AccountingUnavailable as error:

@@ -22,7 +22,6 @@ from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import StoredLedger, reservations
 from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
-from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting
 from affidavit.service.pages.audit import CheckpointView, checkpoint_of
@@ -124,17 +123,11 @@ class Overview:
 @page(router, "/")
 def overview(request: Request, actor: Anyone, services: TheServices) -> Response:
     """What needs attention, as far as ``actor`` may see it."""
-    ready = check_readiness(
-        services.engine,
-        services.head,
-        services.keyring,
-        services.safety.reasons(),
-        services.log_watch,
-    )
+    reasons = services.readiness().reasons
     rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
         now = services.clock.now()
-        view = overview_view(connection, rules, actor, ready.reasons, now)
+        view = overview_view(connection, rules, actor, reasons, now)
         drawn = {"spending": spending_chart(connection, now)}
     if actor.may(Scope.ADMIN):
         view = replace(view, proposals=services.second_person.waiting(actor, now)[:FEW])

@@ -15,11 +15,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import PolicyReader, page_actor
 from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
@@ -178,10 +179,8 @@ Simulator = Annotated[Actor, page_actor(Scope.AUDIT, Scope.ADMIN)]
 Text = Annotated[str, Field(max_length=64)]
 
 
-class DraftQuery(BaseModel):
+class DraftQuery(QueryModel):
     """A policy and rules of its next version; an unknown rule is refused, not left as it is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: Text = ""
     epsilon_cap: Text = ""

@@ -373,7 +373,7 @@ async def steps_chart(
     steps = rounded_up(run.steps, run.certified_steps) if charged is None else charged
     stored = await run_in_threadpool(find_certificate, services, run.certificate_id)
     drawn = await services.draw_certificate.charts(stored, steps or None)
-    chart = dict(drawn.charts).get("steps")
+    chart = drawn.charts.get("steps")
     if chart is None:
         raise Problem(404, "no_chart", "this run's certificate has no privacy curve.")
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +76,8 @@ began, and acts in that of ``team``.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NewSession:
-    """A new session: the cookie's value, and when it ends at the latest."""
-
-    cookie: str
-    expires_at: datetime
+NewSession = tuple[str, datetime]
+"""A new session: the cookie's value, and when it ends at the latest."""
 
 
 class Sessions:
@@ -115,7 +110,7 @@ class Sessions:
                     expires_at=ends,
                 )
             )
-        return NewSession(cookie, ends)
+        return cookie, ends
 
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
         """Who is signed in with ``cookie``; None if nobody is."""
@@ -142,7 +137,7 @@ class Sessions:
                 return None
             values = {**row, "digest": _digest(new), "team": team}
             connection.execute(insert(sessions).values(values))
-            return NewSession(new, row["expires_at"])
+            return new, row["expires_at"]
 
     def end(self, cookie: str) -> None:
         """Sign out."""

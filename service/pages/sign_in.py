@@ -101,7 +101,7 @@ def switch_team(
             403, "not_permitted", "you are not in that team; choose one that the page lists."
         )
     response = see_other("/")
-    sessions.write_cookie(request, response, sessions.SESSION, session.cookie, session.expires_at)
+    sessions.write_cookie(request, response, sessions.SESSION, *session)
     return response
 
 
@@ -155,7 +155,7 @@ def _begin(request: Request, services: Services, caller: Caller, to: str) -> Res
         services.sessions.end(old)
     session = services.sessions.begin(caller, at=services.clock.now())
     response = see_other(to)
-    sessions.write_cookie(request, response, sessions.SESSION, session.cookie, session.expires_at)
+    sessions.write_cookie(request, response, sessions.SESSION, *session)
     sessions.delete_cookie(request, response, sessions.FORM)
     return response
 

@@ -308,9 +308,8 @@ def approve_certificate(
     result = approve(services.engine, services.keyring, *about)
     if result is None:
         raise no_such(certificate_id)
-    return Response(
-        result_document(result.certificate), 201, _location(result.certificate), media_type=JSON
-    )
+    issue, _ = result
+    return Response(result_document(issue), 201, _location(issue), media_type=JSON)
 
 
 @router.post(

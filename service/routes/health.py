@@ -12,7 +12,6 @@ from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Scope
 from affidavit.service.models import ProblemReason
 from affidavit.service.openapi import problems
-from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
 
@@ -63,13 +62,7 @@ async def livez() -> Alive:
 )
 def readyz(services: TheServices) -> Ready:
     """Checks the database, the schema, the signing key and the audit log."""
-    readiness = check_readiness(
-        services.engine,
-        services.head,
-        services.keyring,
-        services.safety.reasons(),
-        services.log_watch,
-    )
+    readiness = services.readiness()
     if readiness.reasons or readiness.key is None:
         raise Problem(503, "not_ready", str(readiness.reasons[0]), *readiness.reasons)
     return Ready(

@@ -8,6 +8,7 @@ pool, under the same time limit as a certificate; the latest results are kept in
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from affidavit.accountants import AccountantError
@@ -46,7 +47,7 @@ class CurvesText:
 class Charts:
     """What is drawn, or the reasons why nothing is; each chart by its name."""
 
-    charts: tuple[tuple[str, Chart], ...]
+    charts: Mapping[str, Chart]
     reasons: tuple[Reason, ...] = ()
 
 
@@ -113,19 +114,21 @@ def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
 def curve_charts_of(plan: Plan) -> Charts:
     """In the pool: the privacy profile and the trade-off function of ``plan``."""
     result = curves(plan)
-    return Charts((), result.reasons) if isinstance(result, Assessment) else _curve_charts(result)
+    if isinstance(result, Assessment):
+        return Charts({}, result.reasons)
+    return Charts(_curve_charts(result))
 
 
-def _curve_charts(result: Curves) -> Charts:
-    return Charts((("profile", profile_chart(result)), ("trade-off", trade_off_chart(result))))
+def _curve_charts(result: Curves) -> dict[str, Chart]:
+    return {"profile": profile_chart(result), "trade-off": trade_off_chart(result)}
 
 
 def charts_of(plan: Plan, steps_run: int | None) -> Charts:
     """In the pool: the charts of ``plan``, with ε over the steps."""
     result = curves(plan)
     if isinstance(result, Assessment):
-        return Charts((), result.reasons)
-    charts = [*_curve_charts(result).charts]
+        return Charts({}, result.reasons)
+    charts = _curve_charts(result)
     epsilon = result.assessment.epsilon
     also = () if steps_run is None else (steps_run,)
     try:
@@ -133,6 +136,7 @@ def charts_of(plan: Plan, steps_run: int | None) -> Charts:
     except AccountantError:
         spent = ()
     if spent and epsilon is not None:
-        chart = spending_chart(spent, certified=epsilon.upper, delta=result.delta, run=steps_run)
-        charts.append(("steps", chart))
-    return Charts(tuple(charts))
+        charts["steps"] = spending_chart(
+            spent, certified=epsilon.upper, delta=result.delta, run=steps_run
+        )
+    return Charts(charts)

@@ -93,6 +93,15 @@ class PreviewPlan:
             max_results=MAX_RESULTS, max_waiting=MAX_WAITING
         )
 
+    async def read(self, text: str, entered: Mapping[str, Any]) -> ReadDocument:
+        """``text`` as a plan, completed with the fields ``entered``.
+
+        Raises ``AccountingUnavailable``.
+        """
+        if len(text) > LONGEST:
+            return _refused("too_large", f"it is longer than {LONGEST:,} characters.")
+        return await self._pool.run(read_document, text, entered)
+
     async def assess(self, plan: Plan, requester: str, team: str = DEFAULT) -> Preview:
         """What ``requester`` would get for ``plan`` now, in that team.
 
@@ -122,7 +131,7 @@ class PreviewPlan:
         )
         if not drawn.charts:
             raise NoCurve(drawn.reasons)
-        return tuple(chart for _, chart in drawn.charts)
+        return tuple(drawn.charts.values())
 
     async def noise_points(self, plan: Plan) -> tuple[NoisePoint, ...]:
         """ε of ``plan`` with less and more noise, by rising noise; empty where it has no one noise.
@@ -233,22 +242,6 @@ class ReadDocument:
     reasons: tuple[Reason, ...] = ()
     assumed: tuple[str, ...] = ()
     broken: tuple[tuple[str, str], ...] = ()
-
-
-class DocumentReader:
-    """The use case, with the pool it works in."""
-
-    def __init__(self, pool: AccountingPool) -> None:
-        self._pool = pool
-
-    async def __call__(self, text: str, entered: Mapping[str, Any]) -> ReadDocument:
-        """``text`` as a plan, completed with the fields ``entered``.
-
-        Raises ``AccountingUnavailable``.
-        """
-        if len(text) > LONGEST:
-            return _refused("too_large", f"it is longer than {LONGEST:,} characters.")
-        return await self._pool.run(read_document, text, entered)
 
 
 def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from affidavit.plan import as_document, digest, parse_plan, plan_from
 from affidavit.service.pages.plan_form import PlanForm, parse
-from affidavit.service.use_cases.preview_plan import LONGEST, DocumentReader, read_document
+from affidavit.service.use_cases.preview_plan import LONGEST, PreviewPlan, read_document
 
 SCRIPT = """
 from opacus import PrivacyEngine
@@ -95,6 +96,6 @@ def test_anything_else_is_refused_with_what_to_do(text: str) -> None:
 
 
 def test_a_longer_text_is_not_read_at_all() -> None:
-    reader = DocumentReader(None)  # type: ignore[arg-type]
-    read = asyncio.run(reader("x" * (LONGEST + 1), {}))  # type: ignore[arg-type]
+    preview: Any = PreviewPlan.read
+    read = asyncio.run(preview(None, "x" * (LONGEST + 1), {}))
     assert read.reasons[0].code == "too_large"
