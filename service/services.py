@@ -90,7 +90,7 @@ class Services:
         engine, admission = engine_of(settings.dispatch, settings.job), None
         if isinstance(engine, KubernetesJobs):
             judge = judge_by(self.engine, KeyStore(settings.key_directory))
-            admission = AdmissionCheck(engine.api, engine.namespace, judge)
+            admission = AdmissionCheck(engine.client, engine.namespace, judge)
         self.dispatcher = Dispatcher(self.engine, engine, self.clock.now, admission)
         self.submit_plan = SubmitPlan(
             self.store, self.pool, self.keyring, self.policies, self.ledger.position

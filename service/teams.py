@@ -42,16 +42,10 @@ TEAM: ContextVar[str | None] = ContextVar("affidavit_team", default=None)
 _ME = "{me}"
 
 
-def _of_certificate(table: str) -> str:
+def _of(parent: str, key: str, value: str) -> str:
+    """Of rows whose ``value`` is the ``key`` of something that belongs to a team."""
     return (
-        f"EXISTS (SELECT 1 FROM certificates AS subject WHERE subject.id = {table}.certificate_id"
-        f" AND subject.team = {_ME})"
-    )
-
-
-def _of_run(table: str) -> str:
-    return (
-        f"EXISTS (SELECT 1 FROM runs AS subject WHERE subject.id = {table}.run_id"
+        f"EXISTS (SELECT 1 FROM {parent} AS subject WHERE subject.{key} = {value}"
         f" AND subject.team = {_ME})"
     )
 
@@ -80,14 +74,14 @@ def _of_ledger(table: str) -> str:
 RULES = {
     **{name: f"{name}.team = {_ME}" for name in ("certificates", "runs", "waivers")},
     **{
-        name: _of_certificate(name)
+        name: _of("certificates", "id", f"{name}.certificate_id")
         for name in ("certificate_facets", "requests", "approvals", "revocations", "waiver_uses")
     },
-    **{name: _of_run(name) for name in ("run_events", "run_leases", "run_records")},
-    "waiver_revocations": (
-        "EXISTS (SELECT 1 FROM waivers AS subject"
-        f" WHERE subject.waiver_id = waiver_revocations.waiver_id AND subject.team = {_ME})"
-    ),
+    **{
+        name: _of("runs", "id", f"{name}.run_id")
+        for name in ("run_events", "run_leases", "run_records")
+    },
+    "waiver_revocations": _of("waivers", "waiver_id", "waiver_revocations.waiver_id"),
     "ledgers": _ledger("ledgers"),
     "reservations": _of_ledger("reservations"),
     "ledger_events": _of_ledger("ledger_events"),

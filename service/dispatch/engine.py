@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import httpx
 
@@ -34,6 +34,22 @@ class JobRefused(EngineUnavailable):
 
 class UnknownEngine(ValueError):
     """``AFFIDAVIT_DISPATCH`` names no engine; the text says what to give."""
+
+
+def ask(
+    client: httpx.Client, method: str, url: str, *, same: Collection[int] = (), **sent: Any
+) -> Any:
+    """The JSON that an engine answers; an empty object with a status in ``same`` as success.
+
+    Raises ``JobRefused`` and ``EngineUnavailable``.
+    """
+    try:
+        answer = client.request(method, url, **sent)
+        return {} if answer.status_code in same else answer.raise_for_status().json()
+    except httpx.HTTPStatusError as error:
+        raise JobRefused.by(error.response) from None
+    except (httpx.HTTPError, ValueError, OSError) as error:
+        raise EngineUnavailable(f"{method} {url}: {error}") from None
 
 
 @contextmanager
@@ -82,16 +98,12 @@ class Engine(Protocol):
 
     def jobs(self) -> Mapping[str, JobState]:
         """The jobs that it knows whose ids have our prefix; it may forget those that ended."""
-        ...
 
     def submit(self, job: Job) -> None:
         """Submit a job; nothing happens if one of that id exists."""
-        ...
 
     def cancel(self, job_id: str) -> None:
         """End a job, as a signal would; nothing happens if it has ended or is unknown."""
-        ...
 
     def page(self, job_id: str) -> str | None:
         """A URL of the engine's dashboard about a job."""
-        ...

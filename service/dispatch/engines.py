@@ -38,6 +38,7 @@ from affidavit.service.dispatch.engine import (
     JobRefused,
     JobState,
     UnknownEngine,
+    ask,
 )
 
 MIB = 1024 * 1024
@@ -58,12 +59,12 @@ class RayJobs:
 
     def __init__(self, address: str, command: str, client: httpx.Client | None = None) -> None:
         self._client = client or httpx.Client(timeout=30)
-        self._address = address
+        self._address, self._jobs = address, f"{address}/api/jobs/"
         self._command = shlex.split(command)
 
     def jobs(self) -> Mapping[str, JobState]:
         """The jobs of the cluster, which a new head forgets; raises ``EngineUnavailable``."""
-        listed = self._answer("GET", "/api/jobs/")
+        listed = ask(self._client, "GET", self._jobs)
         if not isinstance(listed, list):
             raise EngineUnavailable(f"{self._address} listed no jobs")
         entries = [entry for entry in listed if isinstance(entry, dict)]
@@ -87,30 +88,19 @@ class RayJobs:
         if job.memory:
             body["entrypoint_memory"] = job.memory * MIB
         try:
-            self._answer("POST", "/api/jobs/", body)
+            ask(self._client, "POST", self._jobs, json=body)
         except EngineUnavailable:
             if job.id not in self.jobs():
                 raise
 
     def cancel(self, job_id: str) -> None:
         """Stop the job: SIGTERM, and SIGKILL some seconds later."""
-        self._answer("POST", f"/api/jobs/{job_id}/stop", unknown=httpx.codes.NOT_FOUND)
+        unknown = (httpx.codes.NOT_FOUND,)
+        ask(self._client, "POST", f"{self._jobs}{job_id}/stop", same=unknown)
 
     def page(self, job_id: str) -> str:
         """The job in Ray's dashboard."""
         return f"{self._address}/#/jobs/{job_id}"
-
-    def _answer(self, method: str, path: str, body: Any = None, unknown: int | None = None) -> Any:
-        try:
-            answer = self._client.request(method, self._address + path, json=body)
-            if answer.status_code == unknown:
-                return None
-            answer.raise_for_status()
-            return answer.json()
-        except httpx.HTTPStatusError as error:
-            raise JobRefused.by(error.response) from None
-        except (httpx.HTTPError, ValueError) as error:
-            raise EngineUnavailable(f"{method} {self._address}{path}: {error}") from None
 
 
 COMMAND_SECONDS = 60

@@ -21,7 +21,7 @@ References: Kueue, "Admission Check"; kueue.x-k8s.io/v1beta1, AdmissionCheck and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,11 +36,10 @@ from affidavit.service.database import reader
 from affidavit.service.dispatch.engine import (
     JOB,
     PREFIX,
-    EngineUnavailable,
     Job,
-    JobRefused,
     JobState,
     UnknownEngine,
+    ask,
     job_id_of,
     others_go_on,
 )
@@ -56,30 +55,11 @@ KUEUE = "kueue.x-k8s.io/queue-name"
 OURS = "affidavit.run"
 
 
-class KubernetesApi:
-    """The cluster's API server."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
-
-    def answer(self, method: str, path: str, *, same: Collection[int] = (), **sent: Any) -> Any:
-        """What is answered, with success or a status in ``same``; raises ``EngineUnavailable``."""
-        try:
-            answer = self._client.request(method, path, **sent)
-            if answer.status_code not in same:
-                answer.raise_for_status()
-            return answer.json()
-        except httpx.HTTPStatusError as error:
-            raise JobRefused.by(error.response) from None
-        except (httpx.HTTPError, ValueError, OSError) as error:
-            raise EngineUnavailable(f"{method} {path}: {error}") from None
-
-
 class KubernetesJobs:
     """The Jobs of a namespace; ``manifest`` is what each is made from."""
 
     def __init__(self, client: httpx.Client, namespace: str, manifest: Mapping[str, Any]) -> None:
-        self.api, self.namespace = KubernetesApi(client), namespace
+        self.client, self.namespace = client, namespace
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._manifest = manifest
 
@@ -103,7 +83,7 @@ class KubernetesJobs:
 
     def jobs(self) -> Mapping[str, JobState]:
         """The Jobs with our label."""
-        listed = self.api.answer("GET", self._jobs, params={"labelSelector": OURS})
+        listed = ask(self.client, "GET", self._jobs, params={"labelSelector": OURS})
         return {
             entry["metadata"]["name"]: _state(entry)
             for entry in listed.get("items", [])
@@ -112,12 +92,12 @@ class KubernetesJobs:
 
     def submit(self, job: Job) -> None:
         """Create the Job; one of its name is the same."""
-        self.api.answer("POST", self._jobs, json=self._of(job), same=(httpx.codes.CONFLICT,))
+        ask(self.client, "POST", self._jobs, json=self._of(job), same=(httpx.codes.CONFLICT,))
 
     def cancel(self, job_id: str) -> None:
         """Delete the Job and its pods."""
         options, gone = {"propagationPolicy": "Background"}, (httpx.codes.NOT_FOUND,)
-        self.api.answer("DELETE", f"{self._jobs}/{job_id}", params=options, same=gone)
+        ask(self.client, "DELETE", f"{self._jobs}/{job_id}", params=options, same=gone)
 
     def page(self, job_id: str) -> None:
         """None: a cluster has no dashboard of its own."""
@@ -182,8 +162,10 @@ class Verdict:
 class AdmissionCheck:
     """The controller, for the workloads of a namespace; ``judge`` is asked about a job's name."""
 
-    def __init__(self, api: KubernetesApi, namespace: str, judge: Callable[[str], Verdict]) -> None:
-        self._api = api
+    def __init__(
+        self, client: httpx.Client, namespace: str, judge: Callable[[str], Verdict]
+    ) -> None:
+        self._client = client
         self._workloads = f"/apis/{VERSION}/namespaces/{namespace}/workloads"
         self._judge = judge
 
@@ -194,14 +176,14 @@ class AdmissionCheck:
         """
         missing = (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN)
         path = f"/apis/{VERSION}/admissionchecks"
-        listed = self._api.answer("GET", path, same=missing).get("items", [])
+        listed = ask(self._client, "GET", path, same=missing).get("items", [])
         checks = [one for one in listed if one["spec"]["controllerName"] == CONTROLLER]
         for check in checks:
             self._activate(check, at)
         if not checks:
             return
         names = {check["metadata"]["name"] for check in checks}
-        for workload in self._api.answer("GET", self._workloads).get("items", []):
+        for workload in ask(self._client, "GET", self._workloads).get("items", []):
             with others_go_on():
                 self._decide(workload, names, at)
 
@@ -243,7 +225,8 @@ class AdmissionCheck:
     def _apply(self, path: str, kind: str, item: Mapping[str, Any], status: Any) -> None:
         """Set what is ours of a status; an item that is gone needs none."""
         name = {"name": item["metadata"]["name"]}
-        self._api.answer(
+        ask(
+            self._client,
             "PATCH",
             path,
             json={"apiVersion": VERSION, "kind": kind, "metadata": name, "status": status},

@@ -32,6 +32,7 @@ from affidavit.service.identity.provider_tokens import (
     ProviderTokens,
     ProviderUnavailable,
     fetch,
+    invalid_token,
 )
 
 
@@ -110,9 +111,7 @@ class CodeFlow:
                 "sign_in_not_begun", "this sign-in did not start in this browser; sign in again."
             )
         if answered.get("iss", self._issuer) != self._issuer:
-            raise AuthenticationError(
-                "invalid_token", "the response came from another provider; sign in again."
-            )
+            raise invalid_token("the response came from another provider; sign in again.")
         code = answered.get("code", "")
         if not code:
             raise AuthenticationError(
@@ -121,11 +120,9 @@ class CodeFlow:
         token = self._exchange(code, attempt.verifier, back)
         claims = self._tokens.claims(token)
         if not _same(str(claims.get("nonce", "")), attempt.nonce):
-            raise AuthenticationError(
-                "invalid_token", "the token belongs to another sign-in; sign in again."
-            )
+            raise invalid_token("the token belongs to another sign-in; sign in again.")
         if claims.get("azp", self._client.client_id) != self._client.client_id:
-            raise AuthenticationError("invalid_token", "the token was issued to another client.")
+            raise invalid_token("the token was issued to another client.")
         actors = self._tokens.actors_of(claims)
         if not actors[0].scopes:
             raise AuthenticationError(

@@ -62,6 +62,11 @@ _PRIVATE = ("d", "p", "q", "k")
 log = logging.getLogger("affidavit.service")
 
 
+def invalid_token(detail: str) -> AuthenticationError:
+    """The error of a token that cannot be taken."""
+    return AuthenticationError("invalid_token", detail)
+
+
 class ProviderUnavailable(Exception):
     """The caller cannot be authenticated, because the provider's keys cannot be read."""
 
@@ -275,46 +280,34 @@ class ProviderTokens:
             )
             times = {name: int(claims[name]) for name in TIMES if name in claims}
         except (jwt.InvalidAudienceError, jwt.InvalidIssuerError):
-            raise AuthenticationError(
-                "invalid_token", "the token was issued for another service or by another provider."
+            raise invalid_token(
+                "the token was issued for another service or by another provider."
             ) from None
         # A signed document can still hold numbers that no clock has.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise AuthenticationError(
-                "invalid_token", "the token is not from the provider."
-            ) from None
+            raise invalid_token("the token is not from the provider.") from None
         now = self._now().timestamp()
         if times["exp"] <= now - LEEWAY_SECONDS:
             raise AuthenticationError("expired_token", "the token has expired; sign in again.")
         if max(times["iat"], times.get("nbf", 0)) > now + LEEWAY_SECONDS:
-            raise AuthenticationError(
-                "invalid_token", "the token is not valid yet; check the clocks."
-            )
+            raise invalid_token("the token is not valid yet; check the clocks.")
         # Of a security event (RFC 8417), such as a provider's notice of signing out.
         if "events" in claims:
-            raise AuthenticationError(
-                "invalid_token", "the token is for an event, not an identity."
-            )
+            raise invalid_token("the token is for an event, not an identity.")
         return claims
 
     def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         if header.get("alg") not in ALGORITHMS:
-            raise AuthenticationError(
-                "invalid_token", f"the token must be signed with one of {', '.join(ALGORITHMS)}."
-            )
+            raise invalid_token(f"the token must be signed with one of {', '.join(ALGORITHMS)}.")
         if str(header.get("typ", "JWT")).lower() not in TYPES:
-            raise AuthenticationError("invalid_token", "the token's type is not JWT.")
+            raise invalid_token("the token's type is not JWT.")
         kid = header.get("kid")
         if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_KID or "crit" in header:
-            raise AuthenticationError(
-                "invalid_token", "the token's header must have kid and not crit."
-            )
+            raise invalid_token("the token's header must have kid and not crit.")
         try:
             return self._keys.key(kid)
         except UnknownKey:
-            raise AuthenticationError(
-                "invalid_token", "the provider has no key with the token's kid."
-            ) from None
+            raise invalid_token("the provider has no key with the token's kid.") from None
 
     def _groups(self, claims: Mapping[str, Any]) -> list[str]:
         value: Any = claims
@@ -330,8 +323,7 @@ class ProviderTokens:
 def _name(subject: str) -> str:
     plain = subject.isascii() and subject.isprintable() and " " not in subject
     if not plain or not 0 < len(subject) <= LONGEST_SUBJECT:
-        raise AuthenticationError(
-            "invalid_token",
-            f"the token's sub is not 1 to {LONGEST_SUBJECT} visible ASCII characters.",
+        raise invalid_token(
+            f"the token's sub is not 1 to {LONGEST_SUBJECT} visible ASCII characters."
         )
     return f"oidc:{subject}"
