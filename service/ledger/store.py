@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, and_, exists, select
@@ -45,7 +44,7 @@ from affidavit.service.ledger.state import (
     ledger_events,
     reservations,
 )
-from affidavit.service.ledger.transitions import CostedRun, HeldByRun, Transition
+from affidavit.service.ledger.transitions import Change, CostedRun, HeldByRun, LockedReservation
 from affidavit.service.runs.repository import run_leases, runs
 
 
@@ -172,7 +171,9 @@ class LedgerStore:
             # Lock the certificate before the ledger, as everywhere, so that no two deadlock.
             reservation = transitions.get_reservation(connection, reservation_id)
             hold_certificate(connection, reservation.certificate_id)
-            return transitions.apply(connection, reservation_id, call, transitions.commit_usable)
+            return transitions.apply(
+                connection, reservation_id, call, LockedReservation.commit_usable
+            )
 
         return write(self._engine, work)
 
@@ -183,9 +184,7 @@ class LedgerStore:
 
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
         """
-        return self._apply(
-            reservation_id, call, lambda *locked: transitions.release(*locked, reason=reason)
-        )
+        return self._apply(reservation_id, call, LockedReservation.release, reason)
 
     def settle(
         self,
@@ -199,18 +198,15 @@ class LedgerStore:
         Raises ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
         ``RecordRequired``.
         """
-        return self._apply(
-            reservation_id,
-            call,
-            lambda *locked: transitions.settle_by_hand(*locked, steps_run=steps_run, record=record),
-        )
+        change = LockedReservation.settle_by_hand
+        return self._apply(reservation_id, call, change, steps_run, record)
 
     def _apply(
-        self, reservation_id: str, call: CommandContext, transition: Transition
+        self, reservation_id: str, call: CommandContext, change: Change[...], *values: Any
     ) -> tuple[StoredReservation, bool]:
         return write(
             self._engine,
-            lambda connection: transitions.apply(connection, reservation_id, call, transition),
+            lambda connection: transitions.apply(connection, reservation_id, call, change, *values),
         )
 
 
@@ -231,12 +227,11 @@ def expire_reservations(writer: Engine, reader: Engine, at: datetime) -> int:
         # A run may have been queued on it since, or it was used.
         with suppress(HeldByRun, WrongState), writer.begin() as connection:
             call = CommandContext(actor=ACTOR, at=at)
-            _, happened = transitions.apply(connection, reservation_id, call, _expire)
+            _, happened = transitions.apply(
+                connection, reservation_id, call, LockedReservation.release, "expired"
+            )
             released += happened
     return released
-
-
-_expire = partial(transitions.release, reason="expired")
 
 
 def orphans(connection: Connection, at: datetime) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from sqlalchemy import Connection, insert
 
@@ -90,9 +90,6 @@ NO_STEPS_BY_HAND = (
     "(POST /v1/runs, which takes the reservation), whose worker sends its signed record."
 )
 
-Transition = Callable[[Connection, StoredLedger, StoredReservation, CommandContext], bool]
-"""A transition of a locked reservation; returns whether it happened now."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostedRun:
@@ -120,8 +117,8 @@ def get_reservation(connection: Connection, reservation_id: str) -> StoredReserv
 
 
 def hold_reservation(
-    connection: Connection, reservation_id: str
-) -> tuple[StoredLedger, StoredReservation]:
+    connection: Connection, reservation_id: str, call: CommandContext
+) -> LockedReservation:
     """A reservation and its ledger, which no other transaction changes until ours ends.
 
     Raises ``UnknownReservation``, also for one of another team in a ledger that ours may see.
@@ -135,7 +132,7 @@ def hold_reservation(
     reservation = get_reservation(connection, reservation_id)
     if not may_see(reservation.team):
         raise _unknown(reservation_id)
-    return ledger, reservation
+    return LockedReservation(connection, ledger, reservation, call)
 
 
 def require_usable(
@@ -339,168 +336,138 @@ def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> Sto
     return get_reservation(connection, reservation_id)
 
 
-def commit(
-    connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    call: CommandContext,
-) -> bool:
-    """``LedgerStore.commit`` of a locked reservation; returns whether it happened now.
+@dataclass(frozen=True, slots=True)
+class LockedReservation:
+    """A reservation and its ledger, which the transaction of ``connection`` holds.
 
-    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    Each change is made by ``call`` and returns whether it happened now. It raises ``WrongState``,
+    and ``IdempotencyKeyReused`` where ``call`` has a key.
     """
-    if is_repeated(connection, call):
-        return False
-    if reservation.state == "released":
-        raise _wrong_state(reservation, "Reserve again before the run begins.")
-    if reservation.state != "reserved":
-        return False
-    _add_event(connection, ledger, reservation, "commit", ledger.state.committed(), {}, call)
-    return True
 
+    connection: Connection
+    ledger: StoredLedger
+    reservation: StoredReservation
+    call: CommandContext
 
-def commit_usable(
-    connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    call: CommandContext,
-) -> bool:
-    """``commit``, unless the certificate may not be reserved for any more.
+    def commit(self) -> bool:
+        """Commit it as its run begins."""
+        if is_repeated(self.connection, self.call):
+            return False
+        if self.reservation.state == "released":
+            raise self._wrong_state("Reserve again before the run begins.")
+        if self.reservation.state != "reserved":
+            return False
+        self._add_event("commit", self.ledger.state.committed(), {})
+        return True
 
-    Raises ``CertificateNotUsable`` besides.
-    """
-    if reservation.state == "reserved" and not is_repeated(connection, call):
-        try:
-            require_usable(
-                current(connection, reservation.certificate_id),
-                reservation.scope.dataset,
-                allow_untrusted=reservation.untrusted,
-                issue=reservation,
+    def commit_usable(self) -> bool:
+        """``commit``, unless the certificate may not be reserved for any more.
+
+        Raises ``CertificateNotUsable`` besides.
+        """
+        reservation = self.reservation
+        if reservation.state == "reserved" and not is_repeated(self.connection, self.call):
+            try:
+                require_usable(
+                    current(self.connection, reservation.certificate_id),
+                    reservation.scope.dataset,
+                    allow_untrusted=reservation.untrusted,
+                    issue=reservation,
+                )
+            except CertificateNotUsable as error:
+                raise CertificateNotUsable(
+                    f"the run must not begin: {error.message}",
+                    f"Release the reservation. {error.remedy}",
+                ) from None
+        return self.commit()
+
+    def release(self, reason: str) -> bool:
+        """Give back what was reserved for a run that never began."""
+        reservation = self.reservation
+        if is_repeated(self.connection, self.call) or reservation.state == "released":
+            return False
+        if reservation.state != "reserved":
+            raise self._wrong_state("Settle a run that has begun, by the steps it took.")
+        state = self.ledger.state.released(reservation.cost, reservation.rule)
+        self._add_event("release", state, {"reason": reason})
+        return True
+
+    def settle(self, steps_run: int, record: str | None, cost: Cost | None) -> bool:
+        """Charge a committed run for its steps; ``cost`` is None for all of them.
+
+        Raises ``StepsAboveCertificate`` or ``RecordRequired`` besides.
+        """
+        reservation, certified = self.reservation, self.reservation.certified_steps
+        if is_repeated(self.connection, self.call):
+            return False
+        if steps_run > certified:
+            raise StepsAboveCertificate(
+                f"{steps_run} steps were run and {certified} are certified.",
+                "Stop using the results of this run: its guarantee does not hold. Tell the "
+                "auditor.",
             )
-        except CertificateNotUsable as error:
-            raise CertificateNotUsable(
-                f"the run must not begin: {error.message}",
-                f"Release the reservation. {error.remedy}",
-            ) from None
-    return commit(connection, ledger, reservation, call)
+        if steps_run < certified and record is None:
+            raise RecordRequired(
+                f"charging {steps_run} of {certified} steps requires a run record.",
+                NO_STEPS_BY_HAND,
+            )
+        if reservation.state == "settled":
+            if (reservation.steps_run, reservation.record) == (steps_run, record):
+                return False
+            raise self._wrong_state("A run can be settled only once.")
+        if reservation.state != "committed":
+            raise self._wrong_state("Commit it first.")
+        charged = reservation.cost
+        if cost is not None and steps_run < certified:
+            # What a run costs in full bounds every part of it.
+            charged = charged.least(cost)
+        state = self.ledger.state.settled(reservation.cost, charged)
+        body = {"steps_run": steps_run, "record": record, "cost": charged.as_document()}
+        self._add_event("settle", state, body, steps_run=steps_run)
+        return True
 
+    def settle_by_hand(self, steps_run: int, record: str | None) -> bool:
+        """``settle`` for a caller whose run the service did not see: in full, whatever it reports.
 
-def release(
-    connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    call: CommandContext,
-    *,
-    reason: str,
-) -> bool:
-    """``LedgerStore.release`` of a locked reservation; returns whether it happened now.
+        The digest of a record shows nothing: only a run's record, which the service holds and has
+        judged itself, gives anything back (``runs.queue.LockedRun``). Raises like ``settle``.
+        """
+        certified = self.reservation.certified_steps
+        if self.reservation.state == "committed" and steps_run < certified:
+            if is_repeated(self.connection, self.call):
+                return False
+            raise RecordRequired(
+                f"{steps_run} of {certified} steps were reported and no record of the run is "
+                "stored.",
+                NO_STEPS_BY_HAND,
+            )
+        return self.settle(steps_run, record, None)
 
-    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
-    """
-    if is_repeated(connection, call) or reservation.state == "released":
-        return False
-    if reservation.state != "reserved":
-        raise _wrong_state(reservation, "Settle a run that has begun, by the steps it took.")
-    state = ledger.state.released(reservation.cost, reservation.rule)
-    _add_event(connection, ledger, reservation, "release", state, {"reason": reason}, call)
-    return True
-
-
-def settle(
-    connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    call: CommandContext,
-    *,
-    steps_run: int,
-    record: str | None,
-    cost: Cost | None,
-) -> bool:
-    """``LedgerStore.settle`` of a locked reservation; returns whether it happened now.
-
-    Raises ``WrongState``, ``StepsAboveCertificate`` or ``RecordRequired``, and
-    ``IdempotencyKeyReused`` where ``call`` has a key.
-    """
-    if is_repeated(connection, call):
-        return False
-    certified = reservation.certified_steps
-    if steps_run > certified:
-        raise StepsAboveCertificate(
-            f"{steps_run} steps were run and {certified} are certified.",
-            "Stop using the results of this run: its guarantee does not hold. Tell the auditor.",
+    def _add_event(
+        self,
+        kind: Literal["commit", "release", "settle"],
+        state: LedgerState,
+        body: Mapping[str, Any],
+        **columns: Any,
+    ) -> None:
+        step, follows = _STEPS[kind]
+        repository.add_event(
+            self.connection,
+            self.ledger.id,
+            self.ledger.scope,
+            kind,
+            state,
+            body,
+            self.call,
+            reservation_id=self.reservation.id,
+            certified_steps=self.reservation.certified_steps,
+            step=step,
+            follows=follows,
+            **columns,
         )
-    if steps_run < certified and record is None:
-        raise RecordRequired(
-            f"charging {steps_run} of {certified} steps requires a run record.",
-            NO_STEPS_BY_HAND,
-        )
-    if reservation.state == "settled":
-        if (reservation.steps_run, reservation.record) == (steps_run, record):
-            return False
-        raise _wrong_state(reservation, "A run can be settled only once.")
-    if reservation.state != "committed":
-        raise _wrong_state(reservation, "Commit it first.")
-    charged = reservation.cost
-    if cost is not None and steps_run < certified:
-        # What a run costs in full bounds every part of it.
-        charged = charged.least(cost)
-    _add_event(
-        connection,
-        ledger,
-        reservation,
-        "settle",
-        ledger.state.settled(reservation.cost, charged),
-        {"steps_run": steps_run, "record": record, "cost": charged.as_document()},
-        call,
-        steps_run=steps_run,
-    )
-    return True
 
-
-def settle_by_hand(
-    connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    call: CommandContext,
-    *,
-    steps_run: int,
-    record: str | None,
-) -> bool:
-    """``settle`` for a caller whose run the service did not see: in full, whatever it reports.
-
-    The digest of a record shows nothing: only a run's record, which the service holds and has
-    judged itself, gives anything back (``runs.queue.LockedRun``). Raises like ``settle``.
-    """
-    certified = reservation.certified_steps
-    if reservation.state == "committed" and steps_run < certified:
-        if is_repeated(connection, call):
-            return False
-        raise RecordRequired(
-            f"{steps_run} of {certified} steps were reported and no record of the run is stored.",
-            NO_STEPS_BY_HAND,
-        )
-    return settle(
-        connection, ledger, reservation, call, steps_run=steps_run, record=record, cost=None
-    )
-
-
-def apply(
-    connection: Connection, reservation_id: str, call: CommandContext, transition: Transition
-) -> tuple[StoredReservation, bool]:
-    """The reservation after ``transition``, and whether that happened now.
-
-    Raises ``UnknownReservation``, ``HeldByRun``, and what ``transition`` does.
-    """
-    ledger, reservation = hold_reservation(connection, reservation_id)
-    run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
-    if run_id is not None:
-        raise HeldByRun(
-            f"reservation {reservation_id} belongs to run {run_id}, which commits, settles and "
-            "releases it by its record.",
-            f"Cancel the run instead: POST /v1/runs/{run_id}/cancel.",
-        )
-    happened = transition(connection, ledger, reservation, call)
-    return get_reservation(connection, reservation_id), happened
+    def _wrong_state(self, remedy: str) -> WrongState:
+        return WrongState(f"reservation {self.reservation.id} is {self.reservation.state}.", remedy)
 
 
 _STEPS: Mapping[str, tuple[int, str]] = {
@@ -510,33 +477,30 @@ _STEPS: Mapping[str, tuple[int, str]] = {
 }
 """The number of each transition, and the event that it follows."""
 
+P = ParamSpec("P")
+Change = Callable[Concatenate[LockedReservation, P], bool]
+"""A method of ``LockedReservation``."""
 
-def _add_event(
+
+def apply(
     connection: Connection,
-    ledger: StoredLedger,
-    reservation: StoredReservation,
-    kind: Literal["commit", "release", "settle"],
-    state: LedgerState,
-    body: Mapping[str, Any],
+    reservation_id: str,
     call: CommandContext,
-    **columns: Any,
-) -> None:
-    step, follows = _STEPS[kind]
-    repository.add_event(
-        connection,
-        ledger.id,
-        ledger.scope,
-        kind,
-        state,
-        body,
-        call,
-        reservation_id=reservation.id,
-        certified_steps=reservation.certified_steps,
-        step=step,
-        follows=follows,
-        **columns,
-    )
+    change: Change[P],
+    *values: P.args,
+    **named: P.kwargs,
+) -> tuple[StoredReservation, bool]:
+    """The reservation after ``change``, and whether that happened now.
 
-
-def _wrong_state(reservation: StoredReservation, remedy: str) -> WrongState:
-    return WrongState(f"reservation {reservation.id} is {reservation.state}.", remedy)
+    Raises ``UnknownReservation``, ``HeldByRun``, and what ``change`` does.
+    """
+    locked = hold_reservation(connection, reservation_id, call)
+    run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
+    if run_id is not None:
+        raise HeldByRun(
+            f"reservation {reservation_id} belongs to run {run_id}, which commits, settles and "
+            "releases it by its record.",
+            f"Cancel the run instead: POST /v1/runs/{run_id}/cancel.",
+        )
+    happened = change(locked, *values, **named)
+    return get_reservation(connection, reservation_id), happened

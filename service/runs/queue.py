@@ -40,6 +40,7 @@ from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
+from affidavit.service.ledger.transitions import LockedReservation
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import (
     CompletionRequest,
@@ -264,7 +265,8 @@ class LockedRun:
         if plan_digest != run.plan_digest:
             return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
         hold_certificate(self.connection, run.certificate_id)
-        ledger, reservation = transitions.hold_reservation(self.connection, run.reservation_id)
+        held = self._held()
+        reservation = held.reservation
         if reservation.state != ("committed" if run.begun else "reserved"):
             message = f"the reservation is {reservation.state}."
             return {"code": "reservation_not_usable", "message": message}
@@ -277,8 +279,11 @@ class LockedRun:
             )
         except DomainError as refusal:
             return {"code": refusal.code, "message": refusal.message}
-        transitions.commit(self.connection, ledger, reservation, self.call)
+        held.commit()
         return None
+
+    def _held(self) -> LockedReservation:
+        return transitions.hold_reservation(self.connection, self.run.reservation_id, self.call)
 
     def _granted(self, wants: int) -> int:
         """How many steps may be charged from now on: never fewer, and none uncertified."""
@@ -300,12 +305,10 @@ class LockedRun:
 
     def _settle(self, steps: int, record: str | None, cost: Cost | None) -> int:
         """Charge it for ``steps``, never twice; returns what was charged."""
-        held = transitions.hold_reservation(self.connection, self.run.reservation_id)
-        if held[1].state == "settled":
-            return int(held[1].steps_run or 0)
-        transitions.settle(
-            self.connection, *held, self.call, steps_run=steps, record=record, cost=cost
-        )
+        held = self._held()
+        if held.reservation.state == "settled":
+            return int(held.reservation.steps_run or 0)
+        held.settle(steps, record, cost)
         return steps
 
     def _give_up(self, body: dict[str, Any]) -> StoredRun:
@@ -314,10 +317,9 @@ class LockedRun:
             charged = self._settle(self.run.certified_steps, None, None)
             body = {**body, "steps_charged": charged}
         else:
-            held = transitions.hold_reservation(self.connection, self.run.reservation_id)
-            if held[1].state == "reserved":
-                reason = f"run {self.run.id}: {body['code']}"
-                transitions.release(self.connection, *held, self.call, reason=reason)
+            held = self._held()
+            if held.reservation.state == "reserved":
+                held.release(f"run {self.run.id}: {body['code']}")
         return self._write("cancelled" if self.run.cancel_asked else "failed", body, state="ended")
 
     def _give_back(self, body: dict[str, Any]) -> StoredRun:

@@ -218,7 +218,7 @@ def _enqueue(
     """Queue a run on its own reservation and a usable certificate; raises ``DomainError``."""
     hold_certificate(connection, request.certificate)
     # Held, so that it is not released meanwhile.
-    _, reservation = transitions.hold_reservation(connection, reservation_id)
+    reservation = transitions.hold_reservation(connection, reservation_id, call).reservation
     if reservation.certificate_id != request.certificate:
         raise ReservationNotUsable(
             f"reservation {reservation_id} is not for this certificate.",

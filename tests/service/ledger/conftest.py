@@ -81,10 +81,8 @@ class Bench:
     ) -> StoredReservation:
         """A reservation settled as by a run whose record the service has judged."""
         with writer(self.engine).begin() as connection:
-            ledger, reservation = transitions.hold_reservation(connection, reservation_id)
-            transitions.settle(
-                connection, ledger, reservation, call(), steps_run=steps, record=record, cost=cost
-            )
+            held = transitions.hold_reservation(connection, reservation_id, call())
+            held.settle(steps, record, cost)
             return transitions.get_reservation(connection, reservation_id)
 
     def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: LedgerScope = TOY) -> None:

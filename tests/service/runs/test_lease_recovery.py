@@ -289,9 +289,9 @@ def stopped_by(yard: Yard, what: str) -> None:
         assert yard.ask("POST", path, "approve", body).is_success
     if what == "settled":  # which nobody can over HTTP
         with writer(yard.engine).begin() as connection:
-            result = transitions.hold_reservation(connection, run["reservation"])
             call = CommandContext(actor="owner", at=datetime.now(UTC))
-            transitions.settle(connection, *result, call, steps_run=STEPS, record=None, cost=None)
+            held = transitions.hold_reservation(connection, run["reservation"], call)
+            held.settle(STEPS, None, None)
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
     plan = digest() if what == "other_plan" else job["plan_digest"]
