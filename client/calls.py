@@ -256,12 +256,12 @@ class Call(Generic[Answer]):
 
 def get(path: str, query: Mapping[str, str] | None = None) -> Call[Any]:
     """The JSON document at ``path``."""
-    return Call(method="GET", path=path, read=document_of, query=query, repeatable=True)
+    return _get(path, document_of, query)
 
 
 def content(path: str) -> Call[bytes]:
     """The bytes at ``path``."""
-    return Call(method="GET", path=path, read=lambda response: response.content, repeatable=True)
+    return _get(path, lambda response: response.content)
 
 
 def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
@@ -307,14 +307,8 @@ def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
     The same plan always gets the same certificate. A plan that takes longer than a request is
     answered with a certification, which is polled.
     """
-    return Call(
-        method="POST",
-        path="/v1/certificates",
-        read=_submitted,
-        document=plan,
-        repeatable=True,
-        waits=True,
-    )
+    call = post("/v1/certificates", plan)
+    return replace(call, read=_submitted, repeatable=True, waits=True)
 
 
 def _submitted(response: httpx.Response) -> CertificateAnswer | Call[CertificateAnswer]:
@@ -332,14 +326,13 @@ def _polled(response: httpx.Response) -> Call[CertificateAnswer]:
         raise problem_of(certification.problem)
     if certification.certificate is not None:
         return certificate(certification.certificate)
-    path = f"/v1/certifications/{segment(certification.id)}"
-    return Call(method="GET", path=path, read=_polled, repeatable=True, pause=POLL_DELAY)
+    call = _get(f"/v1/certifications/{segment(certification.id)}", _polled)
+    return replace(call, pause=POLL_DELAY)
 
 
 def certificate(certificate_id: str) -> Call[CertificateAnswer]:
     """A certificate."""
-    path = f"/v1/certificates/{segment(certificate_id)}"
-    return Call(method="GET", path=path, read=certificate_of, repeatable=True)
+    return _get(f"/v1/certificates/{segment(certificate_id)}", certificate_of)
 
 
 def approve(certificate_id: str, decision: Mapping[str, Any]) -> Call[CertificateAnswer]:
@@ -350,12 +343,10 @@ def approve(certificate_id: str, decision: Mapping[str, Any]) -> Call[Certificat
 
 def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Revocation, bool]]:
     """Revoke a certificate; the revocation, and whether it is new."""
-    read = reader_of(Revocation)
-    return Call(
-        method="POST",
-        path=f"/v1/certificates/{segment(certificate_id)}/revocation",
+    read, path = reader_of(Revocation), f"/v1/certificates/{segment(certificate_id)}/revocation"
+    return replace(
+        post(path, revocation),
         read=lambda response: (read(response), response.status_code == httpx.codes.CREATED),
-        document=revocation,
     )
 
 
@@ -366,7 +357,7 @@ def status_list() -> Call[bytes]:
 
 def policy(name: str, version: int) -> Call[PolicyVersion]:
     """A version of a policy."""
-    return _read(f"/v1/policies/{segment(name)}/{version}", PolicyVersion)
+    return _get(f"/v1/policies/{segment(name)}/{version}", reader_of(PolicyVersion))
 
 
 def publish_keyset(envelope: Mapping[str, Any]) -> Call[PublishedKeyset]:
@@ -377,14 +368,8 @@ def publish_keyset(envelope: Mapping[str, Any]) -> Call[PublishedKeyset]:
 def ledgers(dataset: str, certificate: str | None = None) -> Call[list[Ledger]]:
     """The ledgers of a data set, with a forecast for ``certificate``."""
     query = {} if certificate is None else {"certificate": certificate}
-    path, read = f"/v1/ledgers/{segment(dataset)}", reader_of(Page[Ledger])
-    return Call(
-        method="GET",
-        path=path,
-        read=lambda response: read(response).items,
-        query=query,
-        repeatable=True,
-    )
+    read = reader_of(Page[Ledger])
+    return _get(f"/v1/ledgers/{segment(dataset)}", lambda response: read(response).items, query)
 
 
 def reserve(dataset: str, certificate: str, key: str | None = None) -> Call[Reservation]:
@@ -401,12 +386,12 @@ def release(reservation: str, reason: str, key: str | None = None) -> Call[Reser
 
 def run(run_id: str) -> Call[Run]:
     """The state of a run."""
-    return _read(f"/v1/runs/{segment(run_id)}", Run)
+    return _get(f"/v1/runs/{segment(run_id)}", reader_of(Run))
 
 
 def runs(path: str, filters: Mapping[str, str]) -> Call[Page[Run]]:
     """Read the page of runs at ``path``."""
-    return _read(path, Page[Run], filters)
+    return _get(path, reader_of(Page[Run]), filters)
 
 
 def request_run(run: Mapping[str, Any], key: str | None = None) -> Call[Run]:
@@ -419,8 +404,12 @@ def cancel_run(run_id: str, reason: str) -> Call[Run]:
     return _change(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
 
 
-def _read(path: str, model: type[Model], query: Mapping[str, str] | None = None) -> Call[Model]:
-    return Call(method="GET", path=path, read=reader_of(model), query=query, repeatable=True)
+def _get(
+    path: str,
+    read: Callable[[httpx.Response], Answer | Call[Answer]],
+    query: Mapping[str, str] | None = None,
+) -> Call[Answer]:
+    return Call(method="GET", path=path, read=read, query=query, repeatable=True)
 
 
 def _change(path: str, model: type[Model], document: Any, key: str | None = None) -> Call[Model]:

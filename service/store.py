@@ -98,26 +98,6 @@ class PlanRequest:
     team: str = DEFAULT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Filters:
-    """The filters of a list; None filters nothing."""
-
-    verdict: str | None = None
-    status: Status | None = None
-    plan_digest: str | None = None
-    name: str | None = None
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some certificates, and the cursor of the next page unless this is the last."""
-
-    items: list[Summary]
-    next: str | None
-
-
 class ConcurrentUpdate(Exception):
     """Another issue came first, or a decision about the former one."""
 
@@ -254,19 +234,21 @@ class CertificateStore:
             )
             record_requests(connection, [(item.certificate, item.request) for item in new])
 
-    def page(self, filters: Filters, cursor: str | None, limit: int) -> Page:
-        """At most ``limit`` certificates that pass ``filters``, newest first, after ``cursor``.
+    def page(
+        self, cursor: str | None, limit: int, **filters: Any
+    ) -> tuple[list[Summary], str | None]:
+        """Certificates that pass ``filters``, newest first, and the cursor of the next page.
 
         Raises ``InvalidCursor``.
         """
-        query = _page(filters, None if cursor is None else read_cursor(cursor, str, bool))
+        query = _page(None if cursor is None else read_cursor(cursor, str, bool), **filters)
         with self._reader.connect() as connection:
             rows = connection.execute(query.limit(limit + 1)).mappings()
             items = [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
         if len(items) <= limit:
-            return Page(items, None)
+            return items, None
         last = items[limit - 1]
-        return Page(items[:limit], cursor_at(last.created_at, last.id, last.untrusted))
+        return items[:limit], cursor_at(last.created_at, last.id, last.untrusted)
 
     def keys(self) -> list[dict[str, Any]]:
         """The public records of all keys that signed something here."""
@@ -425,23 +407,29 @@ _REQUESTS = insert(requests)
 _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
 
 
-def _page(filters: Filters, after: tuple[Any, ...] | None) -> Select[Any]:
-    """The current issues; the earlier ones are listed with their certificate."""
-    status = status_at(NOW)
+def _page(
+    after: tuple[Any, ...] | None,
+    *,
+    status: Status | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    **equal: str | None,
+) -> Select[Any]:
+    """The current issues; the earlier ones are listed with their certificate.
+
+    ``equal`` are values of columns; None lets all through. The times themselves are left out.
+    """
+    now = status_at(NOW)
     shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
-    query = select(*shown, status.label("status")).where(~SUPERSEDED)
-    for column, value in (
-        (status, filters.status and filters.status.value),
-        (certificates.c.verdict, filters.verdict),
-        (certificates.c.plan_digest, filters.plan_digest),
-        (certificates.c.name, filters.name),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    if filters.created_after is not None:
-        query = query.where(certificates.c.created_at > filters.created_after)
-    if filters.created_before is not None:
-        query = query.where(certificates.c.created_at < filters.created_before)
+    query = select(*shown, now.label("status")).where(~SUPERSEDED)
+    wanted = {name: value for name, value in equal.items() if value is not None}
+    query = query.where(*(certificates.c[name] == value for name, value in wanted.items()))
+    if status is not None:
+        query = query.where(now == status.value)
+    if created_after is not None:
+        query = query.where(certificates.c.created_at > created_after)
+    if created_before is not None:
+        query = query.where(certificates.c.created_at < created_before)
     if after is not None:
         place = tuple_(*after, types=[column.type for column in _PLACE])
         query = query.where(tuple_(*_PLACE) < place)

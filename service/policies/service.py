@@ -53,7 +53,6 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.store import (
     CertificateStore,
-    Filters,
     StoredCertificate,
     current,
     has_requested,
@@ -299,10 +298,10 @@ def simulate(
     ``PolicyTampered``.
     """
     draft_set = policies.policy_set().with_policy(draft)
-    page = certificates.page(Filters(), cursor, limit)
+    page, following = certificates.page(cursor, limit)
     judged = 0
     changes = []
-    for row in page.items:
+    for row in page:
         if draft_set.policy_of(row.dataset) != draft:
             continue
         certificate = certificates.find(row.id)
@@ -312,7 +311,7 @@ def simulate(
         change = _judge(draft, certificate)
         if change.would_be != certificate.verdict:
             changes.append(change)
-    return Simulation(judged=judged, changes=tuple(changes), next=page.next)
+    return Simulation(judged=judged, changes=tuple(changes), next=following)
 
 
 def _judge(draft: Policy, certificate: StoredCertificate) -> SimulatedChange:

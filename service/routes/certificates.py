@@ -52,7 +52,7 @@ from affidavit.service.routing import (
     syntax_of_body,
 )
 from affidavit.service.services import Services, TheServices
-from affidavit.service.store import Filters, PlanRequest, StoredCertificate
+from affidavit.service.store import PlanRequest, StoredCertificate
 from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
@@ -184,10 +184,10 @@ def certificates(
     response: Response,
 ) -> Page[CertificateSummary]:
     """Current issues, newest first; ``next`` is the path of the following page, or null."""
-    filters = Filters(**query.model_dump(exclude={"cursor", "limit"}))
-    page = services.store.page(filters, query.cursor, query.limit)
-    items = [CertificateSummary.model_validate(row) for row in page.items]
-    following = next_page(response, "/v1/certificates", query, cursor=page.next)
+    filters = query.model_dump(exclude={"cursor", "limit"})
+    page, cursor = services.store.page(query.cursor, query.limit, **filters)
+    items = [CertificateSummary.model_validate(row) for row in page]
+    following = next_page(response, "/v1/certificates", query, cursor=cursor)
     return Page[CertificateSummary](items=items, next=following)
 
 

@@ -32,7 +32,7 @@ from affidavit.service.operation.database_admin import (
     upgrade,
 )
 from affidavit.service.operation.database_admin import require_head as require
-from affidavit.service.store import CertificateStore, Filters, PlanRequest, StoredCertificate
+from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.tables import certificates, requests, signing_keys
 from tests.service.conftest import PRAGMAS
 
@@ -234,11 +234,11 @@ def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None
     created = [certificate(number) for number in range(11)]
     for item in created:
         store.add(item, KEY, REQUEST)
-    page = store.page(Filters(), None, 3)
-    seen = [row.id for row in page.items]
-    while page.next is not None:
-        page = store.page(Filters(), page.next, 3)
-        seen += [row.id for row in page.items]
+    page, cursor = store.page(None, 3)
+    seen = [row.id for row in page]
+    while cursor is not None:
+        page, cursor = store.page(cursor, 3)
+        seen += [row.id for row in page]
     assert seen == [entry.id for entry in sorted(created, key=lambda c: (c.created_at, c.id))][::-1]
 
 
@@ -247,7 +247,7 @@ def test_filters_narrow(store: CertificateStore) -> None:
     store.add(certificate(4), KEY, REQUEST)
 
     def ids(**wanted: Any) -> list[str]:
-        return [row.id[-1] for row in store.page(Filters(**wanted), None, 10).items]
+        return [row.id[-1] for row in store.page(None, 10, **wanted)[0]]
 
     assert ids() == ["4", "1"]
     assert ids(verdict="refused") == ["1"]
