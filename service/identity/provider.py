@@ -1,19 +1,4 @@
-"""How an OpenID provider is configured.
-
-==============================  ========================================================
-``AFFIDAVIT_OIDC_ISSUER``       the provider's name as its tokens say it (``iss``)
-``AFFIDAVIT_OIDC_AUDIENCE``     this service's name as the tokens say it (``aud``)
-``AFFIDAVIT_OIDC_JWKS_URL``     where its keys are, over https; http on loopback only
-``AFFIDAVIT_OIDC_JWKS_FILE``    or a file with them
-``AFFIDAVIT_OIDC_CLAIM``        which claim lists groups or roles; ``groups`` if not set,
-                                ``realm_access.roles`` reads the roles in an object
-``AFFIDAVIT_OIDC_SCOPES``       a JSON object, what each of them may do, and in which team
-``AFFIDAVIT_OIDC_CLIENT_ID``    for signing in to the pages: this service's name as a client
-``..._CLIENT_SECRET``           and its secret, if the provider gave it one
-``..._CLIENT_SCOPE``            what the client asks for, ``openid`` if not set
-``..._AUTHORIZATION_URL``       where people sign in, and
-``..._TOKEN_URL``               where a code is exchanged; ``AFFIDAVIT_PUBLIC_URL`` is needed too
-==============================  ========================================================
+"""How an OpenID provider is configured, by the settings that docs/how-to/tokens.md lists.
 
 >>> given = {
 ...     "AFFIDAVIT_OIDC_ISSUER": "https://id.example.org",

@@ -62,27 +62,11 @@ REISSUABLE = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
 
 
 class DecisionRefused(DomainError):
-    """The certificate's state does not allow the decision; ``code`` is part of the API.
-
-    =========================  =======================================================
-    ``anonymous_request``      the issue was requested without a token
-    ``already_decided``        the same person has decided already
-    ``other_envelope``         the named envelope is not the current issue's
-    ``not_awaiting_approval``  no approval is required; the message names the status
-    ``still_valid``            the current issue does not need to be reissued
-    ``rules_changed``          under the policies in force it is another certificate
-    =========================  =======================================================
-    """
+    """The certificate's state does not allow the decision; ``code`` is part of the API."""
 
 
 class DecisionForbidden(DecisionRefused):
-    """The actor may not make the decision.
-
-    =========================  =======================================================
-    ``anonymous_approver``     the actor has no token
-    ``own_request``            the actor requested the certificate
-    =========================  =======================================================
-    """
+    """The actor may not make the decision."""
 
     status = 403
 

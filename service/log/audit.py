@@ -54,28 +54,7 @@ Expected = dict[int, list[tuple[str, Checkpoint]]]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One inconsistency; ``code`` is stable, ``where`` names a table and a row.
-
-    ========================  =========================================================
-    ``leaf_missing``          the leaf numbers have a gap
-    ``leaf_changed``          a leaf's hash is not the hash of its entry
-    ``entry_missing``         a leaf's entry does not exist
-    ``entry_changed``         an entry's columns contradict its hashed bytes
-    ``entry_not_sequenced``   an entry has no leaf and is not pending
-    ``node_missing``          the hash of a subtree is missing
-    ``node_changed``          the hash of a subtree is wrong, or there is no such subtree
-    ``checkpoint_changed``    a stored checkpoint is unreadable or its signature is invalid
-    ``checkpoint_mismatch``   a checkpoint signed another root than the leaves have
-    ``checkpoint_missing``    there are leaves after the last checkpoint
-    ``row_changed``           a row's columns contradict its signed bytes
-    ``row_without_entry``     no log entry matches a row
-    ``entry_without_row``     no row matches a log entry
-    ``ledger``                a ledger is inconsistent; the message says how
-    ``rolled_back``           an external checkpoint covers more entries than the log has
-    ``rewritten``             an external checkpoint has another root than the log
-    ``other_log``             an external checkpoint has another log's origin
-    ========================  =========================================================
-    """
+    """One inconsistency; ``code`` is stable (docs/log.md), ``where`` names a table and a row."""
 
     code: str
     where: str

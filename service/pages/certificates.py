@@ -50,7 +50,7 @@ from affidavit.service.lifecycle.status import (
     revocations,
     status_at,
 )
-from affidavit.service.models import QueryModel
+from affidavit.service.models import QueryModel, Verdict
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
@@ -68,7 +68,6 @@ SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _CURSOR = (str, bool)
 
-Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
 Time = Literal["created_at", "not_after"]

@@ -32,11 +32,10 @@ from affidavit.client import (
 )
 from affidavit.plan import Name
 from affidavit.service.ledger.models import TeamName
-from affidavit.service.models import Digest, ProblemReason, RequestModel
+from affidavit.service.models import Digest, ProblemReason, RequestModel, Verdict
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 
-Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 
