@@ -68,7 +68,7 @@ def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: En
     store.write_use(created.id, NOW)
     with engine.connect() as connection:
         names = inspect(connection).get_table_names()
-        assert {"tokens", "log_entries", "audit"} <= set(names)
+        assert {"tokens", "token_uses", "log_entries"} <= set(names)
         rows = [
             str(row)
             for name in names
