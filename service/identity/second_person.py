@@ -223,17 +223,16 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
 
 def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
     """Who has agreed since it was last carried out or declined, by rows that were logged."""
-    table = admin_proposals.c
-    over = table.carried_out | table.kind.endswith("_declined", autoescape=True)
     query = (
-        select(table.proposer, table.at, over)
+        select(admin_proposals)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
         .where(~admin_proposals.c.kind.endswith("_request", autoescape=True))
         .order_by(admin_proposals.c.id)
     )
-    entries = {(actor, at) for actor, at, _ in logged(connection, "proposal", digest)}
+    entries = list(logged(connection, "proposal", digest))
     proposers: set[str] = set()
-    for proposer, at, is_over in connection.execute(query):
-        if (proposer, at) in entries:
-            proposers = set() if is_over else {*proposers, proposer}
+    for row in connection.execute(query).mappings():
+        if (row["proposer"], row["at"], body_of(row)) in entries:
+            is_over = row["carried_out"] or row["kind"].endswith("_declined")
+            proposers = set() if is_over else {*proposers, row["proposer"]}
     return proposers

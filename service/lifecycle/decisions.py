@@ -127,6 +127,7 @@ def _require_logged(
     entries = {
         (actor, format_instant(at), body["envelope"])
         for actor, at, body in logged(connection, "approval", pending.id)
+        if body["decision"] == "approve"
     }
     for approval in collected.given:
         if (approval.name, approval.at, approval.envelope) not in entries:

@@ -129,6 +129,20 @@ def test_who_agreed_by_raw_sql_alone_does_not_count(ask: Any) -> None:
     assert ask("cyd", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
 
 
+def test_a_logged_request_is_no_agreement_whatever_its_row_says(ask: Any) -> None:
+    ask.publish(2)
+    assert ask("dana", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
+    columns = "digest, proposer, at, carried_out, content, reason"
+    with ask.services.engine.begin() as connection:
+        connection.execute(
+            text(
+                f"INSERT INTO admin_proposals (kind, {columns}) "
+                f"SELECT 'budget', {columns} FROM admin_proposals"
+            )
+        )
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
+
+
 def test_the_form_of_a_budget_notes_the_request(ask: Any) -> None:
     ask.publish(2)
     fields = {**BUDGET, "dataset": "toy", "unit": "example", "reason": "a", "delta": "1e-4"}

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import VerificationError, VerificationOptions, read_envelope, verify
+from affidavit.service.database import writer
 from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 
@@ -236,6 +237,20 @@ def test_an_approval_that_only_the_database_has_issues_nothing(
     assert (current["issue"], current["status"]) == (1, "awaiting_approval")
     no = company.decide("bea", pending, decision="reject", comment="who is cem?")
     assert no.status_code == 201, no.text
+
+
+def test_a_logged_rejection_is_no_approval_whatever_its_row_says(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    assert company.decide("cem", pending, decision="reject", comment="no").status_code == 201
+    with writer(company.engine).begin() as connection:
+        if company.engine.dialect.name == "sqlite":
+            connection.execute(text("DROP TRIGGER approvals_refuse_update"))
+        else:
+            connection.execute(text("ALTER TABLE approvals DISABLE TRIGGER ALL"))
+        connection.execute(text("UPDATE approvals SET decision = 'approve'"))
+    answer = company.decide("bea", pending)
+    assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
 
 
 def test_what_nobody_in_particular_asked_for_is_approved_by_nobody(
