@@ -326,8 +326,8 @@ def _polled(response: httpx.Response) -> Call[CertificateAnswer]:
         raise problem_of(certification.problem)
     if certification.certificate is not None:
         return certificate(certification.certificate)
-    call = _get(f"/v1/certifications/{segment(certification.id)}", _polled)
-    return replace(call, pause=POLL_DELAY)
+    path = f"/v1/certifications/{segment(certification.id)}"
+    return Call(method="GET", path=path, read=_polled, repeatable=True, pause=POLL_DELAY)
 
 
 def certificate(certificate_id: str) -> Call[CertificateAnswer]:

@@ -422,8 +422,8 @@ def _page(
     now = status_at(NOW)
     shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
     query = select(*shown, now.label("status")).where(~SUPERSEDED)
-    wanted = {name: value for name, value in equal.items() if value is not None}
-    query = query.where(*(certificates.c[name] == value for name, value in wanted.items()))
+    values = [(name, value) for name, value in equal.items() if value is not None]
+    query = query.where(*(certificates.c[name] == value for name, value in values))
     if status is not None:
         query = query.where(now == status.value)
     if created_after is not None:

@@ -192,7 +192,7 @@ class SecondPerson:
         )
 
 
-def body_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def body_of(row: Mapping[Any, Any]) -> dict[str, Any]:
     """The log entry of a row; the digest is of what it asks for, its reason apart."""
     reason = {"reason": row["reason"]} if row["reason"] else {}
     return {"kind": row["kind"], "carried_out": bool(row["carried_out"]), **reason}
