@@ -53,7 +53,7 @@ TOGETHER = tuple(
     f"{moment} MANY {statement}"
     for moment, statement in (
         ("after", CERTIFICATE),
-        ("before", "INSERT INTO audit"),
+        ("before", "INSERT INTO requests"),
         ("uncommitted", CERTIFICATE),
         ("committed", CERTIFICATE),
     )
