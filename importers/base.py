@@ -113,17 +113,19 @@ class Partial:
         return {"version": 1, **self.finish(whole, calibrate)}
 
 
+def malformed(
+    code: str, message: str, remedy: str, line: int | None = None, pointer: str = ""
+) -> MalformedPlan:
+    """The error about a line of a document, or about all of it."""
+    column = None if line is None else 1
+    return MalformedPlan(
+        Reason(code=code, pointer=pointer, message=message, remedy=remedy, line=line, column=column)
+    )
+
+
 def not_imported(kind: str, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
     """The error for a document of ``kind`` that cannot be imported."""
-    return MalformedPlan(
-        Reason(
-            code="not_imported",
-            message=f"{kind}: {message}",
-            remedy=remedy,
-            line=line,
-            column=None if line is None else 1,
-        )
-    )
+    return malformed("not_imported", f"{kind}: {message}", remedy, line)
 
 
 def _merged(
@@ -155,16 +157,8 @@ def _values(part: Any, key: str) -> Iterator[Any]:
 def _conflict(
     path: tuple[str | int, ...], message: str, name: str, line: int | None = None
 ) -> MalformedPlan:
-    return MalformedPlan(
-        Reason(
-            code="given_conflict",
-            pointer=pointer_to(*path),
-            message=message,
-            remedy=f'Correct [tool.affidavit.given."{name}"] or the file.',
-            line=line,
-            column=None if line is None else 1,
-        )
-    )
+    remedy = f'Correct [tool.affidavit.given."{name}"] or the file.'
+    return malformed("given_conflict", message, remedy, line, pointer_to(*path))
 
 
 def only(kind: str, document: dict[str, Any], known: Collection[str]) -> None:

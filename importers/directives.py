@@ -16,7 +16,8 @@ import re
 import tokenize
 from typing import Any
 
-from affidavit.plan import MalformedPlan, Reason
+from affidavit.importers.base import malformed
+from affidavit.plan import MalformedPlan
 
 LINE = re.compile(r"#\s*affidavit:\s*(.*)")
 PAIR = re.compile(r"([a-z_]+)\s*=\s*([^\s,]+)")
@@ -87,12 +88,9 @@ def _value(text: str) -> Any:
 
 
 def _wrong(line: int, message: str) -> MalformedPlan:
-    return MalformedPlan(
-        Reason(
-            code="wrong_statement",
-            message=f"# affidavit: {message}",
-            remedy=f"Use key=value with one of {', '.join(FIELDS)}.",
-            line=line,
-            column=1,
-        )
+    return malformed(
+        "wrong_statement",
+        f"# affidavit: {message}",
+        f"Use key=value with one of {', '.join(FIELDS)}.",
+        line,
     )

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Least, Partial, Span, is_number
+from affidavit.importers.base import (
+    Broken,
+    Calibrate,
+    Least,
+    Partial,
+    Span,
+    is_number,
+    malformed,
+)
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities
@@ -46,7 +54,7 @@ from affidavit.importers.training_loop import (
     steps_of,
     stopping,
 )
-from affidavit.plan import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan
 
 ACCUMULATED = Broken(
     code="accumulated_lots",
@@ -439,13 +447,10 @@ def _span(node: ast.Constant) -> Span:
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
     """The error for a comment that differs from the script."""
-    return MalformedPlan(
-        Reason(
-            code="given_conflict",
-            pointer="/" + "/".join(FIELDS[key]),
-            message=f"a comment states {key}={stated}, but the script has {own}.",
-            remedy="Correct the comment or the script.",
-            line=line,
-            column=1,
-        )
+    return malformed(
+        "given_conflict",
+        f"a comment states {key}={stated}, but the script has {own}.",
+        "Correct the comment or the script.",
+        line,
+        "/" + "/".join(FIELDS[key]),
     )

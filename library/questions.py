@@ -39,7 +39,7 @@ from affidavit.certificate import (
 from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
 from affidavit.gate import read_bytes
-from affidavit.importers import Partial, imported_document
+from affidavit.importers import imported_document
 from affidavit.library.bounds import Bound, bound_of
 from affidavit.library.certification import Certification, NotCertified
 from affidavit.library.privacy_curve import Curve, curve_of
@@ -50,11 +50,9 @@ from affidavit.plan import (
     Plan,
     PlanFields,
     Reason,
-    Syntax,
     as_document,
     load_json,
     load_yaml,
-    locate_in_json,
     located,
     plan_from,
     syntax_of,
@@ -101,27 +99,17 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
         plan = _of_document(document.data, fields)
         attach(plan, folder)
     except MalformedPlan as error:
-        raise MalformedPlan(*_placed(error, raw, syntax)) from None
+        raise MalformedPlan(*located(error.reasons, document)) from None
     return plan
-
-
-def _placed(error: MalformedPlan, raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
-    places = load_yaml(raw) if syntax == "yaml" else locate_in_json(raw)
-    return located(error.reasons, places)
 
 
 def _of_document(document: Any, fields: PlanFields) -> Plan:
     partial = imported_document(document)
-    if partial is None:
-        if isinstance(document, Mapping):
-            document = with_fields(document, **fields) if fields else dict(document)
-        return plan_from(document)
-    return plan_from(_completed(partial, fields))
-
-
-def _completed(partial: Partial, fields: PlanFields) -> dict[str, Any]:
-    """The document of another library with ``fields``, which cannot contradict it."""
-    return partial.completed(with_fields({}, **fields), partial.kind)
+    if partial is not None:
+        document = partial.completed(with_fields({}, **fields), partial.kind)
+    elif isinstance(document, Mapping):
+        document = with_fields(document, **fields) if fields else dict(document)
+    return plan_from(document)
 
 
 def _document_of(source: Any) -> Any:

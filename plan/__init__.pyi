@@ -103,7 +103,6 @@ from .strict_parsing import Path as Path
 from .strict_parsing import Position as Position
 from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
-from .strict_parsing import locate_in_json as locate_in_json
 from .types import LARGEST_INTEGER as LARGEST_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name

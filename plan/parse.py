@@ -24,7 +24,7 @@ from pydantic import ValidationError, model_validator
 from affidavit.plan.diagnostics import Kind, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.fields import PlanFields, with_fields
-from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml, locate_in_json
+from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml
 from affidavit.plan.validators import contradictions
 
 Syntax = Literal["json", "yaml"]
@@ -87,13 +87,12 @@ def parse_plan(raw: bytes, syntax: Syntax) -> Plan:
     try:
         return plan_from(document.data)
     except MalformedPlan as error:
-        places = document if syntax == "yaml" else locate_in_json(raw)
-        raise MalformedPlan(*located(error.reasons, places)) from None
+        raise MalformedPlan(*located(error.reasons, document)) from None
 
 
 def locate(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
     """``reasons`` about an accepted plan, with line and column in the text it came from."""
-    return located(reasons, load_yaml(raw) if syntax == "yaml" else locate_in_json(raw))
+    return located(reasons, load_yaml(raw) if syntax == "yaml" else load_json(raw))
 
 
 def plan_from(data: Any) -> Plan:

@@ -30,7 +30,8 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -61,12 +62,21 @@ Path = tuple[str, ...]
 Position = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
-    """The tree that a text stands for, and where each of its fields stands in the text."""
+    """The tree that a text stands for, and where each of its fields stands in the text.
+
+    ``places`` are the positions, or the JSON text in which they are looked for when asked.
+    """
 
     data: Any
-    positions: Mapping[Path, Position] = field(default_factory=dict)
+    places: Mapping[Path, Position] | str
+
+    @cached_property
+    def positions(self) -> Mapping[Path, Position]:
+        """Line and column of each field, as far as they are known."""
+        places = self.places
+        return _positions_in_json(places) if isinstance(places, str) else places
 
     def locate(self, reason: Reason, path: Path) -> Reason:
         """``reason`` with the line and column of ``path``, or of its nearest parent."""
@@ -122,10 +132,9 @@ def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
     except RecursionError:
         raise MalformedPlan(replace(_too_deep(()).reason, line=1, column=1)) from None
     try:
-        return Document(checked(parsed, ()))
+        return Document(checked(parsed, ()), text)
     except Refused as refusal:
-        # JSON is (but for details that no plan uses) YAML, whose parser knows positions.
-        raise MalformedPlan(_positions_in_json(text).locate(refusal.reason, refusal.path)) from None
+        raise MalformedPlan(Document(None, text).locate(refusal.reason, refusal.path)) from None
 
 
 def load_yaml(raw: bytes) -> Document:
@@ -138,18 +147,14 @@ def load_yaml(raw: bytes) -> Document:
         raise MalformedPlan(positions.locate(refusal.reason, refusal.path)) from None
 
 
-def locate_in_json(raw: bytes) -> Document:
-    """Positions of the fields of a JSON text that ``load_json`` accepted."""
-    return _positions_in_json(raw.decode("utf-8"))
-
-
-def _positions_in_json(text: str) -> Document:
+def _positions_in_json(text: str) -> Mapping[Path, Position]:
+    """JSON is (but for details that no plan uses) YAML, whose parser knows positions."""
     if len(text) > MAX_YAML_BYTES:
-        return Document(None)
+        return {}
     reader = YamlReader(text)
     with contextlib.suppress(MalformedPlan, Refused):  # what was read so far has its positions
         reader.read()
-    return Document(None, reader.positions)
+    return reader.positions
 
 
 def _decoded(raw: bytes, limit: int, kind: str) -> str:

@@ -108,14 +108,13 @@ def verify_model(
     folder: Path,
     trusted: Iterable[PublicKey],
     *,
-    now: datetime | None = None,
     options: VerificationOptions | None = None,
 ) -> ModelReport:
     """Verify ``folder`` against the claim in it, under ``trusted`` keys.
 
     Raises ``BadModel`` for a folder that cannot be read at all.
     """
-    trusted, now = tuple(trusted), now or datetime.now(UTC)
+    trusted, now = tuple(trusted), datetime.now(UTC)
     options, report = options or VerificationOptions(), ModelReport()
     manifest = manifest_of(folder, IGNORED_FILES)
     try:

@@ -59,7 +59,6 @@ from affidavit.plan import (
     digest_of,
     load_json,
     load_yaml,
-    locate_in_json,
     located,
     pointer_to,
 )
@@ -216,8 +215,7 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
     try:
         return policy_from(document.data)
     except MalformedPolicy as error:
-        places = document if syntax == "yaml" else locate_in_json(raw)
-        raise MalformedPolicy(*located(error.reasons, places)) from None
+        raise MalformedPolicy(*located(error.reasons, document)) from None
 
 
 def policy_from(data: Any) -> Policy:

@@ -34,7 +34,6 @@ from affidavit.plan import (
     Syntax,
     load_json,
     load_yaml,
-    locate_in_json,
     located,
     plan_from,
     pointer_to,
@@ -338,13 +337,14 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
 def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) -> Source:
     inside = text if section.pointer == "" else isolate(text, section)
     plan = raw if section.pointer == "" else inside.encode()
-    if syntax == "yaml":
-        document = load_yaml(plan)
-        data, places = document.data, document
-    else:
-        data, places = load_json(plan).data, locate_in_json(plan)
+    document = load_yaml(plan) if syntax == "yaml" else load_json(plan)
     return Source(
-        file=name, pointer=section.pointer, data=data, places=places, text=inside, syntax=syntax
+        file=name,
+        pointer=section.pointer,
+        data=document.data,
+        places=document,
+        text=inside,
+        syntax=syntax,
     )
 
 

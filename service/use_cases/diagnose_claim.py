@@ -20,7 +20,6 @@ from affidavit.plan import (
     Syntax,
     load_json,
     load_yaml,
-    locate_in_json,
     located,
     plan_from,
     pointer_to,
@@ -68,8 +67,7 @@ def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
     try:
         return _read(document.data)
     except MalformedPlan as error:
-        places = document if syntax == "yaml" else locate_in_json(body)
-        raise MalformedPlan(*located(error.reasons, places)) from None
+        raise MalformedPlan(*located(error.reasons, document)) from None
 
 
 def _read(data: Any) -> tuple[Plan, Claim]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
 from affidavit.plan.parse import Syntax, locate, parse_plan
-from affidavit.plan.strict_parsing import load_yaml, locate_in_json
+from affidavit.plan.strict_parsing import load_json, load_yaml
 
 KEYS = st.text(st.sampled_from('abz09/~"\\ é😀:,{[#-'), min_size=1, max_size=6)
 TREES = st.recursive(
@@ -43,7 +43,7 @@ def test_every_field_of_a_json_text_is_found_where_it_stands(
     tree: dict[str, Any], indent: int | str | None, separators: tuple[str, str]
 ) -> None:
     text = json.dumps(tree, indent=indent, separators=separators, ensure_ascii=False)
-    positions = locate_in_json(text.encode()).positions
+    positions = load_json(text.encode()).positions
     lines = text.split("\n")
     for path, begins in fields(tree):
         line, column = positions[path]
