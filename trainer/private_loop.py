@@ -265,6 +265,7 @@ class PrivateRun:
                 f"the model was on {self._device} when the run began, and is on {device}: move it "
                 "before you call private.",
             )
+        self._training.require_as_begun()
         self._private.forget_sums()
         losses = self._private.accumulate(
             lambda: self._model.losses(batch), records=records, idle=idle

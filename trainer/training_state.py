@@ -209,9 +209,10 @@ class TrainingState:
             alone=None if collated is None else lambda rows: losses(collated(rows)),
             most=min(self._settings.microbatch, self._config.plan.dataset.size or MORE),
         )
+        self._probed = _modules(self.module)
 
     def require_as_begun(self) -> None:
-        """Raise ``UnsupportedModel`` if the trainable tensors changed since the run began."""
+        """Raise ``UnsupportedModel`` if tensors or modules changed since the run began."""
         now = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         changed = now.keys() ^ self._trained.keys()
         if self.shards is None:  # fully_shard has two parameters for one tensor
@@ -221,6 +222,13 @@ class TrainingState:
                 f"{', '.join(sorted(changed))}: made trainable, frozen, added or replaced after "
                 "the run began; only tensors that were trainable then are clipped and noised. "
                 "Change them before the run, and freeze what is not to be trained."
+            )
+        modules = _modules(self.module)
+        if changed := {n for n in modules | self._probed if modules.get(n) != self._probed.get(n)}:
+            raise UnsupportedModel(
+                f"{', '.join(sorted(changed))}: added, replaced, removed or hooked after the run "
+                "began; only what was there then was probed for mixing records. Change modules and "
+                "their hooks before the run, and remove hooks after use."
             )
         if _updated_by(self.optimizer) != self._updated:
             raise UnsupportedModel(
@@ -577,6 +585,15 @@ def _learning_rates(plan: Plan, settings: Settings, steps: int) -> Callable[[int
     # An optimiser without one was refused.
     rate = settings.learning_rate or plan.optimizer.learning_rate or 0.0
     return lambda step: rate * settings.learning_rate_factor(step, steps)
+
+
+def _modules(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Every module by its path, with the numbers of its hooks."""
+    return {
+        path or "the model": (layer, *layer._forward_hooks, *layer._forward_pre_hooks,
+                              *layer._backward_hooks, *layer._backward_pre_hooks)
+        for path, layer in module.named_modules()
+    }  # fmt: skip
 
 
 def _updated_by(optimizer: torch.optim.Optimizer) -> set[int]:

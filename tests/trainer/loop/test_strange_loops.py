@@ -73,6 +73,18 @@ def replacing(run: PrivateRun, model: Any, batch: Any) -> None:
     model[2].bias = nn.Parameter(torch.ones(1))
 
 
+def hooking(run: PrivateRun, model: Any, batch: Any) -> None:
+    """Compares the records of a batch in a hook that was not there when the run began."""
+    step(run, batch)
+    model[1].register_forward_hook(lambda _, inputs, result: result - inputs[0].mean(0))
+
+
+def normalising_later(run: PrivateRun, model: Any, batch: Any) -> None:
+    """The same in a layer without parameters."""
+    step(run, batch)
+    model[1] = nn.BatchNorm1d(4, affine=False, track_running_stats=False)
+
+
 def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
     """Adds a term that compares the records of a batch."""
     (run.loss(batch) + 100 * model(batch[0]).var()).backward()
@@ -85,6 +97,8 @@ def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
         (unfreezing, "0.bias, 0.weight: made trainable"),
         (adding, "more.bias, more.weight: made"),
         (replacing, "2.bias: made"),
+        (hooking, "1: added, replaced, removed or hooked"),
+        (normalising_later, "1: added, replaced, removed or hooked"),
         (regularising, "0.weight has a gradient from a loss outside the run"),
     ],
 )
