@@ -18,6 +18,13 @@ WIDTH = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vo
 DECODER = {**WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 HEADS = {**DECODER, "head_dim": 4}
 ENCODER = {**WIDTH, "num_attention_heads": 2, "max_position_embeddings": 32}
+STATES = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 4,
+}
 STILL = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 VISION = {
     **{name: size for name, size in WIDTH.items() if name != "vocab_size"},
@@ -107,9 +114,9 @@ def whisper() -> Case:
     return hf().WhisperModel(config), torch.randn(RECORDS, 4, 16), losses
 
 
-def wav2vec2() -> Case:
+def sound(kind: str, config: str) -> Case:
     """Sound, with a convolution under weight normalisation."""
-    config = hf().Wav2Vec2Config(
+    sizes = getattr(hf(), config)(
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
@@ -128,7 +135,7 @@ def wav2vec2() -> Case:
         activation_dropout=0,
         layerdrop=0,
     )
-    model = hf().Wav2Vec2Model(config)
+    model = getattr(hf(), kind)(sizes)
     return model, torch.randn(RECORDS, 160), lambda m, x: squares(m(x).last_hidden_state)
 
 
@@ -227,6 +234,27 @@ OTHERS: dict[str, Callable[[], Case]] = {
         chunk_size=4,
         vocab_size=WORDS,
     ),
+    "bamba": lambda: language(
+        "BambaForCausalLM", "BambaConfig", **DECODER, **STATES, attn_layer_indices=[1]
+    ),
+    "falcon-h1": lambda: language(
+        "FalconH1ForCausalLM", "FalconH1Config", **HEADS, **STATES, mamba_d_ssm=32
+    ),
+    "recurrent-gemma": lambda: language(
+        "RecurrentGemmaForCausalLM",
+        "RecurrentGemmaConfig",
+        **{**HEADS, "num_hidden_layers": 3},
+        lru_width=16,
+        attention_window_size=8,
+    ),
+    "rwkv": lambda: language(
+        "RwkvForCausalLM",
+        "RwkvConfig",
+        **WIDTH,
+        attention_hidden_size=16,
+        context_length=16,
+        rescale_every=0,  # else a pass in evaluation mode writes to weights
+    ),
     "qwen2-moe": lambda: language(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
@@ -264,7 +292,22 @@ OTHERS: dict[str, Callable[[], Case]] = {
         "BartForConditionalGeneration", "BartConfig", **PAIRED, max_position_embeddings=32
     ),
     "whisper": whisper,
-    "wav2vec2": wav2vec2,
+    "longt5": lambda: translator(
+        "LongT5ForConditionalGeneration",
+        "LongT5Config",
+        d_model=16,
+        d_ff=32,
+        d_kv=8,
+        num_layers=1,
+        num_heads=2,
+        vocab_size=WORDS,
+        dropout_rate=0,
+        local_radius=3,
+        global_block_size=2,
+        encoder_attention_type="transient-global",
+    ),
+    "wav2vec2": lambda: sound("Wav2Vec2Model", "Wav2Vec2Config"),
+    "hubert": lambda: sound("HubertModel", "HubertConfig"),
     "swin": lambda: vision(
         "SwinForImageClassification",
         "SwinConfig",
