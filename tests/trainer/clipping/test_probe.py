@@ -115,6 +115,18 @@ def test_records_that_displace_each_other_in_a_full_microbatch_are_found() -> No
         probe(held, losses(model), most=9)
 
 
+@pytest.mark.parametrize("least", range(3))
+def test_records_that_are_ranked_in_a_full_microbatch_are_found(least: int) -> None:
+    def without_half(rows: Tensor) -> Tensor:
+        values = losses(model)(rows) + 9.0 * (rows != least)
+        return values * (values >= values.kthvalue(max(1, len(values) // 2)).values)
+
+    model = Body()
+    model.drop.p = 0.0
+    with pytest.raises(MixedRecords, match="displace each other"):
+        probe(private(model), without_half, most=5)
+
+
 def test_dropout_that_shows_in_a_full_microbatch_alone_is_not_taken_for_mixing() -> None:
     model = Body()
     model.drop.p = 0.001
