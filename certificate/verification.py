@@ -84,7 +84,7 @@ def verify(
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan given to compare)"))
     report.passed(8, _rules(predicate, options))
-    not_after = _validity(key, not_before, not_after, now)
+    not_after = _validity(key, not_before, not_after, options.used_at or now)
     report.passed(9, f"until {format_instant(not_after)}")
     last_checkpoint = _log(envelope, statement, log, trusted, cosigned, options, now, report)
     status = check_status(envelope, predicate, trusted, options, now)

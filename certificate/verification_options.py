@@ -72,7 +72,8 @@ class VerificationOptions:
     ``consistency`` the proof that links one of them to the bundle's.
     ``status`` is a signed status list and ``status_seen`` the newest lists seen before, by issuer.
     With ``require_status`` it cannot be left out. ``trust`` says which log counts, who witnesses
-    it, and how fresh all of it has to be; under it nothing of that is left unchecked.
+    it, and how fresh all of it has to be; under it nothing of that is left unchecked. A use
+    that is over was at ``used_at``: the certificate may have expired since.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class VerificationOptions:
     require_status: bool = False
     status_seen: Mapping[str, SeenStatus | tuple[int, str]] = field(default_factory=dict)
     trust: TrustPolicy | None = None
+    used_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from affidavit.certificate.conformance import check_conformance
-from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.evidence.audit import (
     AUDITABLE,
     Audit,
@@ -46,8 +45,7 @@ from affidavit.certificate.evidence.manifest import BadModel, Manifest, printabl
 from affidavit.certificate.execution import certified_plan
 from affidavit.certificate.keys import PublicKey, parse_instant
 from affidavit.certificate.run_record import START, RecordEntry, decode_line, is_guarded
-from affidavit.certificate.status import check_status
-from affidavit.certificate.verification import MAX_BUNDLE_BYTES, verify
+from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json
 
@@ -300,12 +298,9 @@ def _certified(
     except VerificationError as error:
         if error.code != "expired":
             raise
-    # Its key counts today; its status is that of today, what follows the dates that of the run.
-    then = replace(options, status=None, require_status=False)
-    predicate = verify(bundle, trusted, now=started_at, options=then).predicate
-    envelope = read_envelope(load_json(bundle, MAX_BUNDLE_BYTES).data["envelope"])
-    check_status(envelope, predicate, trusted, options, now)
-    return predicate
+    # Its key, its log and its status are those of today.
+    used = replace(options, used_at=started_at)
+    return verify(bundle, trusted, now=now, options=used).predicate
 
 
 def _weights(

@@ -27,8 +27,10 @@ from affidavit.certificate import (
     ModelReport,
     NotTrained,
     SigningKey,
+    VerificationError,
     losses_as_bytes,
     sign_envelope,
+    verify,
     verify_model,
 )
 from affidavit.certificate.keys import KeyRole, PublicKey
@@ -174,6 +176,22 @@ def test_keys_that_are_not_trusted_revoked_or_too_late_do_not_count(model: Path,
     assert codes(dated(revoked_from=now + timedelta(seconds=1))) == set()
     assert codes(dated(revoked_from=now)) == window
     assert codes(dated(not_after=now - timedelta(days=1))) == window
+
+
+def test_a_certificate_that_expired_after_its_run_still_counts(
+    model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=3 * 365)
+
+    monkeypatch.setattr("affidavit.certificate.evidence.verification.datetime", Later)
+    lasting = replace(run.key.public, not_after=Later.now(UTC) + timedelta(days=1))
+    with pytest.raises(VerificationError, match="has expired"):
+        verify((model / CERTIFICATE_FILE).read_bytes(), [lasting], now=Later.now(UTC))
+    report = verify_model(model, [lasting])
+    assert report.verified, report.findings
 
 
 @pytest.mark.parametrize("field", ["guarantee", "mechanism", "declared", "ledger", "audit"])

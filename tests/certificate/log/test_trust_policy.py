@@ -111,22 +111,41 @@ def test_a_checkpoint_is_as_fresh_as_its_witnesses(log: Log, hours: int, code: s
     assert outcome(bundle_of(log, times), policy(2, checkpoint_hours=1))[1] == code
 
 
+def status_list(issued_at: datetime) -> bytes:
+    content = {
+        "issuer": ORIGIN,
+        "sequence": 1,
+        "issued_at": format_instant(issued_at),
+        "next_update": format_instant(issued_at + 4 * HOUR),
+        "keyset_version": None,
+        "keys": (SIGNER.key_id,),
+        "listed": (),
+    }
+    return sign_status(content, STATUS)
+
+
 @pytest.mark.parametrize(("hours", "code"), [(1, "verified"), (3, "stale_status")])
 def test_a_status_list_is_needed_and_fresh(log: Log, hours: int, code: str) -> None:
     bundle = bundle_of(log, dict.fromkeys(ALL, NOW))
     assert outcome(bundle, policy(status_hours=2)) == (13, "no_status")
     later = NOW + hours * HOUR
-    content = {
-        "issuer": ORIGIN,
-        "sequence": 1,
-        "issued_at": format_instant(NOW),
-        "next_update": format_instant(NOW + 4 * HOUR),
-        "keyset_version": None,
-        "keys": (SIGNER.key_id,),
-        "listed": (),
-    }
-    status = sign_status(content, STATUS)
+    status = status_list(NOW)
     assert outcome(bundle, policy(status_hours=2), now=later, status=status)[1] == code
+
+
+def test_what_expired_since_its_use_is_held_to_the_log_and_the_status_of_today(log: Log) -> None:
+    """Both were fetched after the use, and are as fresh as they have to be now."""
+    now = NOW + 400 * 24 * HOUR
+    bundle = bundle_of(log, dict.fromkeys(ALL, now - HOUR), at=now - HOUR)
+    trust = policy(status_hours=2, checkpoint_hours=2)
+    status = status_list(now - HOUR)
+    assert outcome(bundle, trust, now=now, status=status) == (9, "expired")
+    used: dict[str, Any] = {"now": now, "used_at": NOW}
+    assert outcome(bundle, trust, status=status, **used) == (0, "verified")
+    assert outcome(bundle, trust, **used) == (13, "no_status")
+    assert outcome(bundle, trust, status=status_list(now - 3 * HOUR), **used)[1] == "stale_status"
+    early = {"now": now, "used_at": NOW - HOUR}
+    assert outcome(bundle, trust, status=status, **early) == (9, "not_yet_valid")
 
 
 # ---- Stolen keys, one after the other, and together with the operator of the service
