@@ -22,7 +22,7 @@ from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.second_person import admin_proposals, body_of
-from affidavit.service.identity.tokens import token_revocations, tokens
+from affidavit.service.identity.tokens import logged_digest, token_revocations, tokens
 from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
@@ -43,12 +43,14 @@ class EntryType:
 
     ``entry`` builds the entry that a row must have; ``comparable`` takes the
     same fields from an entry's body, and returns None if it records another table's row.
+    Entries of earlier releases lack the fields ``later``.
     """
 
     table: Table
     kinds: tuple[str, ...]
     entry: Callable[[Any], LogEntry]
     comparable: Projection
+    later: tuple[str, ...] = ()
 
     @property
     def query(self) -> Select[Any]:
@@ -64,10 +66,13 @@ class EntryType:
         keys = (str(getattr(row, column.name)) for column in self.table.primary_key)
         return f"{self.table.name} {', '.join(keys)}"
 
-    def of_row(self, row: Any) -> bytes:
-        """The canonical bytes of the entry that a row must have."""
+    def of_row(self, row: Any) -> set[bytes]:
+        """The canonical bytes of the entry that a row must have; of an earlier release, too."""
         entry = self.entry(row)
-        return _canonical(entry.kind, entry.subject, entry.actor, entry.at, entry.body)
+        bodies = entry.body, {**entry.body, **dict.fromkeys(self.later)}
+        return {
+            _canonical(entry.kind, entry.subject, entry.actor, entry.at, body) for body in bodies
+        }
 
     def of_entry(self, content: Mapping[str, Any]) -> bytes | None:
         """The canonical bytes of an entry; None if it records another table's row."""
@@ -144,12 +149,16 @@ def _waiver_revocation(row: Any) -> LogEntry:
 
 
 def _token(row: Any) -> LogEntry:
+    serves = json.loads(row.serves or "{}")
     body = {
         "name": row.name,
         "scopes": row.scopes.split(),
         "expires_at": row.expires_at.isoformat(timespec="microseconds"),
         "person": row.person,
         "team": row.team,
+        "digest": logged_digest(row.digest),
+        "queues": serves.get("queues"),
+        "datasets": serves.get("datasets"),
     }
     return _entry("token", row.id, row.created_by, row.created_at, body)
 
@@ -195,7 +204,8 @@ def _payload(envelope: bytes) -> Any:
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
 _GRANTED = _only_where("event", "granted", "key_id", "waiver")
-_CREATED = _only_where("action", "created", "name", "scopes", "expires_at", "person", "team")
+_TOKEN = ("name", "scopes", "expires_at", "person", "team", "digest", "queues", "datasets")
+_CREATED = _only_where("action", "created", *_TOKEN)
 
 ENTRY_TYPES = (
     EntryType(
@@ -213,7 +223,7 @@ ENTRY_TYPES = (
         entry=_waiver_revocation,
         comparable=_only_where("event", "revoked", "reason"),
     ),
-    EntryType(table=tokens, kinds=("token",), entry=_token, comparable=_CREATED),
+    EntryType(table=tokens, kinds=("token",), entry=_token, comparable=_CREATED, later=("digest",)),
     EntryType(
         table=token_revocations,
         kinds=("token",),

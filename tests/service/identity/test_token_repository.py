@@ -18,6 +18,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,
+    logged_digest,
     mint,
     token_revocations,
     token_uses,
@@ -94,6 +95,7 @@ def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
         "name": "ci",
         "scopes": ["submit"],
         "expires_at": (NOW + timedelta(days=90)).isoformat(timespec="microseconds"),
+        "digest": logged_digest(shown.digest),
     }
     assert (revoked["subject"], revoked["actor"]) == (built.id, "operator:you")
     assert revoked["body"] == {"action": "revoked", "name": "ci", "reason": "left the team"}

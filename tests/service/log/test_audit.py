@@ -16,6 +16,7 @@ from affidavit.service.__main__ import main
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.lifecycle.issuance import sign
+from affidavit.service.log.entries import append
 from affidavit.service.store import CertificateStore, PlanRequest
 from tests.service.log.conftest import KEY, NOON, Log
 
@@ -120,9 +121,33 @@ def test_signed_bytes_are_changed(log: Log, issued: list[str], tamper: Tamper) -
 
 
 @pytest.mark.usefixtures("issued")
-@pytest.mark.parametrize("change", ["scopes = 'admin'", "name = 'root'"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "scopes = 'admin'",
+        "name = 'root'",
+        "digest = 'of another'",
+        """serves = '{"queues": ["gpu"]}'""",
+        """scopes = 'admin', serves = '{"scopes": ["submit"]}'""",
+    ],
+)
 def test_a_token_is_given_more_than_was_logged(log: Log, tamper: Tamper, change: str) -> None:
     tamper(f"UPDATE tokens SET {change}")
+    assert log.codes() == {"row_without_entry", "entry_without_row"}
+
+
+def test_tokens_of_earlier_releases_were_logged_without_their_digest(
+    log: Log, tamper: Tamper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def earlier(connection: Any, kind: str, subject: str, body: Any, **rest: Any) -> Any:
+        del body["digest"]
+        return append(connection, kind, subject, body, **rest)
+
+    monkeypatch.setattr("affidavit.service.identity.tokens.append", earlier)
+    TokenRepository(log.engine).new("ci", [Scope.SUBMIT], 90, by="root", at=datetime.now(UTC))
+    log.sequence()
+    assert log.audit() == []
+    tamper("UPDATE tokens SET scopes = 'admin'")
     assert log.codes() == {"row_without_entry", "entry_without_row"}
 
 
