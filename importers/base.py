@@ -49,11 +49,15 @@ Calibrate = Callable[..., float]
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The epochs that a script makes at least; fewer are not given to it."""
+    """The epochs that a script makes at least, and the ``whole`` passes that nothing cuts short.
+
+    Fewer epochs, or fewer steps than those passes have, are not given to it.
+    """
 
     epochs: float
     line: int
     why: str
+    whole: int = 0
 
 
 def as_it_is(plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
@@ -110,6 +114,11 @@ class Partial:
         if self.least is not None and is_number(epochs) and epochs < self.least.epochs:
             message = f"epochs is given as {epochs:g}, but {self.least.why}."
             raise _conflict(("epochs",), message, name, self.least.line)
+        steps: Any = whole.get("steps")
+        fewest = 0 if self.least is None else self.least.whole * _lots(whole)
+        if self.least is not None and is_number(steps) and steps < fewest:
+            message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
+            raise _conflict(("steps",), message, name, self.least.line)
         return {"version": 1, **self.finish(whole, calibrate)}
 
 
@@ -142,6 +151,18 @@ def _merged(
             message = f"{key} is given as {value}, but {name} has {mine}."
             raise _conflict((*path, key), message, name)
     return merged
+
+
+def _lots(plan: dict[str, Any]) -> int:
+    """The lots of one pass over the records, rounded down; 0 if the plan does not tell."""
+    size: Any = next(_values(plan, "size"), None)
+    rate: Any = next(_values(plan, "probability"), None)
+    lot: Any = next(_values(plan, "lot_size"), None)
+    if is_number(rate) and 1e-15 < rate <= 1:
+        return int(1 / rate * (1 - 1e-9))
+    if isinstance(size, int) and isinstance(lot, int) and 0 < lot <= size:
+        return size // lot
+    return 0
 
 
 def _values(part: Any, key: str) -> Iterator[Any]:

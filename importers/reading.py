@@ -45,6 +45,7 @@ from affidavit.importers.training_loop import (
     accumulation,
     at_least,
     continued,
+    is_whole_pass,
     joining,
     mixing,
     passes_of,
@@ -317,13 +318,16 @@ class Reading(Quantities):
         count, repeats = at_least(self.values, place, own)
         if count is None:
             return None
+        whole = math.floor(count) if is_whole_pass(self.values, place) else 0
         if repeats is None:
-            return Least(count, place.lineno, f"the script makes at least {count:g}")
+            why = f"the script makes at least {count:g}"
+            return Least(count, place.lineno, why, whole)
         return Least(
             math.nextafter(count, math.inf),
             repeats.lineno,
             f"each turn of this loop makes {count:g}. Count those of all its turns; where each "
             "turn has records of its own, give steps instead",
+            whole,
         )
 
     def judge(self, lot: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -691,6 +692,20 @@ def at_least(
                 repeats = next((further for _, further in counts if further), repeats)
             break
     return passes, repeats
+
+
+def is_whole_pass(values: Values, step: ast.AST) -> bool:
+    """Whether the loops around ``step`` in its function go to the end of the private loader."""
+    goes_over = False
+    for outer in values.script.above(step):
+        if isinstance(outer, ast.FunctionDef):
+            break
+        if isinstance(outer, ast.For):
+            if any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer)):
+                return False
+            with suppress(Unreadable):
+                goes_over = goes_over or _times(values, outer.iter) is None
+    return goes_over
 
 
 def _places(values: Values, function: ast.AST) -> list[ast.AST]:

@@ -559,6 +559,25 @@ def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: i
         assert (reason.code, reason.line) == ("given_conflict", line)
 
 
+@pytest.mark.parametrize(
+    ("text", "fewest"),
+    [
+        (IN_FOLDS, 45),  # three passes of at least 15 lots, in each turn
+        (HEAD + PRIVATE + EACH.replace("range(3)", "n") + LOSS, 15),
+        (IN_FOLDS.replace("        loss =", "        if late: break\n            loss ="), 0),
+        (IN_FOLDS.replace("enumerate(loader)", "enumerate(islice(loader, 9))"), 0),
+    ],
+)
+def test_stated_steps_are_no_fewer_than_the_passes_that_are_whole(text: str, fewest: int) -> None:
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    given = {"dataset": {"name": "d", "size": 95}, "sampling": {"scheme": "poisson"}}
+    assert partial.completed({**given, "steps": max(1, fewest)}, "train.py")["steps"] >= fewest
+    if fewest:
+        with pytest.raises(MalformedPlan, match=f"at least {fewest}"):
+            partial.completed({**given, "steps": fewest - 1}, "train.py")
+
+
 PLAIN = "other = SGD(m.parameters())\nfor x in others:\n    f(x).backward()\n    other.step()\n"
 ACCUMULATING = "        with accelerator.accumulate(model):\n    " + LOSS.replace(
     "\n        ", "\n            "
