@@ -345,24 +345,26 @@ class PrivateModel:
                     self._bucket.flush()
                 self._require_caught()
             self.require_unwritten(
-                name for name, item in self._stored().items() if before.get(name) != item
+                name
+                for name, item in self._stored().items()
+                if item is not None and before.get(name, ()) not in (None, item)
             )
             for target in self._targets.values():
                 self._add(target)
         return result
 
-    def _stored(self) -> dict[str, tuple[int, int]]:
+    def _stored(self) -> dict[str, tuple[int, int] | None]:
         """Which tensors the weights of the run would have, and how often they were written to.
 
-        Sharded ones are gathered and freed in every pass.
+        None for those that are sharded now: they are gathered and freed in every pass.
         """
         return {
-            f"{path}.{name}".lstrip("."): (id(item), 0 if item.is_inference() else item._version)
+            f"{path}.{name}".lstrip("."): None
+            if is_sharded(item)
+            else (id(item), 0 if item.is_inference() else item._version)
             for path, layer in self.model.named_modules()
             for name, item in (*layer._parameters.items(), *layer._buffers.items())
-            if item is not None
-            and name not in layer._non_persistent_buffers_set
-            and not is_sharded(item)
+            if item is not None and name not in layer._non_persistent_buffers_set
         }
 
     def require_unwritten(self, names: Iterable[str]) -> None:

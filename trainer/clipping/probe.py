@@ -210,16 +210,19 @@ def _require_near(one: Tensor, other: Tensor, narrow: bool, why: str) -> None:
         )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether both are equal, or one is not known."""
+    if one is None or other is None:
+        return True
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers, and the sum of each parameter."""
-    state = {name: item.clone() for name, item in model.named_buffers()}
+def _state(model: nn.Module) -> dict[str, Tensor | None]:
+    """Buffers, and the sum of each parameter; None for one that is sharded now."""
+    state: dict[str, Tensor | None] = {name: item.clone() for name, item in model.named_buffers()}
     for name, item in model.named_parameters():
-        if item.is_floating_point() and item.dtype.itemsize > 1 and not is_sharded(item):
-            state[name] = item.detach().sum()
+        if item.is_floating_point() and item.dtype.itemsize > 1:
+            state[name] = None if is_sharded(item) else item.detach().sum()
     return state
 
 
