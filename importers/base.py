@@ -59,6 +59,18 @@ class Least:
     why: str
     whole: int = 0
 
+    def require(self, plan: dict[str, Any], name: str) -> None:
+        """Raise ``MalformedPlan`` where the ``plan`` of the document ``name`` has fewer."""
+        epochs: Any = plan.get("epochs")
+        if is_number(epochs) and epochs < self.epochs:
+            message = f"epochs is given as {epochs:g}, but {self.why}."
+            raise _conflict(("epochs",), message, name, self.line)
+        steps: Any = plan.get("steps")
+        fewest = self.whole * _lots(plan)
+        if is_number(steps) and steps < fewest:
+            message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
+            raise _conflict(("steps",), message, name, self.line)
+
 
 def as_it_is(plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
     """A plan that needs no finish."""
@@ -110,15 +122,8 @@ class Partial:
             if excluded is not None:
                 message = f"{key} is given as {excluded}, which {name} rules out."
                 raise _conflict((key,), message, name)
-        epochs: Any = whole.get("epochs")
-        if self.least is not None and is_number(epochs) and epochs < self.least.epochs:
-            message = f"epochs is given as {epochs:g}, but {self.least.why}."
-            raise _conflict(("epochs",), message, name, self.least.line)
-        steps: Any = whole.get("steps")
-        fewest = 0 if self.least is None else self.least.whole * _lots(whole)
-        if self.least is not None and is_number(steps) and steps < fewest:
-            message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
-            raise _conflict(("steps",), message, name, self.least.line)
+        if self.least is not None:
+            self.least.require(whole, name)
         return {"version": 1, **self.finish(whole, calibrate)}
 
 

@@ -29,7 +29,7 @@ PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -299,27 +299,17 @@ def _paid_above(masses: Array, losses: Array, start: int, left: int) -> int | No
     so the first k at which that sum is not negative ends the chord; ``left`` pays the rest,
     and may come to owe. Before the first node there is none, and all moves up to k.
     """
-    reach = 64
-    while True:
-        part = masses[start : start + reach]
-        arms = np.ones(part.size)
-        if left >= 0:
-            arms = -np.expm1(losses[left] - losses[start : start + reach])
-        slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
-        paid = np.cumsum(part * arms) - slack * np.cumsum(np.abs(part) * arms)
-        settled = np.flatnonzero(paid >= 0)
-        if settled.size or start + reach >= masses.size:
-            break
-        reach *= 8
-    if not settled.size:
+
+    def arms(size: int) -> Array:
+        if left < 0:
+            return np.ones(size)
+        return np.asarray(-np.expm1(losses[left] - losses[start : start + size]))
+
+    end, rest = _laid(masses[start:], arms, -1.0)
+    if end is None:
         return None
-    end = int(settled[0])
-    remainder = float(paid[end] / arms[end])
     if left >= 0:
-        size = float(np.abs(part[: end + 1]).sum())
-        masses[left] += float(part[: end + 1].sum()) - remainder - slack * size
-    masses[start : start + end] = 0.0
-    masses[start + end] = remainder
+        masses[left] += rest
     return start + end
 
 
@@ -331,28 +321,48 @@ def _paid_below(masses: Array, losses: Array, start: int, right: int) -> int | N
     to ``right``. What was paid is rounded up, which ends the search early and leaves more at
     the lower node: both lower the curve.
     """
-    reach, first = 64, int(np.searchsorted(losses, losses[start] - _WIDEST))
-    while True:
-        begin = max(first, start + 1 - reach)
-        part, away = masses[begin : start + 1][::-1], losses[begin : start + 1][::-1]
-        arms = np.exp(away[0] - away) * -np.expm1(away - losses[right])
-        slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
-        paid = np.cumsum(part * arms) + slack * np.cumsum(np.abs(part) * arms)
-        settled = np.flatnonzero(paid >= 0)
-        if settled.size or begin == first:
-            break
-        reach *= 8
-    if not settled.size and first > 0:
+    first = int(np.searchsorted(losses, losses[start] - _WIDEST))
+
+    def arms(size: int) -> Array:
+        away = losses[start + 1 - size : start + 1][::-1]
+        return np.asarray(np.exp(away[0] - away) * -np.expm1(away - losses[right]))
+
+    end, rest = _laid(masses[first : start + 1][::-1], arms, 1.0)
+    if end is None and first > 0:
         return None
-    end = int(settled[0]) if settled.size else start
-    remainder = float(paid[end] / arms[end]) if settled.size else 0.0
-    size = float(np.abs(part[: end + 1]).sum())
-    masses[right] += float(part[: end + 1].sum()) - remainder - slack * size
-    masses[start - end : start + 1] = 0.0
-    if not settled.size:
+    masses[right] += rest
+    if end is None:
+        masses[: start + 1] = 0.0
         return -1
-    masses[start - end] = remainder
     return start - end
+
+
+def _laid(masses: Array, arms: Callable[[int], Array], rounding: float) -> tuple[int | None, float]:
+    """Lay a chord from the first of ``masses``, which owes, to the first node that has paid.
+
+    That node, which is left with what was paid over its arm, and the rest of what was passed;
+    None, and all of it, where no node has. ``arms`` are the weights A_j of so many nodes, and
+    ``rounding`` is 1 or -1 where roundings raise or lower what was paid.
+    """
+    size = 64
+    while True:
+        part = masses[:size]
+        weights = arms(part.size)
+        slack = 4.0 * UNIT_ROUNDOFF * (part.size + 8)
+        paid = np.cumsum(part * weights)
+        paid += rounding * slack * np.cumsum(np.abs(part) * weights)
+        settled = np.flatnonzero(paid >= 0)
+        if settled.size or size >= masses.size:
+            break
+        size *= 8
+    end = int(settled[0]) if settled.size else None
+    remainder = 0.0 if end is None else float(paid[end] / weights[end])
+    passed = part if end is None else part[: end + 1]
+    rest = float(passed.sum()) - remainder - slack * float(np.abs(passed).sum())
+    if end is not None:
+        masses[:end] = 0.0
+        masses[end] = remainder
+    return end, rest
 
 
 def _cut(masses: Array, losses: Array) -> Array:

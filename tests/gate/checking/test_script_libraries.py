@@ -121,9 +121,9 @@ def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int])
 def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
     partial = scripts.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
     assert partial is not None
-    said = [item for item in partial.assumed if "seeds" in item or "weights" in item]
-    assert [note in item for item in said if note] == ([True] if note else [])
-    assert bool(said) is bool(note)
+    notes = [item for item in partial.assumed if "seeds" in item or "weights" in item]
+    assert [note in item for item in notes if note] == ([True] if note else [])
+    assert bool(notes) is bool(note)
     assert any("only the model is released" in item for item in partial.assumed)
 
 

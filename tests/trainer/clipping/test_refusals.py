@@ -136,7 +136,7 @@ class Folded(nn.Module):
         return self.linear(x.transpose(0, 1)).transpose(0, 1)
 
 
-class Kept(nn.Module):
+class RunningCenter(nn.Module):
     """A frozen tensor that follows what is seen."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ RUNS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], type[Exception],
     ),
     "time first": (Folded, (4, 5, 3), MixedRecords, "sees 5 rows for 4 records"),
     "no records": (lambda: nn.Linear(3, 3), (3,), MixedRecords, "without a dimension of records"),
-    "statistics": (Kept, (4, 3), UnsupportedModel, "center: changes in a forward pass"),
+    "statistics": (RunningCenter, (4, 3), UnsupportedModel, "center: changes in a forward pass"),
     "ids of one dimension": (lambda: nn.Embedding(5, 3), (4,), MixedRecords, "one dimension"),
 }
 
