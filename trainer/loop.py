@@ -150,6 +150,7 @@ class Run:
         self._audit: tuple[AuditedData, AuditedModel] | None = None
         self.config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
+        self.shows_private = settings.show_private
         self._quiet = quiet or not peers.leads
         self._entropy, self._supervision = entropy, supervision
         self._allowance = Allowance(supervision.allowance)
@@ -322,7 +323,7 @@ class Run:
                         f"stopped on request before step {step + 1} of {steps}; continue with "
                         "--resume.",
                     )
-                loss = _Loss(self._settings.show_private)
+                loss = _Loss(self.shows_private)
                 try:
                     records = training.step(step, secrets.ratchet, loss.see)
                 except torch.OutOfMemoryError:

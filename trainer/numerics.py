@@ -159,6 +159,21 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return bool(torch.isfinite(torch.stack(ends)).all()) if ends else True
 
 
+def checksum(tensor: Tensor) -> Tensor:
+    """The sum of the bits of the entries as integers, which wraps; shape ().
+
+    It is the same in whatever order they are added up.
+
+    >>> bool(checksum(torch.ones(3)) == checksum(torch.ones(3) * (1 + 2**-20)))
+    False
+    """
+    whole = torch.int64 if tensor.dtype.itemsize > 4 else torch.int32
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize]).sum(dtype=whole).long()
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def require_true_float32() -> None:
     """Raise ``RuntimeError`` if float32 products are set to a lower precision."""
     if torch.get_float32_matmul_precision() != "highest":

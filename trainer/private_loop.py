@@ -18,6 +18,8 @@ sum or a division for accumulation trains the same.
 Guarantees
     * What the optimiser sees are noisy means of whole lots, one for each step that was charged.
     * A loop that leaves a batch out, or steps twice, is stopped before anything is released.
+    * A loop that changes trained tensors by anything else than the run's steps is stopped.
+    * A loop that logs or schedules by the loss of ``run.loss`` reveals nothing: it is 0.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ from torch.utils.data import DataLoader
 from affidavit.certificate import PublicKey, TrustRoot
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, parse_plan, syntax_of
-from affidavit.trainer.adapters import Batch, Group, digest_of_tensors
+from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, picked_records
+from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import UnsupportedModel
+from affidavit.trainer.clipping.probe import random_state, same_draws
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.loop import Due, Outcome, Run
@@ -60,12 +64,14 @@ class _Records:
         self._dataset: Any = loader.dataset
         self._collate: Any = loader.collate_fn
         self._digest = digest
+        self.collate_draws = False
 
     @property
     def digest(self) -> str:
         """Over every record's tensors, unless the digest was said."""
         if self._digest is None:
-            parts = [digest_of_tensors(*_tensors(self._batch([i]))) for i in range(len(self))]
+            with same_draws(0):
+                parts = [digest_of_tensors(*_tensors(self._batch([i]))) for i in range(len(self))]
             content = "".join(parts).encode()
             self._digest = digest_of_tensors(
                 torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -81,12 +87,25 @@ class _Records:
 
     def unlike(self) -> Tensor:
         """The numbers of three of the first records, the largest last; shape (3,)."""
-        sizes = [
-            sum(item.numel() for item in _tensors(self._batch([place])))
-            for place in range(min(64, len(self)))
-        ]
+        with same_draws(0):
+            sizes = [
+                sum(item.numel() for item in _tensors(self._batch([place])))
+                for place in range(min(64, len(self)))
+            ]
         order = torch.tensor(sizes).argsort(stable=True)
         return order[[0, len(order) // 2, -1]] if len(order) > 2 else order
+
+    def drawn_alike(self, indices: Tensor, seed: int = 0) -> Batch:
+        """As ``collate``, where a record draws the same wherever it stands; shape (n,)."""
+        items = []
+        for place in indices.tolist():
+            with same_draws(place):
+                items.append(self._dataset[place])
+        with same_draws(seed):
+            before = random_state()
+            batch: Batch = self._collate(items)
+            self.collate_draws = random_state() != before
+        return batch
 
     def _batch(self, places: Sequence[int]) -> Batch:
         return self._collate([self._dataset[place] for place in places])
@@ -175,8 +194,7 @@ def private(
         settings = Settings(device=_device_of(model).type, microbatch=loader.batch_size or 64)
     collated: Callable[[Tensor], Batch] | None = None
     if example is None:
-        places = records.unlike()
-        example, collated = records.collate(places), lambda rows: records.collate(places[rows])
+        example, collated = _example(records)
     adapter = _Module(model, losses, _groups(config.plan, model, blocks), example)
     run = Run(
         config=config,
@@ -193,6 +211,56 @@ def private(
     return PrivateRun(
         run, adapter, out, (out / "record.jsonl").exists() if resume is None else resume
     )
+
+
+def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None]:
+    """Three records, and what makes batches of fewer, to compare them with; where that may differ.
+
+    A ``collate_fn`` that draws gives other batches other draws. What it makes of two records must
+    then be the same whichever is the third. Raises ``MixedRecords`` and ``UnsupportedModel``.
+    """
+    places = records.unlike()
+    example = records.drawn_alike(places)
+    records.drawn_alike(places.flip(0))  # so that others were read before
+    if _digest(example) != _digest(records.drawn_alike(places)):
+        raise UnsupportedModel(
+            "loader: a record is not the same twice although random, numpy.random and torch draw "
+            "the same: its data set keeps state of what was read, or draws from a generator of its "
+            "own. Draw from torch's, or draw in losses; or give private an example."
+        )
+    if not records.collate_draws or len(places) < 3:
+        return example, lambda rows: records.drawn_alike(places[rows])
+    pair = torch.arange(2)
+    if _widths(records.drawn_alike(places[pair])) != _widths(example):
+        raise UnsupportedModel(
+            "loader: its collate_fn draws random numbers and pads to the longest record, so that "
+            "the padding cannot be told from the draws. Pad to a fixed length, or draw in the data "
+            "set or in losses; or give private an example."
+        )
+    for seed in range(SEEDS):
+        one, other = (
+            _digest(picked_records(records.drawn_alike(places[[0, 1, third]], seed), pair))
+            for third in (0, 1)
+        )
+        if one != other:
+            raise MixedRecords(
+                "loader: what collate_fn makes of two records changes with the third: it mixes "
+                "records (mixup, CutMix, statistics of a batch). Change each record on its own."
+            )
+    return example, None
+
+
+SEEDS = 8
+"""Draws for which a ``collate_fn`` is tried: a random order of three hides mixing from a third."""
+
+
+def _digest(batch: Batch) -> str:
+    return digest_of_tensors(*_tensors(batch))
+
+
+def _widths(batch: Batch) -> list[torch.Size]:
+    """The shapes of a batch but for the number of records."""
+    return [item.shape[1:] for item in _tensors(batch)]
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -240,13 +308,21 @@ class PrivateRun:
         for name, item in items.items():
             self._training.keep(name, item)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of ``batch``'s records, for a loop to call ``backward`` on.
+    def accept_weights(self) -> None:
+        """Train on from the weights as they are, which the loop changed since ``optimizer.step()``.
 
-        It has the shape (). Each record's gradient was taken and clipped when this returns, so that
-        no other loss can take part, and ``backward`` has nothing left to do. Raises ``LoopError``
-        outside of a batch, for one that the loop changed, and where the model has moved to another
-        device, and ``MixedRecords`` and ``UnsupportedModel`` as the model does.
+        They must be made of released and public values alone: clipped, averaged, from a server.
+        """
+        self._training.leave()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Take and clip the gradients of ``batch``'s records; ``backward`` is for the loop's sake.
+
+        The result is 0, of shape (): the mean loss of private records is shown only with
+        ``Settings.show_private``. No other loss can take part, and ``backward`` has nothing left to
+        do. Raises ``LoopError`` outside of a batch, for one that the loop changed, and where the
+        model has moved to another device, and ``MixedRecords`` and ``UnsupportedModel`` as the
+        model does.
         """
         if self._lossless is None:
             raise LoopError(
@@ -273,7 +349,8 @@ class PrivateRun:
         for name, item in self._private.sums().items():
             self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
         self._private.forget_sums()
-        return losses.mean().requires_grad_()
+        shown = losses.mean() if self._run.shows_private else losses.new_zeros(())
+        return shown.requires_grad_()
 
     def __iter__(self) -> Iterator[Batch]:
         """Every microbatch of every step that is left, whoever asks: there is one stream of them.
@@ -284,6 +361,7 @@ class PrivateRun:
 
     def _batches(self) -> Generator[Batch]:
         steps = self._run.config.execution.steps
+        self.accept_weights()
         while self.step < steps and not self._stopped:
             self._due = self._run.charged(
                 self._training, self.step, self._secrets, lambda: self._stopped
@@ -339,6 +417,7 @@ class PrivateRun:
     def _release(self) -> None:
         due = self._due
         assert due is not None  # nobody asked to stop before the step
+        self._training.require_as_left()
         try:
             self._training.release(
                 self.step, self._secrets.ratchet, self._training.summed(self._sums)
@@ -346,12 +425,14 @@ class PrivateRun:
         except Diverged:
             self._run.ended_by("diverged", self._training)
             raise
+        self._training.leave()
         self._over = self.step, due
         self.step += 1
 
     def _say(self) -> None:
         """Write what the last step came to, once schedulers have followed it."""
         if self._over is not None:
+            self._training.require_as_left()
             (step, due), self._over = self._over, None
             self._secrets = self._run.taken(self._training, step, self._records, self._secrets, due)
 

@@ -42,7 +42,7 @@ from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, NotCertified
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.numerics import NARROW, all_finite
+from affidavit.trainer.numerics import NARROW, all_finite, checksum
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
@@ -210,6 +210,25 @@ class TrainingState:
             most=min(self._settings.microbatch, self._config.plan.dataset.size or MORE),
         )
         self._probed = _modules(self.module)
+
+    def require_as_left(self) -> None:
+        """Raise ``UnsupportedModel`` if trained tensors changed since they were left."""
+        now = self._checksums()
+        if changed := [name for name, item in self._left.items() if now[name] != item]:
+            raise UnsupportedModel(
+                f"{', '.join(changed)}: changed since the run's last step, and not by it, so that "
+                "they may hold what got no noise. Train by run.loss and optimizer.step() alone, "
+                "and put back weights that you swap for an evaluation. If they are made of "
+                "released or public values alone, call run.accept_weights()."
+            )
+
+    def leave(self) -> None:
+        """Note the trained tensors as they are, for ``require_as_left``."""
+        self._left = self._checksums()
+
+    def _checksums(self) -> dict[str, int]:
+        sums = [checksum(local(item)) for item in self._trained.values()]
+        return dict(zip(self._trained, torch.stack(sums).tolist(), strict=True))
 
     def require_as_begun(self) -> None:
         """Raise ``UnsupportedModel`` if tensors or modules changed since the run began."""

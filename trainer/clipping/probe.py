@@ -76,8 +76,7 @@ def probe(
     crowd = ROWS.repeat(-(-most // MORE))[: max(most, MORE)]
     crowds = [(crowd + first) % MORE for first in range(MORE)]  # a record by itself ties with none
     with _left_as_it_was(private.model):
-        _seed()
-        fresh, before = _random_state(), _state(private.model)
+        fresh, before = random_state(), _state(private.model)
         narrow = private.observe(partial(losses, ROWS), records=MORE)
         narrow |= any(item.dtype in NARROW for item in private.model.parameters())
         private.require_unwritten(
@@ -88,7 +87,7 @@ def probe(
         sharded = any(is_sharded(item) for item in private.model.parameters())
         with torch.enable_grad():
             first, second = drawn(ROWS), drawn(ROWS)
-        draws = _random_state() != fresh
+        draws = random_state() != fresh
         if not sharded:  # fully_shard has two parameters for one tensor
             _require_own_tensors(private.model, _leaves(first), _leaves(second))
         with torch.no_grad():
@@ -101,7 +100,7 @@ def probe(
                     _require_near(first[crowd], losses(crowd), narrow, CROWDED)
             with evaluating(private.model):
                 whole = drawn(ROWS)
-                if _random_state() != fresh:
+                if random_state() != fresh:
                     losses, alone = _drawn_by_row(losses), _drawn_by_row(alone)
                     whole = losses(ROWS)
                 _require_near(whole[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
@@ -226,10 +225,10 @@ def _state(model: nn.Module) -> dict[str, Tensor | None]:
     return state
 
 
-def _seed() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    _seed_torch(0)
+def _seed(seed: int = 0) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    _seed_torch(seed)
 
 
 def _seed_torch(seed: int) -> None:
@@ -238,7 +237,8 @@ def _seed_torch(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _random_state() -> Any:
+def random_state() -> Any:
+    """What the next draws of Python, NumPy and PyTorch follow from; to be compared."""
     numpys: Any = np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     torchs = [item.numpy().tobytes() for item in (torch.get_rng_state(), *devices)]
@@ -307,15 +307,25 @@ class _DrawsByRow(TorchDispatchMode):
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    state = {name: item.clone() for name, item in model.named_buffers()}
+def same_draws(seed: int) -> Iterator[None]:
+    """What Python, NumPy and PyTorch draw from ``seed``; later draws are as without it."""
     draws = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
+            _seed(seed)
             yield
         finally:
             random.setstate(draws[0])
             np.random.set_state(draws[1])
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    state = {name: item.clone() for name, item in model.named_buffers()}
+    with same_draws(0):
+        try:
+            yield
+        finally:
             for name, item in model.named_buffers():
                 if name in state:
                     item.data.copy_(state[name])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from affidavit.trainer.clipping.private import (
     MixedRecords,
     UnsupportedModel,
 )
+from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import KEY, RECORDS, Made, entropy_of
 from tests.trainer.loop.test_private_loop import bundle, losses
 
@@ -91,6 +94,21 @@ def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
+def tuning(run: PrivateRun, model: Any, batch: Any) -> None:
+    """Takes a step without noise by another optimiser, and leaves no gradient behind."""
+    step(run, batch)
+    beside = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses(model, batch).mean().backward()
+    beside.step()
+    beside.zero_grad()
+
+
+def writing(run: PrivateRun, model: Any, batch: Any) -> None:
+    """Writes to a parameter before the step, where autograd does not see it."""
+    model[0].bias.data.add_(batch[0].mean())
+    step(run, batch)
+
+
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
@@ -100,6 +118,8 @@ def regularising(run: PrivateRun, model: Any, batch: Any) -> None:
         (hooking, "1: added, replaced, removed or hooked"),
         (normalising_later, "1: added, replaced, removed or hooked"),
         (regularising, "0.weight has a gradient from a loss outside the run"),
+        (tuning, "0.weight, 0.bias, 2.weight, 2.bias: changed since the run's last step"),
+        (writing, "0.bias: changed since the run's last step"),
     ],
 )
 def test_what_would_train_without_noise_stops_the_run(
@@ -163,6 +183,15 @@ def detached(run: PrivateRun, model: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
+def swapping(run: PrivateRun, model: Any, batch: Any) -> None:
+    """Evaluates other weights, and puts back those that are trained."""
+    step(run, batch)
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict({name: item / 2 for name, item in own.items()})
+    model(batch[0])
+    model.load_state_dict(own)
+
+
 def mixed_up(batch: Any) -> Any:
     """Mixup, as loops have it."""
     return [(item + item.flip(0)) / 2 for item in batch]
@@ -183,8 +212,27 @@ def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -
     run.close()
 
 
+def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> None:
+    model = network()
+    run = run_of(tmp_path / "run", model)
+    for batch in run:
+        step(run, batch)
+        model[0].weight.data.clamp_(-0.01, 0.01)
+        run.accept_weights()
+    assert run.outcome is not None
+    assert run.outcome.ended == "completed"
+
+
+def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
+    shown = Settings(device="cpu", microbatch=4, show_private=True)
+    for settings, is_shown in ((None, False), (shown, True)):
+        run = run_of(tmp_path / str(is_shown), network(), settings=settings)
+        assert bool(run.loss(next(iter(run)))) is is_shown
+        run.close()
+
+
 @pytest.mark.ordinary("not detached")
-@pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached])
+@pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, swapping])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
@@ -393,3 +441,93 @@ def test_what_was_compiled_before_the_run_trains_and_works_after_it(tmp_path: Pa
     state = {name.replace("_orig_mod.", ""): item for name, item in model.state_dict().items()}
     plain.load_state_dict(state)
     assert torch.equal(model(DATA.x), plain(DATA.x))
+
+
+class Read(Dataset[tuple[Tensor, Tensor]]):
+    """The records as ``change`` makes them."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.change = change
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return self.change(DATA.x[place]), DATA.y[place]
+
+
+def stacked(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Records as the default puts them together."""
+    return [torch.stack(part) for part in zip(*items, strict=True)]
+
+
+def jittered(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Each record with some of its entries left out at random, as masked language models are."""
+    x, y = stacked(items)
+    return [torch.where(torch.rand_like(x) < 0.3, 0.0, x), y]
+
+
+def blended(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Mixup: each record with one that is drawn."""
+    x, y = stacked(items)
+    return [(x + x[torch.randperm(len(x))]) / 2, y]
+
+
+AUGMENTED: dict[str, dict[str, Any]] = {
+    "torch": {"dataset": Read(lambda x: x + 0.1 * torch.randn(3))},
+    "numpy": {"dataset": Read(lambda x: x + float(np.random.normal()))},
+    "python": {"dataset": Read(lambda x: x * random.choice((-1, 1)))},
+    "collate_fn": {"dataset": Read(lambda x: x), "collate_fn": jittered},
+}
+
+
+@pytest.mark.parametrize("source", AUGMENTED)
+def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_resuming(
+    tmp_path: Path, source: str
+) -> None:
+    model = network()
+    for _ in range(2):
+        loader: Any = DataLoader(batch_size=RECORDS, **AUGMENTED[source])
+        run = run_of(tmp_path / "run", model, loader=loader)
+        for batch in run:
+            step(run, batch)
+            if run.step == 2:
+                run.pause()
+    assert run.outcome is not None
+    assert run.outcome.ended == "completed"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_collate_fn_that_mixes_records_at_random_is_refused(tmp_path: Path, seed: int) -> None:
+    loader: Any = DataLoader(Read(lambda x: x), batch_size=4, collate_fn=blended)
+    model = network()
+    torch.manual_seed(seed)
+    with pytest.raises(MixedRecords, match="what collate_fn makes of two records"):
+        run_of(tmp_path / "run", model, loader=loader)
+
+
+def lengths(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Draws, in rows that are as long as the longest record's."""
+    x, y = jittered(items)
+    return [functional.pad(x, (0, int(max(y).ceil().abs()))), y]
+
+
+OWN = torch.Generator().manual_seed(1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ({"dataset": Read(lambda x: x + torch.randn(3, generator=OWN))}, "not the same twice"),
+        ({"dataset": Read(lambda x: x), "collate_fn": lengths}, "pads to the longest"),
+    ],
+)
+def test_draws_that_cannot_be_told_from_mixing_are_refused(
+    tmp_path: Path, loader: Any, message: str
+) -> None:
+    def first(model: nn.Module, batch: Any) -> Tensor:
+        return losses(model, [batch[0][:, :3], batch[1]])
+
+    data: Any = DataLoader(batch_size=4, **loader)
+    with pytest.raises(UnsupportedModel, match=message):
+        run_of(tmp_path / "run", network(), loader=data, losses=first)
