@@ -11,13 +11,13 @@ References: in-toto Attestation Framework v1, spec/v1/statement.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
-from affidavit.certificate.assessment import Assessment, Confidence
+from affidavit.certificate.assessment import Assessment, Confidence, Verdict
 from affidavit.certificate.keys import format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
@@ -117,6 +117,26 @@ def statement(
             "critical": list(CRITICAL),
         },
     }
+
+
+def is_readable(predicate: Mapping[str, Any]) -> bool:
+    """Whether verdict, guarantee and requester have the form that ``statement`` gives them."""
+    verdict, guarantee = predicate["verdict"], predicate["guarantee"]
+    if verdict not in get_args(Verdict) or not isinstance(predicate.get("requester"), str):
+        return False
+    if guarantee is None:
+        return bool(verdict != "certified")
+    try:
+        bounds = [guarantee[name][end] for name in ("epsilon", "delta") for end in _ENDS]
+        if not all(isinstance(text, str) for text in (guarantee["adjacency"], *bounds)):
+            return False
+        epsilon_lower, epsilon_upper, delta_lower, delta_upper = map(float, bounds)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return epsilon_lower <= epsilon_upper and delta_lower <= delta_upper
+
+
+_ENDS = ("lower", "upper")
 
 
 def _guarantee(assessment: Assessment) -> dict[str, Any] | None:

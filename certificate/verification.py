@@ -38,6 +38,7 @@ from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,
     STATEMENT_TYPE,
+    is_readable,
 )
 from affidavit.certificate.status import check_status
 from affidavit.certificate.verification_options import (
@@ -226,6 +227,9 @@ def _statement(envelope: Envelope) -> dict[str, Any]:
         raise VerificationError(
             5, "bad_statement", f"the statement lacks {', '.join(missing)}.", remedy
         )
+    if not is_readable(predicate):
+        message = "its verdict, guarantee or requester is not that of a certificate."
+        raise VerificationError(5, "bad_statement", message, remedy)
     return document
 
 

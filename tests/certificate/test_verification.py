@@ -17,6 +17,12 @@ from affidavit.certificate.verification import verify
 from affidavit.certificate.verification_options import STEPS, VerificationError
 from affidavit.plan import Plan, canonical_json
 
+GUARANTEE = {
+    "epsilon": {"lower": "1", "upper": "2"},
+    "delta": {"lower": "1e-5", "upper": "1e-5"},
+    "adjacency": "add_remove",
+}
+
 
 def rejected(
     bundle: bytes, key: SigningKey, *, plan: Plan | None = None, now: datetime | None = None
@@ -159,6 +165,17 @@ def test_step_4_the_right_key_id_on_another_keys_signature(
         {"critical": None},
         {"critical": [{}]},
         {"validity": {"not_before": "yesterday", "not_after": "tomorrow"}},
+        {"verdict": "perfect"},
+        {"verdict": ["certified"]},
+        {"verdict": "certified", "guarantee": None},
+        {"requester": ["carol"]},
+        {"guarantee": {}},
+        {"guarantee": {**GUARANTEE, "adjacency": None}},
+        {"guarantee": {**GUARANTEE, "delta": "1e-5"}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1"}}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": 8}}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": "NaN"}}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "8", "upper": "1"}}},
     ],
 )
 def test_step_5_statement(
