@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from alembic import op
 
-from affidavit.migrations.triggers import install, protect, refuse_inserts
+from affidavit.migrations.triggers import install, protect, refuse
 from affidavit.service import metadata
 
 CHANGING = frozenset(
@@ -90,6 +90,13 @@ PERSONAL_TOKEN = {
 }
 """A person who approves by a token would not be recognised as the requester."""
 
+WAITING = {
+    "this entry has no place in the tree yet": (
+        "NOT EXISTS (SELECT 1 FROM log_leaves WHERE entry_id = OLD.entry_id)"
+    ),
+}
+"""What was logged counts while it waits (``log.entries.logged``); it must not vanish then."""
+
 
 def create() -> None:
     """Create the tables, protect those that only grow, and install the guards."""
@@ -99,5 +106,7 @@ def create() -> None:
         if table.name not in CHANGING:
             protect(table.name)
     for name, rules in RULES.items():
-        refuse_inserts(name, rules)
-    refuse_inserts("approvals", PERSONAL_TOKEN, trigger="approvals_guard_person")
+        refuse(name, rules)
+    refuse("approvals", PERSONAL_TOKEN, trigger="approvals_guard_person")
+    for event in ("UPDATE", "DELETE"):
+        refuse("log_pending", WAITING, f"log_pending_guard_{event.lower()}", event)

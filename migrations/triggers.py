@@ -47,17 +47,17 @@ def protect(table: str) -> None:
         _create_postgresql_trigger(table, f"{table}_{name}", event, "affidavit_refuse_change")
 
 
-def refuse_inserts(table: str, rules: Mapping[str, str], trigger: str = "") -> None:
-    """Refuse rows of ``table`` that meet a condition, whoever inserts them.
+def refuse(table: str, rules: Mapping[str, str], trigger: str = "", event: str = "INSERT") -> None:
+    """Refuse an ``event`` of rows of ``table`` that meet a condition, whoever asks for it.
 
-    ``rules`` maps the error's message to a condition in SQL about the row ``NEW``. The
+    ``rules`` maps the error's message to a condition in SQL about the row ``NEW`` or ``OLD``. The
     trigger is called ``TABLE_guard`` by default; SQLite has one for each rule, numbered.
     """
     if _is_sqlite():
         for number, (message, condition) in enumerate(rules.items(), 1):
             _create_sqlite_trigger(
                 trigger or f"{table}_guard_{number}",
-                f"INSERT ON {table} WHEN {condition}",
+                f"{event} ON {table} WHEN {condition}",
                 message,
             )
         return
@@ -71,9 +71,10 @@ def refuse_inserts(table: str, rules: Mapping[str, str], trigger: str = "") -> N
     function = "affidavit_guard_" + trigger.replace("_guard", "")
     op.execute(
         f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql "
-        f"SET search_path = {schema}, pg_temp AS $$ BEGIN {checks} RETURN NEW; END $$"
+        f"SET search_path = {schema}, pg_temp AS $$ BEGIN {checks} "
+        f"RETURN {'OLD' if event == 'DELETE' else 'NEW'}; END $$"
     )
-    _create_postgresql_trigger(table, trigger, f"BEFORE INSERT ON {table} FOR EACH ROW", function)
+    _create_postgresql_trigger(table, trigger, f"BEFORE {event} ON {table} FOR EACH ROW", function)
 
 
 def _is_sqlite() -> bool:

@@ -36,6 +36,7 @@ from sqlalchemy import (
     select,
 )
 
+from affidavit.certificate.log import LogEntry
 from affidavit.client import Proposal
 from affidavit.plan import digest_of
 from affidavit.service.database import hold, writer
@@ -192,10 +193,16 @@ class SecondPerson:
         )
 
 
-def body_of(row: Mapping[Any, Any]) -> dict[str, Any]:
+def proposal_entry(row: Mapping[Any, Any]) -> LogEntry:
     """The log entry of a row; the digest is of what it asks for, its reason apart."""
     reason = {"reason": row["reason"]} if row["reason"] else {}
-    return {"kind": row["kind"], "carried_out": bool(row["carried_out"]), **reason}
+    return LogEntry(
+        kind="proposal",
+        subject=row["digest"],
+        actor=row["proposer"],
+        at=row["at"],
+        body={"kind": row["kind"], "carried_out": bool(row["carried_out"]), **reason},
+    )
 
 
 def _scope(proposal: Proposal) -> tuple[str, ...]:
@@ -218,7 +225,8 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
     """A row and its log entry."""
     text = json.dumps(content, sort_keys=True)
     connection.execute(insert(admin_proposals).values(**row, content=text))
-    append(connection, "proposal", row["digest"], body_of(row), actor=row["proposer"], at=row["at"])
+    body = proposal_entry(row).body
+    append(connection, "proposal", row["digest"], body, actor=row["proposer"], at=row["at"])
 
 
 def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
@@ -229,10 +237,10 @@ def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]
         .where(~admin_proposals.c.kind.endswith("_request", autoescape=True))
         .order_by(admin_proposals.c.id)
     )
-    entries = list(logged(connection, "proposal", digest))
+    entries = logged(connection, digest)
     proposers: set[str] = set()
     for row in connection.execute(query).mappings():
-        if (row["proposer"], row["at"], body_of(row)) in entries:
+        if proposal_entry(row).content.decode() in entries:
             is_over = row["carried_out"] or row["kind"].endswith("_declined")
             proposers = set() if is_over else {*proposers, row["proposer"]}
     return proposers

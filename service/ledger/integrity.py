@@ -42,7 +42,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import EntryKind, log_entries, log_leaves
+from affidavit.service.log.entries import EntryKind, log_entries, logged
 from affidavit.service.log.stored_tree import LogDamaged, verify_range
 
 # ---- the head ------------------------------------------------------------------------
@@ -60,14 +60,6 @@ NEWEST = 64
 
 _HEAD = select(ledger_events).where(
     ledger_events.c.ledger_id == bindparam("ledger"), ledger_events.c.seq == bindparam("last")
-)
-_ENTRY = (
-    select(log_leaves.c.leaf_index)
-    .select_from(log_entries)
-    .join(log_leaves, isouter=True)
-    .where(
-        log_entries.c.subject == bindparam("about"), log_entries.c.content == bindparam("content")
-    )
 )
 _NEWEST = (
     select(log_entries.c.content)
@@ -147,14 +139,14 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
         return "its last event cannot be read"
     if digest is not None and digest != state_digest(event["state"]):
         return "its state is not the one in the log"
-    about = event["reservation_id"] or str(scope)
-    entry = connection.execute(_ENTRY, {"about": about, "content": content}).first()
-    if entry is None:
+    entries = logged(connection, event["reservation_id"] or str(scope))
+    if content not in entries:
         return "its last event is not the one in the log"
-    if entry.leaf_index is None:
+    leaf_index = entries[content]
+    if leaf_index is None:
         return None  # it waits for its place in the log, for less than a second
     try:
-        proved = verify_range(connection, entry.leaf_index, entry.leaf_index).proved
+        proved = verify_range(connection, leaf_index, leaf_index).proved
     except (ValueError, LogDamaged) as error:
         return f"the log cannot show its last event: {error}"
     return None if proved else "the log entry of its last event is not under the signed root"

@@ -43,6 +43,7 @@ from affidavit.service.lifecycle.models import (
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
 from affidavit.service.log.entries import append, logged
+from affidavit.service.log.entry_types import approval_entry
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import (
@@ -111,7 +112,7 @@ def _issue(
     collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
-    _require_logged(connection, pending, collected)
+    _require_logged(connection, pending)
     key = keyring.current()
     if key.public.development is not pending.untrusted:
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
@@ -120,18 +121,12 @@ def _issue(
     return issued
 
 
-def _require_logged(
-    connection: Connection, pending: StoredCertificate, collected: Approvals
-) -> None:
-    """Raise ``LogDamaged`` for an approval that is not in the log."""
-    entries = {
-        (actor, format_instant(at), body["envelope"])
-        for actor, at, body in logged(connection, "approval", pending.id)
-        if body["decision"] == "approve"
-    }
-    for approval in collected.given:
-        if (approval.name, approval.at, approval.envelope) not in entries:
-            raise LogDamaged(f"the approval of {pending.id} by {approval.name} was not logged")
+def _require_logged(connection: Connection, pending: StoredCertificate) -> None:
+    """Raise ``LogDamaged`` for a decision that is not in the log."""
+    entries = logged(connection, pending.id)
+    for row in connection.execute(_rows_of(approvals, pending)):
+        if approval_entry(row).content.decode() not in entries:
+            raise LogDamaged(f"the approval of {pending.id} by {row.approver} was not logged")
 
 
 def _require_decidable(

@@ -10,8 +10,8 @@ The log's tables are its entries, their order, the Merkle tree and its checkpoin
 ``log_pending``
     Entries that are not sequenced yet. A queue, the only table here from which rows are
     deleted: an entry is added with the change that it records, and deleted in the
-    transaction that sequences it. (Row ids would not do: a transaction that began earlier
-    may commit later.)
+    transaction that sequences it; the database refuses to delete it before. (Row ids would
+    not do: a transaction that began earlier may commit later.)
 ``log_leaves``
     The entry and hash of each leaf, numbered from 0 without gaps.
 ``log_nodes``
@@ -26,7 +26,7 @@ The log's tables are its entries, their order, the Merkle tree and its checkpoin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -43,6 +43,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
+    func,
     insert,
     select,
 )
@@ -157,19 +159,23 @@ def append(
     return _append(connection, [entry])[0]
 
 
-def logged(
-    connection: Connection, kind: EntryKind, subject: str
-) -> Iterator[tuple[str, datetime, dict[str, Any]]]:
-    """Who did what about ``subject`` and when, by its entries.
+# Built once: composing a statement takes as long as running it.
+_LOGGED = (
+    select(log_entries.c.content, log_leaves.c.leaf_index)
+    .join_from(log_entries, log_leaves, isouter=True)
+    .outerjoin(log_pending, log_pending.c.entry_id == log_entries.c.id)
+    .where(log_entries.c.subject == bindparam("about"))
+    .where(func.coalesce(log_leaves.c.entry_id, log_pending.c.entry_id).is_not(None))
+)
 
-    What people decided counts only if it is here: a row alone may be somebody's statement.
+
+def logged(connection: Connection, subject: str) -> dict[str, int | None]:
+    """The bytes of the entries about ``subject``, each with its leaf; None while it waits for one.
+
+    What people decided counts only if its whole entry is here. A row alone may be somebody's
+    statement, and so may an entry that never gets a place in the tree, where monitors see it.
     """
-    query = select(log_entries.c.at, log_entries.c.content).where(
-        log_entries.c.kind == kind, log_entries.c.subject == subject
-    )
-    for at, content in connection.execute(query):
-        entry = json.loads(content)
-        yield entry["actor"], at, entry["body"]
+    return {row.content: row.leaf_index for row in connection.execute(_LOGGED, {"about": subject})}
 
 
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:

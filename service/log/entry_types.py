@@ -21,7 +21,7 @@ from sqlalchemy import Select, Table, select
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.identity.second_person import admin_proposals, body_of
+from affidavit.service.identity.second_person import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import logged_digest, token_revocations, tokens
 from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
@@ -103,7 +103,8 @@ def _certificate(row: Any) -> LogEntry:
     return entry_of(bytes(row.bundle))
 
 
-def _approval(row: Any) -> LogEntry:
+def approval_entry(row: Any) -> LogEntry:
+    """The entry of an approval or a rejection."""
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -172,10 +173,6 @@ def _keyset(row: Any) -> LogEntry:
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
-def _proposal(row: Any) -> LogEntry:
-    return _entry("proposal", row.digest, row.proposer, row.at, body_of(row._mapping))
-
-
 def _dataset_grant(row: Any) -> LogEntry:
     body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
     return _entry("grant", row.dataset, row.granted_by, row.at, body)
@@ -211,7 +208,7 @@ ENTRY_TYPES = (
     EntryType(
         table=certificates, kinds=("certificate", "refusal"), entry=_certificate, comparable=dict
     ),
-    EntryType(table=approvals, kinds=("approval",), entry=_approval, comparable=_APPROVAL),
+    EntryType(table=approvals, kinds=("approval",), entry=approval_entry, comparable=_APPROVAL),
     EntryType(
         table=revocations, kinds=("revocation",), entry=_revocation, comparable=_revocation_fields
     ),
@@ -233,7 +230,12 @@ ENTRY_TYPES = (
     EntryType(
         table=keysets, kinds=("keyset",), entry=_keyset, comparable=_only("version", "digest")
     ),
-    EntryType(table=admin_proposals, kinds=("proposal",), entry=_proposal, comparable=dict),
+    EntryType(
+        table=admin_proposals,
+        kinds=("proposal",),
+        entry=lambda row: proposal_entry(row._mapping),
+        comparable=dict,
+    ),
     EntryType(table=dataset_grants, kinds=("grant",), entry=_dataset_grant, comparable=dict),
     EntryType(
         table=ledger_events,

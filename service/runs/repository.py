@@ -58,7 +58,6 @@ from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
-from affidavit.service.log.entries import log_entries
 from affidavit.service.tables import UtcDateTime, issue_columns, metadata
 
 IS_AN_EVENT = (
@@ -436,11 +435,8 @@ def log_record(connection: Connection, run: StoredRun, head: str, call: CommandC
 
 def logged_records(connection: Connection, run_id: str) -> frozenset[str]:
     """The digests that ``log_record`` logged of the run."""
-    query = select(log_entries.c.content).where(
-        log_entries.c.kind == "record", log_entries.c.subject == run_id
-    )
-    contents = connection.execute(query).scalars()
-    return frozenset(str(json.loads(content)["body"]["record"]) for content in contents)
+    about = (json.loads(content) for content in entries.logged(connection, run_id))
+    return frozenset(str(entry["body"]["record"]) for entry in about if entry["kind"] == "record")
 
 
 def add_record_part(

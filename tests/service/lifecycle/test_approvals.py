@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import VerificationError, VerificationOptions, read_envelope, verify
+from affidavit.certificate.log import LogEntry
 from affidavit.service.database import writer
+from affidavit.service.log.entries import log_entries, log_pending
 from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 
@@ -227,10 +230,28 @@ def test_the_database_refuses_what_the_service_would(
         insert_approval(company, pending, comment="again")
 
 
+def insert_entry(company: Company, result: dict[str, Any], kind: str, *, waits: bool) -> None:
+    """An entry like that of ``insert_approval``, whose columns name it an approval anyhow."""
+    made = result["certificate"]
+    body = {"issue": 1, "envelope": made["envelope_digest"], "decision": "approve", "comment": ""}
+    subject, at = made["id"], datetime(2026, 1, 1, tzinfo=UTC)
+    entry = LogEntry(kind=kind, subject=subject, actor="token:cem", at=at, body=body)
+    row = {"kind": "approval", "subject": subject, "at": at, "content": entry.content.decode()}
+    with company.engine.begin() as connection:
+        added = insert(log_entries).values(row).returning(log_entries.c.id)
+        entry_id = connection.execute(added).scalar_one()
+        if waits:
+            connection.execute(insert(log_pending).values(entry_id=entry_id))
+
+
+@pytest.mark.parametrize("entry", [None, ("approval", False), ("run", True)])
 def test_an_approval_that_only_the_database_has_issues_nothing(
-    company: Company, pending: dict[str, Any]
+    company: Company, pending: dict[str, Any], entry: tuple[str, bool] | None
 ) -> None:
+    """Nor one whose entry never gets a place in the tree, or is of something else there."""
     insert_approval(company, pending)
+    if entry is not None:
+        insert_entry(company, pending, entry[0], waits=entry[1])
     answer = company.decide("bea", pending)
     assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
     current = company.current(pending)["certificate"]

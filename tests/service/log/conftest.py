@@ -29,6 +29,7 @@ ORIGIN = "example.com/log"
 KEY = SigningKey.generate("log")
 ARMED = (
     "log_entries",
+    "log_pending",
     "log_leaves",
     "log_nodes",
     "log_checkpoints",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import SigningKey
 from affidavit.certificate.log import (
@@ -25,6 +26,7 @@ from affidavit.certificate.log import (
     sign_checkpoint,
     verify_consistency,
 )
+from affidavit.service.database import writer
 from affidavit.service.log.checkpoint_publisher import FileDestination, published_checkpoints
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
@@ -86,6 +88,21 @@ def test_an_entry_is_inserted_that_never_waits(
         at=NOON.isoformat(sep=" ") if "sqlite" in log.url else NOON,
     )
     assert log.codes() == {"entry_not_sequenced"}
+
+
+def test_an_entry_does_not_leave_the_queue_before_it_has_a_place(
+    log: Log, kept: StoredCheckpoint
+) -> None:
+    """Until then it counts as logged, and nobody outside has seen it."""
+    assert kept.checkpoint.size == 13
+    log.enter()
+    for statement in ("DELETE FROM log_pending", "UPDATE log_pending SET entry_id = 1"):
+        with (
+            pytest.raises(IntegrityError, match="has no place in the tree"),
+            writer(log.engine).begin() as connection,
+        ):
+            connection.execute(text(statement))
+    assert log.sequence().checkpoint.size == 14
 
 
 def test_a_row_in_the_middle_is_dropped(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:

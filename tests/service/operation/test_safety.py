@@ -18,6 +18,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
+from affidavit.service.ledger.integrity import state_digest
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
@@ -101,14 +102,26 @@ def refused(ask: Any, plan: Any, made: str, reservation: str, code: str) -> None
 SPENT = "SELECT seq, state FROM ledger_events WHERE seq = (SELECT max(seq) FROM ledger_events)"
 
 
-def test_a_ledger_whose_spending_was_rewritten_admits_nothing(ask: Any, plan: Any) -> None:
+@pytest.mark.parametrize("with_an_entry", [False, True])
+def test_a_ledger_whose_spending_was_rewritten_admits_nothing(
+    ask: Any, plan: Any, *, with_an_entry: bool
+) -> None:
+    """Nor with an entry that says the same, but never gets a place in the log's tree."""
     made, reservation = reserved(ask, plan)
     with ask.services.engine.connect() as connection:
         seq, state = connection.execute(text(SPENT)).one()
         query = text("SELECT state FROM ledger_events WHERE seq = 1")
         unspent = json.loads(connection.execute(query).scalar_one())
     altered = json.dumps({**json.loads(state), "spent": unspent["spent"]}, sort_keys=True)
-    own(ask, f"UPDATE ledger_events SET state = '{altered}' WHERE seq = {seq}".replace(":", "\\:"))
+    digests = f"'{state_digest(state)}', '{state_digest(altered)}'"
+    statements = [f"UPDATE ledger_events SET state = '{altered}' WHERE seq = {seq}"]
+    if with_an_entry:
+        statements += [
+            f"UPDATE ledger_events SET body = REPLACE(body, {digests}) WHERE seq = {seq}",
+            "INSERT INTO log_entries (kind, subject, at, content) SELECT kind, subject, at, "
+            f"REPLACE(content, {digests}) FROM log_entries WHERE subject = '{reservation}'",
+        ]
+    own(ask, *(statement.replace(":", "\\:") for statement in statements))
     refused(ask, plan, made, reservation, "ledger_altered")
 
 
