@@ -21,7 +21,6 @@ affidavit.certificate.provenance.BadProvenance: the envelope does not have exact
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,9 +28,16 @@ from typing import Any
 
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, format_instant
+from affidavit.certificate.keys import (
+    KeyRole,
+    PublicKey,
+    SigningPort,
+    by_id,
+    format_instant,
+    parse_instant,
+)
 from affidavit.certificate.statement import STATEMENT_TYPE
-from affidavit.plan import canonical_json
+from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://affidavit.dev/run/v1"
@@ -150,8 +156,8 @@ def read_provenance(
     ):
         raise BadProvenance("the signature does not match.")
     try:
-        result = _reported(json.loads(envelope.payload), envelope.key_id)
-    except (KeyError, IndexError, TypeError, ValueError):
+        result = _reported(load_json(envelope.payload).data, envelope.key_id)
+    except (KeyError, IndexError, TypeError, ValueError, MalformedPlan):
         raise BadProvenance("this is not the provenance of a run.") from None
     now = datetime.now(UTC)
     if (
@@ -200,5 +206,5 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         code=str(code["annotations"]["recorded"]),
         worker=str(details["builder"]["id"]),
         key_id=key_id,
-        finished_at=datetime.fromisoformat(details["metadata"]["finishedOn"]).astimezone(UTC),
+        finished_at=parse_instant(details["metadata"]["finishedOn"]),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from affidavit.certificate.execution import Execution, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.run_record import START, encode_line
+from affidavit.certificate.trust_root import TrustRoot
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from
 
@@ -602,3 +604,19 @@ def test_a_run_is_judged_by_the_certificate_of_its_own_time(
     text = late.strftime("%Y-%m-%dT%H:%M:%SZ")
     entries = changed(entries_of(predicate), "header", 0, {"started_at": text})
     assert command(chained(entries)).exit_code == 1
+
+
+def test_a_record_says_nothing_of_when_a_revoked_key_signed(
+    command: Callable[..., Any],
+    signed: tuple[dict[str, Any], bytes],
+    key: SigningKey,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever has the key writes the record, too."""
+    revoked = replace(key.public, revoked_from=datetime.now(UTC))
+    entries = entries_of(signed[0])
+    monkeypatch.setattr(TrustRoot, "load", lambda _: ((revoked,), None))
+    began = {"started_at": signed[0]["validity"]["not_before"]}
+    result = command(chained(changed(entries, "header", 0, began)))
+    assert result.exit_code == 1
+    assert "key_revoked" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.conformance import Conformance
+from affidavit.certificate.dsse import read_envelope, sign_envelope
 from affidavit.certificate.key_store import KeyStore
 from affidavit.certificate.keys import KeyFailure, KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
@@ -103,8 +105,22 @@ def test_run_records_are_signed_by_keys_for_them(role: KeyRole) -> None:
         read_provenance(envelope, TRUSTED)
 
 
-def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (rb"(\d+-\d+-\d+T\d+:\d+:\d+)Z", b"0001-01-01T00:00:00+14:00"),
+        (rb'"conformant"', b'"deep": ' + b"[" * 60_000 + b"]" * 60_000 + b', "conformant"'),
+    ],
+)
+def test_the_provenance_of_a_run_is_read_strictly(ours: bytes, theirs: bytes) -> None:
     key = KEYS[KeyRole.RUN]
+    genuine = read_envelope(provenance_of_a_run(key)).payload
+    altered = sign_envelope(re.sub(ours, theirs, genuine), key).as_document()
+    with pytest.raises(BadProvenance, match="not the provenance"):
+        read_provenance(altered, [key.public])
+
+
+def provenance_of_a_run(key: SigningKey) -> dict[str, Any]:
     report = Conformance(
         certificate_id="sha256:" + "1" * 64,
         plan_digest="sha256:" + "2" * 64,
@@ -117,7 +133,12 @@ def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
         findings=(),
     )
     about = {"run": "r", "fence": 1, "data": "d", "model": "m", "worker": "w", "weights": None}
-    signed = sign_provenance(key, report, **about, header={}, began=NOW)
+    return sign_provenance(key, report, **about, header={}, began=NOW)
+
+
+def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
+    key = KEYS[KeyRole.RUN]
+    signed = provenance_of_a_run(key)
     finished = read_provenance(signed, [key.public]).finished_at
     ended = replace(key.public, not_after=finished)
     soon = replace(key.public, revoked_from=finished + HOUR)
