@@ -30,7 +30,7 @@ from fnmatch import fnmatchcase
 from inspect import Parameter, signature
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,13 @@ from affidavit.trainer.settings import Settings, Supervision
 
 Losses = Callable[[nn.Module, Batch], Tensor]
 """From the model and a batch to one loss for each of its records, shape (n,)."""
+
+
+_EVERY_BATCH = (
+    "Call run.loss(batch).backward() and then optimizer.step() once for every batch of the run, "
+    "before the next is fetched. A step gathers its microbatches itself: set a framework's "
+    "accumulation of gradients to 1."
+)
 
 
 class LoopError(RunFailure):
@@ -300,6 +307,10 @@ class PrivateRun:
         self._open, self._ready, self._stopped = False, False, False
         self._closed, self._stream = False, self._batches()
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        """Itself: copies of a model that has it, averages of its weights for one, share the run."""
+        return self
+
     def __len__(self) -> int:
         return self._run.config.execution.steps - self._begun.first
 
@@ -378,7 +389,7 @@ class PrivateRun:
                 yield batch
                 self._close_microbatch()
                 if self._ready:
-                    raise LoopError("loop", "call optimizer.step() after every batch of the run.")
+                    raise LoopError("loop", f"no optimizer.step() after a batch. {_EVERY_BATCH}")
             if last < 0:
                 self._release()
             self._say()
@@ -389,7 +400,7 @@ class PrivateRun:
         if self._lossless is not None:
             self._lossless = None
             raise LoopError(
-                "loop", "a batch had no loss: call run.loss(batch).backward() for each of them."
+                "loop", f"a batch had no loss before the next one or the step. {_EVERY_BATCH}"
             )
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -405,7 +416,7 @@ class PrivateRun:
             with torch.enable_grad():
                 loss = closure()
         if not self._open:
-            raise LoopError("loop", "call optimizer.step() once for every batch of the run.")
+            raise LoopError("loop", f"optimizer.step() without a batch. {_EVERY_BATCH}")
         self._close_microbatch()
         self._training.require_as_begun()
         self._private.require_no_gradients()

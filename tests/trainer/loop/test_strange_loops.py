@@ -183,6 +183,13 @@ def detached(run: PrivateRun, model: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
+def averaging(run: PrivateRun, model: Any, batch: Any) -> None:
+    """Copies a model that has the run, as averages of a framework's module do."""
+    model.run = run
+    step(run, batch)
+    assert copy.deepcopy(model).run is run
+
+
 def swapping(run: PrivateRun, model: Any, batch: Any) -> None:
     """Evaluates other weights, and puts back those that are trained."""
     step(run, batch)
@@ -232,7 +239,7 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.ordinary("not detached")
-@pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, swapping])
+@pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, averaging, swapping])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
