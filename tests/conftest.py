@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import gc
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from affidavit.plan import Plan, plan_from
@@ -65,10 +69,24 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path,
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Search a file of the tests for examples only where there is one."""
+    found = yield
+    return [
+        item
+        for item in found
+        if not isinstance(item, DoctestModule) or ">>>" in file_path.read_text()
+    ]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Mark what is left to the soak; long tests first, so that at the end none is waited for."""
     _leave_to_the_soak(items, whole=not any("::" in word for word in config.args))
+    _take_one_database(items)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/worker/"))
 
 
@@ -99,6 +117,26 @@ def _named(parameters: str, patterns: tuple[str, ...]) -> bool:
     if left_out:
         return not any(fnmatchcase(parameters, pattern) for pattern in left_out)
     return any(fnmatchcase(parameters, pattern) for pattern in patterns)
+
+
+def _take_one_database(items: list[pytest.Item]) -> None:
+    """Of a test in two databases leave one to the soak, by turns, if it is not ``in_both``."""
+    ordinary = {item.nodeid for item in items if not item.get_closest_marker("soak")}
+    for item in items:
+        both = sorted({item.nodeid, _in_other_database(item.nodeid)} & ordinary)
+        left_out = both[crc32(both[0].encode()) % 2] if len(both) == 2 else None
+        if item.nodeid == left_out and not item.get_closest_marker("in_both"):
+            item.add_marker("soak")
+
+
+def _in_other_database(nodeid: str) -> str:
+    """The test with the other parameter.
+
+    >>> _in_other_database("test_queue.py::test_a_run[sqlite-2]")
+    'test_queue.py::test_a_run[postgresql-2]'
+    """
+    other = {"sqlite": "postgresql", "postgresql": "sqlite"}
+    return re.sub(r"(?<=[\[-])(sqlite|postgresql)(?=[-\]])", lambda found: other[found[0]], nodeid)
 
 
 def pytest_collection_finish() -> None:

@@ -102,7 +102,7 @@ RUNS: dict[str, Event] = {
 SLOW = {"add_remove", "phases", "cut"}
 
 
-@pytest.mark.ordinary("not hidden cut of a private size")
+@pytest.mark.ordinary("fixed size", "few rare steps")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.soak) if n in SLOW else n for n in RUNS],
@@ -307,7 +307,7 @@ def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...
             prove(witness_from(document), event)
 
 
-@pytest.mark.ordinary("zero_out")
+@pytest.mark.soak
 @pytest.mark.parametrize("neighbours", ["zero_out", "add_remove"])
 def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     neighbours: Neighbours,
@@ -348,6 +348,7 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
         laws(event, (crowd,))
 
 
+@pytest.mark.soak
 def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     """Balls have one precision for the whole process, which nothing changes."""
     events = [poisson(0.3, 2.0, 2), fixed_size(100, 10, 2.0, 3), poisson(0.01, 1.0, 9)]
@@ -376,11 +377,14 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     assert ctx.prec == before
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_no_law_below_that_of_enumerated_participations_is_accepted(turn: int) -> None:
+@pytest.mark.ordinary("2-2")
+@pytest.mark.parametrize(("turn", "matrices"), [(1, 6), (2, 2), (2, 6)])
+def test_no_law_below_that_of_enumerated_participations_is_accepted(
+    turn: int, matrices: int
+) -> None:
     """Random C of six steps, every set of steps of a group."""
     draw, rate, noise = random.Random(turn), Fraction(1, 4), 3.0
-    for _ in range(6):
+    for _ in range(matrices):
         rows = [[draw.uniform(-1, 1) * (j <= i) for j in range(6)] for i in range(6)]
         columns = np.abs(np.array(rows))
         spacing = float(np.linalg.norm(columns)) / 8

@@ -61,6 +61,7 @@ def compare(run: ExactRun, epsilon: float, fineness: int) -> None:
         assert proved <= truth * mpf("1.1") + TINY, (run.event, epsilon, proved / truth)
 
 
+@pytest.mark.ordinary("fixed_size_run", "two_bins_run", "poisson_run", "gaussian_run")
 @pytest.mark.parametrize("kind", CLOSED + BY_QUADRATURE)
 def test_what_is_proved_of_a_random_run_lies_just_above_the_truth(kind: Draw) -> None:
     draw = random.Random(3)
@@ -70,6 +71,7 @@ def test_what_is_proved_of_a_random_run_lies_just_above_the_truth(kind: Draw) ->
         compare(run, draw.choice((0.0, draw.uniform(0, 2))), 1)
 
 
+@pytest.mark.ordinary("not cut_run")
 @pytest.mark.parametrize("kind", CLOSED + BY_QUADRATURE)
 def test_balls_of_any_precision_prove_nothing_below_the_truth(kind: Draw) -> None:
     """No comparison of balls that is uncertain leaves something out."""

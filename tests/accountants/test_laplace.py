@@ -43,6 +43,7 @@ def test_it_never_costs_more_than_pure_privacy_and_the_engines_meet(
     assert pld.lower <= rdp.upper * (1 + 1e-9)
 
 
+@pytest.mark.soak
 def test_it_composes_with_gaussian_releases() -> None:
     gaussian = Repeated(event=Gaussian(noise_multiplier=4.0), count=10)
     both = Composed(events=(gaussian, Laplace(noise_multiplier=5.0)))

@@ -68,6 +68,7 @@ SHAPES = {
 shapes = pytest.mark.parametrize("products", SHAPES.values(), ids=SHAPES.keys())
 
 
+@pytest.mark.ordinary("no order", "banded", "a short run")
 @shapes
 def test_bounds_contain_delta_of_simulated_runs(products: Matrix) -> None:
     """Plain means over 200,000 runs of each hypothesis, at ε where δ is 1e-1 to 1e-3."""
@@ -147,6 +148,7 @@ def test_gaussian_releases_beside_and_runs_of_their_own_cost_more() -> None:
         assert both > 1.1 * alone
 
 
+@pytest.mark.soak
 def test_bounds_fall_with_delta_and_agree_with_their_inverse() -> None:
     result = curve(products_of([1.0, 0.5], 30, 4, 5.0))
     uppers = [result.epsilon(delta).upper for delta in (1e-3, 1e-6, 1e-9)]

@@ -30,6 +30,7 @@ REPLACE = PoissonSubsampledGaussian(
 WITHOUT = WithoutReplacementGaussian(dataset_size=1000, sample_size=20, noise_multiplier=2.0)
 
 
+@pytest.mark.soak
 def test_the_round_off_of_a_long_run_is_allowed_for() -> None:
     """The library reads ε too small there, by 0.4 % at δ = 1e-9."""
     step = PoissonSubsampledGaussian(sampling_probability=1e-5, noise_multiplier=0.5)
@@ -43,6 +44,7 @@ def test_the_round_off_of_a_long_run_is_allowed_for() -> None:
     assert result.lower <= ours.upper
 
 
+@pytest.mark.ordinary("prv")
 @pytest.mark.parametrize("engine", [PldAccountant(), PrvAccountant()], ids=["pld", "prv"])
 def test_below_1e_9_neither_says_anything(engine: PldAccountant | PrvAccountant) -> None:
     with pytest.raises(OutOfReach, match="1e-09"):
@@ -75,6 +77,7 @@ def test_the_replace_one_pair_is_never_read_as_add_remove(engine: RdpAccountant)
         engine.curve(REPLACE)
 
 
+@pytest.mark.ordinary("prv")
 @pytest.mark.parametrize("engine", [PldAccountant(), PrvAccountant()], ids=["pld", "prv"])
 def test_only_renyi_knows_sampling_without_replacement(engine: PldAccountant) -> None:
     with pytest.raises(Unsupported):

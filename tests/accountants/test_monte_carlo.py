@@ -81,7 +81,7 @@ def delta_of_two(first: float, second: float, product: float, epsilon: float, si
 # ---- against what is known ----------------------------------------------------------
 
 
-@pytest.mark.ordinary("2.0-0.001", "0.5-1e-06")
+@pytest.mark.ordinary("2.0-0.001")
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
@@ -91,7 +91,7 @@ def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
     assert result.width < 0.02 * exact.upper
 
 
-@pytest.mark.ordinary("0.3-2.0-*", "2.0-1.0-*")
+@pytest.mark.ordinary("0.3-2.0-*")
 @pytest.mark.parametrize(("first", "second", "product"), [(1.0, 1.0, 0.0), (2.0, 1.0, 0.9)])
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])
 def test_two_bins_agree_with_quadrature(
@@ -103,6 +103,7 @@ def test_two_bins_agree_with_quadrature(
     assert result.width < 0.2 * exact
 
 
+@pytest.mark.ordinary("1")
 @pytest.mark.parametrize("reached", [1, 3])
 def test_bins_that_a_short_run_never_reaches_are_a_sampling_probability(reached: int) -> None:
     """One of b bins with a mean, the rest without, is one Poisson-sampled step of rate 1/b."""
@@ -117,6 +118,7 @@ def test_bins_that_a_short_run_never_reaches_are_a_sampling_probability(reached:
     assert result.width < 0.05 * exact.upper
 
 
+@pytest.mark.ordinary("remove")
 @pytest.mark.parametrize("side", DIRECTIONS)
 def test_runs_simulated_step_by_step_have_the_delta_of_their_gram_matrix(side: str) -> None:
     """Plain Monte Carlo over whole runs of C x + z, without Gram matrix or tilt."""
@@ -137,6 +139,7 @@ def test_runs_simulated_step_by_step_have_the_delta_of_their_gram_matrix(side: s
     assert mean - 5 * error < result.upper
 
 
+@pytest.mark.soak
 def test_bins_with_equal_means_are_one_bin() -> None:
     """Its Gram matrix is singular, and the record's bin says nothing."""
     exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
@@ -145,6 +148,7 @@ def test_bins_with_equal_means_are_one_bin() -> None:
     assert result.width < 0.02 * exact.upper
 
 
+@pytest.mark.soak
 def test_copies_and_gaussians_beside_compose() -> None:
     """Three Gaussians as one bin each and one beside: μ² adds up."""
     event = Composed(
@@ -159,6 +163,7 @@ def test_copies_and_gaussians_beside_compose() -> None:
     assert result.width < 0.02 * exact.upper
 
 
+@pytest.mark.soak
 def test_bins_of_twenty_lots_amplify_and_never_cost_more_than_no_bins() -> None:
     products = 0.9 ** np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
     result = curve(binned(products)).epsilon(1e-5)
@@ -175,6 +180,7 @@ def test_bins_of_twenty_lots_amplify_and_never_cost_more_than_no_bins() -> None:
 # ---- laws ---------------------------------------------------------------------------
 
 
+@pytest.mark.ordinary("add")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_tilt_has_the_same_mean_and_keeps_its_range(direction: Direction) -> None:
     result = pair([[1.5, 0.6, 0.2], [0.6, 1.0, 0.6], [0.2, 0.6, 1.5]])
@@ -219,6 +225,7 @@ def test_values_do_not_increase_in_epsilon() -> None:
         assert all(later <= earlier for earlier, later in pairwise(sums))
 
 
+@pytest.mark.soak
 def test_epsilon_falls_with_noise_and_with_delta() -> None:
     products = [[1.0, 0.5], [0.5, 1.0]]
     by_noise = [curve(binned(products, sigma)).epsilon(1e-5) for sigma in (1.0, 1.25)]
@@ -372,7 +379,7 @@ def test_a_delta_that_underflows_is_not_zero() -> None:
     assert 0.0 == result.lower < result.upper < 1e-300
 
 
-@pytest.mark.ordinary("0.001-0.05", "0.5-0.2", "*-1000.0")
+@pytest.mark.ordinary("0.5-0.2", "*-1000.0")
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 1000.0])
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_extremes_neither_overflow_nor_lie(sigma: float, delta: float) -> None:

@@ -150,6 +150,7 @@ def test_no_sampled_run_is_bounded_above_the_run_of_a_record_that_is_always_draw
 BESIDE = (Gaussian(noise_multiplier=3.0), Laplace(noise_multiplier=20.0))
 
 
+@pytest.mark.ordinary("leaf0-*", "leaf2-*")
 @pytest.mark.parametrize(
     ("leaf", "always"),
     [

@@ -141,6 +141,7 @@ def best_attack(mu: float, mean: float, shape: float, delta: float) -> float:
         return float(mpmath.log((exact[0] - delta) / exact[1]))
 
 
+@pytest.mark.ordinary("2.0-1e-06-*")
 @laws
 @pytest.mark.parametrize(("sigma", "delta"), [(2.0, 1e-6), (0.5, 1e-10)])
 def test_a_gaussian_run_meets_the_best_attack_on_it(
@@ -191,6 +192,7 @@ def selected_delta(
     )
 
 
+@pytest.mark.ordinary("*-10.0-inf", "*-3.0-0.5")
 @laws
 @pytest.mark.parametrize("name", score_first(1.0))
 def test_no_score_costs_more_than_the_upper_end(mean: float, shape: float, name: str) -> None:
@@ -215,6 +217,7 @@ def test_selected_runs_are_above_a_threshold_as_often_as_is_claimed() -> None:
     assert low < float(claimed) < high
 
 
+@pytest.mark.soak
 @settings(max_examples=8, deadline=None)
 @given(
     mu=st.floats(0.2, 3.0),
@@ -277,7 +280,7 @@ def test_pure_runs_cost_their_epsilon_as_often_as_is_known(shape: float, times: 
 # ---- compositions ------------------------------------------------------------------
 
 
-@pytest.mark.ordinary("not without replacement")
+@pytest.mark.ordinary("long", "replace one")
 @pytest.mark.parametrize(
     ("run", "width"),
     [
@@ -328,6 +331,7 @@ def test_one_step_is_below_what_a_lattice_of_its_outcomes_allows() -> None:
     assert worst * 0.99 <= attacked <= bound
 
 
+@pytest.mark.ordinary("beside0")
 @pytest.mark.parametrize("beside", [Gaussian(noise_multiplier=10.0), Laplace(noise_multiplier=20)])
 def test_what_is_released_beside_is_composed_with_the_run(beside: Event) -> None:
     alone = selection(sampled(0.01, 1.0, 300))

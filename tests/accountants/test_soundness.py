@@ -26,6 +26,7 @@ def test_nineteen_of_twenty_brackets_are_as_narrow_as_promised() -> None:
     assert sum(map(is_narrow, result)) >= 0.95 * len(result)
 
 
+@pytest.mark.soak
 def test_a_bracket_moved_by_its_width_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws can fail: a bound that is too low by a thousandth is found out."""
     leaf = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.0)

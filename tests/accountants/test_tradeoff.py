@@ -80,7 +80,7 @@ def trade(request: pytest.FixtureRequest) -> TradeOff:
     return sample(curves()[request.param])
 
 
-@pytest.mark.ordinary("not rare")
+@pytest.mark.ordinary("not rare", "not poisson")
 def test_the_lower_bound_is_a_trade_off_function(trade: TradeOff) -> None:
     grid = [index / 200 for index in range(201)]
     lower = [trade.type_two(alpha).lower for alpha in grid]
@@ -94,6 +94,7 @@ def test_the_lower_bound_is_a_trade_off_function(trade: TradeOff) -> None:
             assert trade.type_two(f).lower == pytest.approx(alpha, abs=1e-9)
 
 
+@pytest.mark.ordinary("not rare")
 def test_blind_guessing_ends_both(trade: TradeOff) -> None:
     assert trade.type_two(0.0).upper == 1.0
     assert trade.type_two(1.0) == Bracket(lower=0.0, upper=0.0)

@@ -75,7 +75,7 @@ def delta_of_two(side: Side, one: Step, other: Step, epsilon: float) -> mpmath.m
     return mpmath.quad(integrand, points, maxdegree=6)
 
 
-@pytest.mark.ordinary("1")
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))]
 )

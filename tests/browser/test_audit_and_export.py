@@ -15,6 +15,8 @@ from playwright.sync_api import expect
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import open_checkpoint, verify_inclusion
 
+pytestmark = pytest.mark.soak
+
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script> \u202etxt.exe"
 
 

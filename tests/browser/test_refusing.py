@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.soak
+
 Plan = Callable[..., dict[str, Any]]
 
 

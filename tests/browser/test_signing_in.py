@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.soak
+
 
 def test_signing_in_and_out_with_a_token(visitor: Any, site: Any) -> None:
     token = site.token("priya", "submit", "approve", "audit", "admin")

@@ -150,6 +150,7 @@ def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: Ma
     assert {item.plan["adjacency"] for item in certified} == {"add_remove", "zero_out"}
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("few_draws")
 def test_of_one_number_of_bands_that_fails_the_reason_is_shown(plan_of: MakePlan) -> None:
     """Lots of which only two fit the data set, at a target that nothing reaches."""

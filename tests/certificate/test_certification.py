@@ -93,6 +93,7 @@ def test_a_target_inside_the_bracket_is_told_from_the_true_value(
 TRUNCATED = {"sampling": {"scheme": "truncated_poisson", "lot_size": 500, "max_lot_size": 520}}
 
 
+@pytest.mark.ordinary("not *-certified")
 @pytest.mark.parametrize(
     ("target", "verdict"), [(3.1, "under_noised"), (3.7, "unproved"), (4.3, "certified")]
 )
@@ -273,6 +274,7 @@ def test_a_certified_document_is_the_plan_that_was_given(plan: Plan) -> None:
     assert result.plan == as_document(plan)
 
 
+@pytest.mark.ordinary("not changes2-*")
 @pytest.mark.parametrize(
     ("changes", "codes"),
     [
@@ -301,6 +303,7 @@ def test_what_is_taken_of_balls_in_bins_is_said(
     assert result.sampling[0]["bins"] == 10
 
 
+@pytest.mark.soak
 def test_balls_in_bins_beside_a_metric_are_bracketed(plan_of: Any) -> None:
     lots = {"scheme": "balls_in_bins", "lot_size": 100}
     metric = {"kind": "gaussian", "name": "accuracy", "noise_multiplier": 50}

@@ -120,6 +120,7 @@ def test_bins_help_and_stay_below_the_unamplified_gaussian(found: Assessment) ->
     assert found.epsilon.upper < GaussianAccountant().curve(alone).epsilon(1e-4).lower
 
 
+@pytest.mark.soak
 def test_noise_that_is_left_open_is_solved_for_and_confirmed(certified: Certified) -> None:
     target = {"epsilon": 2, "delta": 1e-4}
     solved = certified(target=target, releases=[{"name": "all", "clip_norm": 1}])
@@ -140,7 +141,7 @@ def test_steps_are_searched_for_by_what_is_certain(plan_of: Callable[..., Plan])
     assert result.epsilon.upper <= 2
 
 
-@pytest.mark.ordinary("2")
+@pytest.mark.soak
 @pytest.mark.parametrize("bins", [2, 30])
 def test_without_correlation_it_meets_the_engine_that_convolves(bins: int) -> None:
     """Two methods with nothing in common: draws here, transforms of one bin's law there."""

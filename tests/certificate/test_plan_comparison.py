@@ -145,6 +145,7 @@ def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
     assert result.strongest is None
 
 
+@pytest.mark.soak
 def test_a_change_within_the_width_of_the_brackets_is_not_told_apart(plan_of: PlanOf) -> None:
     """Lots without replacement have wide brackets; a change that is clear still has its sign."""
     wide: dict[str, Any] = {"sampling": {"scheme": "fixed_size", "lot_size": 50}, "steps": 40}

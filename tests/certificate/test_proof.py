@@ -80,6 +80,7 @@ def test_a_certificate_without_a_proof_has_the_same_fields_as_before() -> None:
     assert prove_certificate(predicate).theorems == ("gaussian",)
 
 
+@pytest.mark.ordinary("not path1-*", "not path3-*")
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -115,6 +116,7 @@ def test_a_release_without_a_statement_is_refused_by_name() -> None:
     assert "Laplace" in assessment.proof_problem.message
 
 
+@pytest.mark.soak
 def test_an_old_certificate_is_proved_by_a_search() -> None:
     lines = Path("tests/release/0.1.0/bundles.jsonl").read_text().splitlines()
     predicates = []

@@ -154,6 +154,7 @@ UNTOLD = ("fresh lots", "fresh lots, scheduled", "groups", "groups, alternating"
 """Plans in which nobody is told where a record was."""
 
 
+@pytest.mark.ordinary("groups, matrix", "fresh lots, scheduled")
 @pytest.mark.parametrize("kind", UNTOLD)
 def test_what_participations_add_up_to_is_proved_and_no_less(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +172,7 @@ def test_what_participations_add_up_to_is_proved_and_no_less(
         lowered_and_required(document, bound=1)
 
 
+@pytest.mark.ordinary("1")
 @pytest.mark.parametrize("records", [1, 3])
 def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> None:
     document = plan_document(

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/how-to/gate.md").read_text()
 
 
+@pytest.mark.soak
 def test_the_commands_about_examples_end_as_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

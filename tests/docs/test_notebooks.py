@@ -38,6 +38,7 @@ def test_a_notebook_is_stored_without_output(path: Path) -> None:
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
+@pytest.mark.soak
 def test_three_optimisers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

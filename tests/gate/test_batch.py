@@ -158,7 +158,7 @@ def test_an_answer_comes_before_the_next_line_is_written(
     assert process.wait(30) == 0
 
 
-@pytest.mark.ordinary("2")
+@pytest.mark.soak
 def test_a_reader_that_leaves_ends_it_quietly(
     process: subprocess.Popen[bytes], document: Make
 ) -> None:
@@ -189,6 +189,7 @@ def test_lines_are_whole_however_they_arrive(tmp_path: Path) -> None:
     assert in_memory == whole
 
 
+@pytest.mark.soak
 def test_a_pipe_is_read_once(document: Make, affidavit: Any) -> None:
     ended = affidavit("batch", "/dev/stdin", "--jobs", "1", stdin=json.dumps(document()))
     assert ended.returncode == 0

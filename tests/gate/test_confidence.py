@@ -66,6 +66,7 @@ def test_other_numbers_from_the_same_seed_are_found_out(
     assert "draws from its seed give" in result["reasons"][0]["message"]
 
 
+@pytest.mark.soak
 def test_the_gate_says_it_too(run: Run, save: Save, document: Callable[..., Any]) -> None:
     result = run("check", save(document(**BINNED | {"target": {"epsilon": 9, "delta": 1e-4}})))
     assert result.exit_code == 0

@@ -115,7 +115,7 @@ def test_a_report_declares_the_encoding_that_it_has(
     )  # type: ignore[union-attr]
 
 
-@pytest.mark.ordinary("not arguments2")
+@pytest.mark.ordinary("arguments0")
 @pytest.mark.parametrize("arguments", [("--help",), ("certify", "--json"), ("check",)])
 def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
     plans = [] if arguments == ("--help",) else [files["certified"]]
@@ -126,7 +126,7 @@ def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequenc
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.ordinary("not arguments2")
+@pytest.mark.ordinary("arguments0", "arguments1")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -149,7 +149,7 @@ def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequenc
     assert ended.returncode == Exit.UNDECIDED
 
 
-@pytest.mark.ordinary("not malformed-2")
+@pytest.mark.ordinary("blocked-1")
 @pytest.mark.parametrize(("name", "code"), [("certified", 0), ("blocked", 1), ("malformed", 2)])
 def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: int) -> None:
     command = f'exec "{sys.executable}" -m affidavit check "{files[name]}" >&- 2>&- <&-'

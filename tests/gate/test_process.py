@@ -35,11 +35,11 @@ def test_a_key_a_bundle_and_its_verification(
 ) -> None:
     path, bundle = save(document()), str(tmp_path / "bundle.json")
     assert run("keys", "new").exit_code == 0
-    assert affidavit("certify", path, "--out", bundle).returncode == 0
+    assert run("certify", path, "--out", bundle).exit_code == 0
     assert affidavit("verify", bundle, "--plan", path).returncode == 0
 
 
-@pytest.mark.ordinary("not arguments1")
+@pytest.mark.ordinary("arguments2")
 @pytest.mark.parametrize("arguments", [("certify",), ("certify", "--json"), ("check",)])
 def test_output_that_nobody_reads_decides_nothing_and_says_nothing(
     save: Any, document: Make, arguments: tuple[str, ...]

@@ -94,6 +94,7 @@ def test_the_most_steps_that_fit_are_found(
 SAMPLED = {"steps": 200, "target": {"epsilon": 0.5, "delta": 1e-5}}
 
 
+@pytest.mark.ordinary("changes0")
 @pytest.mark.parametrize(
     "changes", [{}, {"sampling": {"scheme": "fixed_size"}, "adjacency": "replace_one"}]
 )
@@ -121,7 +122,7 @@ def test_the_largest_lot_that_fits_is_found(
 RECORDS = 60
 
 
-@pytest.mark.ordinary("20-9-1")
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("epochs", "sigma", "epsilon"),
     [pytest.param(4, 3, 2, marks=pytest.mark.soak), (2.5, 1.5, 3), (20, 9, 1)],

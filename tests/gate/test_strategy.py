@@ -147,6 +147,7 @@ def test_advice_names_the_front_and_who_is_comparable_with_whom(
         assert stated in result.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("few_draws")
 def test_advice_as_a_document_and_a_picture(
     plan: Callable[..., str], answer: Answer, tmp_path: Path

@@ -58,6 +58,7 @@ def peers(names: dict[str, Any]) -> Callable[[str], float]:
     return cache(lambda code: float(eval(code, names)))
 
 
+@pytest.mark.ordinary("not theirs11-*", "not dp_accounting.calibrate*")
 @pytest.mark.filterwarnings("ignore:Optimal order")
 @pytest.mark.parametrize(("theirs", "ours"), ROWS)
 def test_an_equivalent_gives_the_same_number(
@@ -82,6 +83,7 @@ def test_every_answer_of_jax_privacy_stands_in_the_guide() -> None:
     assert [theirs for theirs, _ in ROW.findall(OF_JAX)] == list(ANSWERS)
 
 
+@pytest.mark.ordinary("Poisson")
 @pytest.mark.parametrize(
     ("call", "event"),
     [

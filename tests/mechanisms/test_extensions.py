@@ -238,6 +238,7 @@ LAWS = (
 )
 
 
+@pytest.mark.soak
 def test_the_laws_find_them(site: Path) -> None:
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", *LAWS]

@@ -39,6 +39,7 @@ def momentum() -> np.ndarray:
     return result
 
 
+@pytest.mark.soak
 def test_the_momentum_has_the_predicted_norm(momentum: np.ndarray) -> None:
     predicted = utility.momentum_norm(NU, entries=SIDE**2, momentum=BETA, steps=200)
     assert predicted == pytest.approx(0.2745, abs=1e-4)
@@ -55,6 +56,7 @@ def test_five_steps_multiply_it_by_about_the_predicted_gain(momentum: np.ndarray
     assert np.linalg.norm(output) / math.sqrt(SIDE) < 0.3, "far from orthogonal"
 
 
+@pytest.mark.ordinary("paper-*")
 @pytest.mark.parametrize(("start", "rough"), [("paper", 0.23), ("frobenius", 0.7)])
 def test_the_typical_singular_value_that_comes_out_is_about_the_predicted(
     momentum: np.ndarray, start: Start, rough: float

@@ -29,6 +29,7 @@ def contents(wheel: Path) -> dict[str, str]:
         return {n: hashlib.sha256(result.read(n)).hexdigest() for n in result.namelist()}
 
 
+@pytest.mark.soak
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
     distributions: tuple[Path, Path], wheel_of_the_tree: Path
 ) -> None:
@@ -37,6 +38,7 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
     assert wheel_of_the_tree.read_bytes() == of_sdist.read_bytes()
 
 
+@pytest.mark.soak
 def test_the_sdist_holds_files_and_no_links_and_no_secrets(
     distributions: tuple[Path, Path],
 ) -> None:

@@ -158,6 +158,9 @@ def test_the_plan_itself_is_fine() -> None:
     assert parse_plan(TEXT.encode(), "json") == parse_plan(TEXT.encode(), "yaml")
 
 
+@pytest.mark.ordinary(
+    "not yaml: 3 10^4 *", "not json: 10^5 unknown fields", "not json: 10^5 bad releases"
+)
 @pytest.mark.parametrize(("syntax", "body", "code", "pointer", "position"), cases())
 def test_a_hostile_body_is_refused_where_it_is_wrong_and_soon(
     syntax: Syntax, body: bytes, code: str, pointer: str, position: tuple[int, int] | None

@@ -124,6 +124,7 @@ def test_adding_it_again_keeps_the_first_and_records_the_request(
     assert counts(engine) == expected
 
 
+@pytest.mark.in_both
 def test_adders_that_race_end_with_one_certificate(database_url: str, engine: Engine) -> None:
     engines = [open_engine(database_url) for _ in range(8)]
     try:
@@ -144,6 +145,7 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
     assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8}
 
 
+@pytest.mark.in_both
 def test_first_certificates_of_one_key_that_race_are_all_kept(
     database_url: str, engine: Engine
 ) -> None:
@@ -260,6 +262,7 @@ def test_filters_narrow(store: CertificateStore) -> None:
 # ---- append-only -------------------------------------------------------------------
 
 
+@pytest.mark.in_both
 @pytest.mark.parametrize("table", [table.name for table in TABLES])
 @pytest.mark.parametrize("attack", ["UPDATE", "DELETE", "TRUNCATE"])
 def test_rows_can_be_neither_changed_nor_removed(

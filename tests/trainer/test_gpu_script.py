@@ -74,6 +74,7 @@ def test_the_twin_checks_and_measures_everything() -> None:
         assert 0 < case["noise_share"] < 1
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and the script would run")
 def test_it_starts_with_the_packages_of_its_bundle() -> None:
     finished = run()

@@ -108,6 +108,7 @@ def test_truncated_poisson_cuts_to_a_uniform_subset() -> None:
     assert follows(list(lots(sampler, 4000)), law)
 
 
+@pytest.mark.ordinary("2")
 @pytest.mark.parametrize("lot_size", [1, 2, 4])
 def test_fixed_size_takes_every_subset_alike(lot_size: int) -> None:
     law = {

@@ -123,6 +123,7 @@ def before_anything_is_switched_off() -> None:
         choices(event)
 
 
+@pytest.mark.soak
 def test_what_the_engine_says_is_proved() -> None:
     for event in (COMMON, RARE, CUT):
         bracket, witness = honest(event)
@@ -294,6 +295,7 @@ def spoilt_nodes(patch: Patch) -> None:
     transformed(patch, lower)
 
 
+@pytest.mark.ordinary("spoilt_tilt", "spoilt_nodes", "spoilt_powers")
 @pytest.mark.parametrize(
     "spoilt",
     [spoilt_masses, spoilt_places, spoilt_transform, spoilt_powers, spoilt_tilt, spoilt_nodes],
@@ -356,6 +358,7 @@ def early_end(patch: Patch, *, counted: bool) -> None:
     patch.setattr(inversion, "_end", end)
 
 
+@pytest.mark.ordinary("fewer_places")
 @pytest.mark.parametrize("worse", [fewer_places, coarse_rule, early_end])
 def test_a_term_of_the_inversion_switched_off_is_caught(
     worse: Callable[..., None], monkeypatch: Patch

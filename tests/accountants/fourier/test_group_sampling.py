@@ -106,6 +106,7 @@ def test_one_replaced_record_is_the_pair_that_has_its_own_law() -> None:
         assert mine == pytest.approx(theirs, rel=1e-9)
 
 
+@pytest.mark.soak
 def test_no_replacements_of_a_users_records_exceed_the_symmetric_pair() -> None:
     """On the plane, by quadrature: random vectors, and those of the pair itself."""
     draw = np.random.default_rng(8)
@@ -223,7 +224,7 @@ def test_dp_accounting_encloses_the_same_run() -> None:
     assert pld.get_epsilon_for_delta(delta) == pytest.approx(bracket.upper, rel=0.02)
 
 
-@pytest.mark.ordinary("add_remove-pairs", "add_remove-often", "replace_one-often")
+@pytest.mark.ordinary("add_remove-pairs")
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
 def test_the_checker_proves_it_and_nothing_below_it(pair: SubsampledPair, name: str) -> None:
@@ -253,6 +254,7 @@ def test_several_records_cost_more_than_one_and_less_than_all_at_once(name: str)
     assert ours.lower <= poisson(any_drawn, sigma / records) * (1 + 1e-3)
 
 
+@pytest.mark.soak
 def test_a_long_grid_of_many_records_needs_no_table_of_both() -> None:
     """Losses are placed as without blocks, and in 40 MiB instead of 300."""
     replaced = replaced_group_law(leaf(200, 0.01, 300.0, "replace_one"))

@@ -42,6 +42,7 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
         assert list(requested) == alone * 3
 
 
+@pytest.mark.soak
 def test_a_sweep_shares_transforms_and_finds_what_its_plans_find_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -115,6 +115,7 @@ def places(law: NormalMixtureLaw, grid: Grid) -> list[float]:
     return [*map(float, bulk), *map(float, nodes[:: max(1, grid.size // 7)]), float(nodes[-1])]
 
 
+@pytest.mark.ordinary("not 400-*")
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("cells", [40, 400])
 def test_upper_is_nowhere_below_and_lower_nowhere_above(law: NormalMixtureLaw, cells: int) -> None:

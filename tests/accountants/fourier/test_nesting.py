@@ -43,7 +43,7 @@ LEAVES: list[tuple[Event, int, float]] = [
 pytestmark = pytest.mark.usefixtures("lattice_alone")
 
 
-@pytest.mark.ordinary("leaf0*", "leaf1*", "leaf3*")
+@pytest.mark.ordinary("leaf0*")
 @pytest.mark.parametrize(("leaf", "steps", "delta"), LEAVES)
 def test_a_narrower_bracket_lies_inside_every_wider_one(
     leaf: Event, steps: int, delta: float
@@ -64,6 +64,7 @@ def test_a_narrower_bracket_lies_inside_every_wider_one(
             assert of_delta.width <= width * of_delta.upper
 
 
+@pytest.mark.soak
 def test_a_wide_bracket_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[int] = []
 

@@ -17,6 +17,7 @@ from affidavit.accountants.fourier.truncated_poisson import truncated_law
 from affidavit.plan import TruncatedPoissonGaussian
 
 
+@pytest.mark.ordinary("0.1", "1e-06")
 @pytest.mark.parametrize("delta", [1e-1, 3.1622776601683794e-3, 1e-6, 1e-12])
 def test_a_truncated_release_s_top_is_exceeded_no_oftener_than_asked(delta: float) -> None:
     """Both laws of a revealed mixture can exceed it, and together no more than that."""

@@ -179,6 +179,7 @@ def test_the_transform_of_this_file_meets_what_was_found_elsewhere(
     assert lowest <= value <= highest
 
 
+@pytest.mark.ordinary("inversion first")
 def test_the_width_s_effect_falls_by_four() -> None:
     """Without that the extrapolation, and the error it states, would mean nothing."""
     result = [

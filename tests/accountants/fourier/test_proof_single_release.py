@@ -100,6 +100,7 @@ def test_random_single_releases_hold_their_closed_form(seed: int) -> None:
     assert narrow >= 97
 
 
+@pytest.mark.ordinary("0")
 @pytest.mark.parametrize("seed", range(2))
 def test_below_what_most_ask_for_releases_hold_their_closed_form_or_are_refused(seed: int) -> None:
     source = np.random.default_rng(100 + seed)
@@ -128,6 +129,7 @@ def test_runs_without_sampling_equal_the_exact_gaussian_there(
     assert result.width <= 1.0001e-4 * result.upper
 
 
+@pytest.mark.soak
 def test_the_reverse_direction_alone_holds_its_closed_form() -> None:
     """At ε > 0 adding costs one release less than removing, and is not seen from outside."""
     source = np.random.default_rng(7)

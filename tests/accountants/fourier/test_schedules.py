@@ -43,6 +43,7 @@ def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
     return sigmas, rates
 
 
+@pytest.mark.ordinary("*-both")
 @pytest.mark.parametrize("kind", ["noise", "rate", "both"])
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
 def test_brackets_hold_the_run_taken_release_by_release(
@@ -64,6 +65,7 @@ def test_brackets_hold_the_run_taken_release_by_release(
         assert cells == 1 or together.upper < 4 * exact.upper
 
 
+@pytest.mark.ordinary("noise")
 @pytest.mark.parametrize("kind", ["noise", "rate"])
 def test_more_cells_and_chords_leave_less_open(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = np.linspace(0.0, 0.6, 260)
@@ -104,6 +106,7 @@ def test_the_curve_of_a_gaussian_pair_is_convex_in_its_total_variation() -> None
     assert math.isclose(float(erf(0.5 / math.sqrt(8))), low, rel_tol=1e-12)
 
 
+@pytest.mark.ordinary("noise-add", "rate-remove")
 @pytest.mark.parametrize("side", ["remove", "add"])
 @pytest.mark.parametrize("kind", ["noise", "rate"])
 def test_a_line_through_two_curves_is_below_the_third_by_quadrature(side: Any, kind: str) -> None:
@@ -165,6 +168,7 @@ def test_every_release_of_a_schedule_is_counted_once() -> None:
         assert len(direction.laws) == len(direction.attained) == schedules.MOST_CELLS
 
 
+@pytest.mark.soak
 def test_the_renyi_bound_of_a_schedule_is_above_its_bracket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,6 +70,7 @@ def laws() -> list[GroupMixtureLaw]:
     return result
 
 
+@pytest.mark.ordinary("161-False1", "2-*", "3-*", "8-*")
 @pytest.mark.parametrize("law", laws(), ids=lambda law: f"{len(law.weights)}-{law.added}")
 def test_brackets_hold_the_curve_in_forty_digits(law: GroupMixtureLaw) -> None:
     with mpmath.workdps(40):
@@ -127,6 +128,7 @@ def test_what_is_conceded_adds_to_delta() -> None:
         less.epsilon(1e-16)
 
 
+@pytest.mark.soak
 def test_a_mixture_has_the_epsilon_of_dp_accounting() -> None:
     leaf = mixture(12, 0.1, 6.0)
     theirs = library.from_mixture_gaussian_mechanism(

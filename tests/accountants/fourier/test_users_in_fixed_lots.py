@@ -60,6 +60,7 @@ def hockey_stick(p: Array, q: Array) -> Array:
     return np.array([np.maximum(p - alpha * q, 0).sum() * step for alpha in ALPHAS])
 
 
+@pytest.mark.ordinary("2-6-2-*", "4-6-*")
 @pytest.mark.parametrize(
     ("records", "size", "lot", "sigma"),
     [
@@ -96,6 +97,7 @@ def test_no_pair_of_data_sets_exceeds_the_curve_and_one_is_its_lower_end(
     assert lower == pytest.approx(attained, rel=1e-3, abs=QUADRATURE)
 
 
+@pytest.mark.soak
 def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -> None:
     """A product on the plane, on a coarser grid."""
     records, size, lot, sigma = 2, 6, 2, 1.5
@@ -115,6 +117,7 @@ def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -
         assert bracket.lower - 1e-3 <= exact <= bracket.upper + 1e-3
 
 
+@pytest.mark.ordinary("2")
 @pytest.mark.parametrize("records", [2, 3, 12])
 def test_users_cost_more_than_one_record_and_less_than_all_records_in_one(records: int) -> None:
     steps, sigma = 300, 3.0 * records
@@ -139,6 +142,7 @@ def test_a_chain_of_neighbours_bounds_users_whose_numbers_are_revealed() -> None
     assert curve.delta(bound.upper).upper == pytest.approx(1e-6, rel=0.02)
 
 
+@pytest.mark.soak
 def test_numbers_that_hardly_happen_count_as_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
     many = leaf(30, 10**6, 2, 14.0)
     (direction,) = directions(many)

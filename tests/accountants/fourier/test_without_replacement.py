@@ -40,6 +40,7 @@ def test_one_step_meets_the_closed_form(size: int, sample: int, sigma: float, at
     assert bracket.width <= 1e-3 * bracket.upper
 
 
+@pytest.mark.ordinary("100-*")
 @pytest.mark.parametrize(("sample", "sigma", "steps"), [(100, 1.0, 200), (1000, 5.0, 50)])
 def test_the_bracket_holds_the_poisson_curve_of_the_attained_pair(
     sample: int, sigma: float, steps: int
@@ -67,6 +68,7 @@ def test_never_above_the_unsampled_gaussian() -> None:
     assert result.upper < FourierAccountant().curve(full).epsilon(1e-6).upper
 
 
+@pytest.mark.soak
 def test_it_composes_with_other_leaves() -> None:
     fixed = Repeated(event=leaf(1000, 100, 5.0), count=30)
     mixed = Composed(events=(fixed, Gaussian(noise_multiplier=10.0)))

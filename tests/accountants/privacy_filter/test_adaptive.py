@@ -113,6 +113,7 @@ def test_some_order_within_its_own_budget_would_spend_more_than_delta() -> None:
     assert total == pytest.approx(1.074 * DELTA, rel=1e-3)
 
 
+@pytest.mark.ordinary("0", "1")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_strategy_over_a_menu_passes_delta(seed: int) -> None:
     """Menus of the tight second mechanisms above, and random ones, two and three rounds deep."""

@@ -54,6 +54,7 @@ def test_the_tail_is_bounded(law: NormalMixtureLaw, exponent: float) -> None:
     assert bound <= exact + slack + 1e-6 + 2e-9 * abs(bound)
 
 
+@pytest.mark.ordinary("*-0.8")
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.noise_multiplier}")
 def test_the_whole_is_bounded_and_nearly_met(law: NormalMixtureLaw) -> None:
     lowest = float(law.loss(np.array([-12.0]))[0])

@@ -152,6 +152,7 @@ def test_poisson_sampling_given_at_least_one_participation_is_no_better(
         assert bracket_delta(remove, at, 1e-3).lower <= bound
 
 
+@pytest.mark.soak
 def test_more_bins_and_more_noise_cost_less() -> None:
     by_bins = [epsilon(bins, 0.8, 1e-6) for bins in (1, 2, 3, 10, 100, 1000, 10_000)]
     by_noise = [epsilon(100, sigma, 1e-6) for sigma in (0.2, 0.5, 1.0, 2.0, 10.0, 100.0)]
@@ -173,6 +174,7 @@ def test_refining_stays_inside() -> None:
     assert narrow.width < wide.width / 20
 
 
+@pytest.mark.ordinary("5-*")
 @pytest.mark.parametrize(("bins", "sigma"), [(5, 0.1), (41, 0.1056), (1000, 0.25)])
 def test_little_noise_is_still_bracketed(bins: int, sigma: float) -> None:
     result = epsilon(bins, sigma, 1e-6)
@@ -189,6 +191,7 @@ def test_delta_at_the_epsilon_of_delta_is_delta() -> None:
     assert curve.delta(0.0).upper <= 1
 
 
+@pytest.mark.soak
 def test_a_run_that_ends_within_a_pass_lies_between_the_whole_passes() -> None:
     less, more = allocated(50, 1.0), allocated(50, 1 / math.sqrt(2))
     engine = AllocationAccountant()

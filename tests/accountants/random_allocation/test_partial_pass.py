@@ -53,7 +53,7 @@ def truth(released: int, bins: int, sigma: float, epsilon: float) -> float:
     return max(remove, mean(lambda others: ratio * q / released * put(down - others, sigma)))
 
 
-@pytest.mark.ordinary("1-2-0.5", "1-100-1.0", "2-1000-2.0")
+@pytest.mark.ordinary("1-*")
 @pytest.mark.parametrize(("released", "bins", "sigma"), CASES)
 def test_brackets_hold_quadrature(released: int, bins: int, sigma: float) -> None:
     event = RandomAllocationGaussian(

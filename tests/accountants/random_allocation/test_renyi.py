@@ -84,6 +84,7 @@ def test_it_is_never_below_the_lattice(bins: int, sigma: float) -> None:
     assert RenyiAllocationAccountant().curve(allocated(bins, sigma)).delta(at).upper >= 1e-6
 
 
+@pytest.mark.soak
 def test_bins_drawn_afresh_lie_between_one_pass_and_bins_that_are_kept() -> None:
     one, run = allocated(100, 1.0), Repeated(event=allocated(100, 1.0), count=10)
     once = AllocationAccountant().curve(one).epsilon(1e-6)

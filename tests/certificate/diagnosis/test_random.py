@@ -189,6 +189,14 @@ def _listed(found: Diagnosis, code: str) -> int | None:
     return None
 
 
+@pytest.mark.ordinary(
+    "clip_not_joint",
+    "adjacency_factor",
+    "microbatch_rate",
+    "sum_or_mean",
+    "accountant_reset",
+    "user_as_example",
+)
 @pytest.mark.parametrize("code", CATALOGUE)
 def test_one_mistake_is_found(code: str) -> None:
     """First, or level with another that reproduces the same digits, in 95 %; third in 99 %."""

@@ -72,6 +72,7 @@ def test_the_claim_is_what_its_source_computes(vector: dict[str, Any]) -> None:
     assert float(vector["claim"]) == pytest.approx(oracle(vector["oracle"]), rel=ROUNDED_NOISE)
 
 
+@pytest.mark.ordinary("not disk-combined-late", "not fixed-lots-at-half-distance")
 @every_vector
 def test_the_mistake_is_named_first(vector: dict[str, Any]) -> None:
     first, *_ = found_in(vector).explanations

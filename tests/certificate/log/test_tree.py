@@ -128,6 +128,7 @@ def check(first: int, second: int, old: bytes, new: bytes, proof: list[bytes]) -
     verify_consistency(first=first, second=second, first_root=old, second_root=new, proof=proof)
 
 
+@pytest.mark.soak
 def test_a_hundred_thousand_leaves() -> None:
     """Roots at many sizes against the definition, level by level, and proofs at the edges."""
     size = 100_000

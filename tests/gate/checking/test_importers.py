@@ -230,6 +230,7 @@ BANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.soak
 def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
     """jax-privacy multiplies its noise by the norm, and accounts for b groups at sampling_prob."""
     event = dp_accounting.SelfComposedDpEvent(
@@ -245,6 +246,7 @@ def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
         assert expected - 1e-3 < result < expected + 2e-3
 
 
+@pytest.mark.ordinary("None-*")
 @pytest.mark.parametrize(
     ("size", "relation"), [(None, "ADD_OR_REMOVE_ONE"), (1000, "REPLACE_SPECIAL")]
 )

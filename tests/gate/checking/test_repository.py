@@ -64,6 +64,7 @@ def test_files_that_hold_no_plan_are_left_alone(checked: Any) -> None:
     assert len(checked("plans/*.yaml", "**/*.json", "plans")[1]["plans"]) == 12
 
 
+@pytest.mark.soak
 def test_making_the_fixes_lets_the_repository_pass(planted: Any, run: Any, checked: Any) -> None:
     before = {item.file: item.file.read_text().splitlines() for item in planted}
     assert run("check", ".", "--fix").exit_code == 0

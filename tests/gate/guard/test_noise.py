@@ -42,6 +42,7 @@ def stopped_within(
     raise AssertionError("nothing was found")
 
 
+@pytest.mark.ordinary("float32")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_right_noise_passes_in_every_type(dtype: str) -> None:
     for seed in range(20):

@@ -270,6 +270,7 @@ def test_what_is_seen_of_a_tree_is_the_inverse_of_its_noise(steps: int, period: 
         assert np.all(column_norms(strategy) <= norms)
 
 
+@pytest.mark.ordinary("not 100000-*")
 @pytest.mark.parametrize(
     ("steps", "k", "b", "squared"), [(24, 8, 3, 88), (2000, 6, 400, 60), (100_000, 10, 5000, 340)]
 )

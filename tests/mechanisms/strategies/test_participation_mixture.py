@@ -74,6 +74,7 @@ def test_records_of_one_user_add_up(records: int) -> None:
         assert chances[sizes > distance].sum() <= bound * (1 + 1e-12)
 
 
+@pytest.mark.ordinary("not 120000-*")
 @pytest.mark.parametrize(("steps", "rate"), [(2, 1e-7), (50, 0.9), (3000, 0.1), (120_000, 1e-4)])
 def test_weights_are_a_law_for_few_and_for_many_participations(steps: int, rate: float) -> None:
     mixture = participation_mixture(square_root(steps), turn=1, probability=rate)
@@ -112,6 +113,7 @@ def test_independent_noise_has_the_square_root_of_the_participations() -> None:
         assert binom.sf(participations - 1, 1000, 0.001) <= above[place]
 
 
+@pytest.mark.ordinary("0-0.1", "1-0.5", "2-0.1")
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("seed", range(6))
 def test_gradients_that_depend_on_releases_gain_nothing(seed: int, rate: float) -> None:

@@ -76,9 +76,7 @@ def prepared(bench: Bench, step: str) -> Work:
     return lambda ledger: ledger.settle(created, 10, RECORD, call("k"))
 
 
-@pytest.mark.ordinary(
-    "sqlite-budget", "postgresql-reserve", "sqlite-commit", "postgresql-settle", "sqlite-release"
-)
+@pytest.mark.ordinary("postgresql-reserve", "sqlite-commit", "postgresql-settle")
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_any_statement_nothing_is_half_done_and_a_retry_does_it_once(
     bench: Bench, database_url: str, step: str

@@ -384,6 +384,7 @@ def reserve_all(ledger: LedgerStore, claim: CostedRun, tries: int) -> int:
         return sum(threads.map(attempt, range(tries)))
 
 
+@pytest.mark.in_both
 def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str) -> None:
     claim = bench.claim()
     bench.budget("2.5")
@@ -407,6 +408,7 @@ def reserve_in_a_process(url: str, claim: CostedRun, start: Any, admitted: Any) 
     engine.dispose()
 
 
+@pytest.mark.in_both
 def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str) -> None:
     claim = bench.claim()
     bench.budget("2.5")
@@ -462,6 +464,7 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
     assert not replay(bench.engine)
 
 
+@pytest.mark.in_both
 def test_one_key_sent_by_many_at_once_reserves_once(bench: Bench) -> None:
     bench.budget()
     claim, barrier = bench.claim(), Barrier(8)
@@ -478,6 +481,7 @@ def test_one_key_sent_by_many_at_once_reserves_once(bench: Bench) -> None:
 # ---- what the database refuses, and what a replay finds -----------------------------
 
 
+@pytest.mark.in_both
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.name))
 def test_no_row_is_changed_or_removed(bench: Bench, table: Any) -> None:
     bench.budget()
@@ -501,6 +505,7 @@ def copy_of(engine: Engine, like: str, **changes: Any) -> None:
         connection.execute(ledger_events.insert().values(**row))
 
 
+@pytest.mark.in_both
 def test_the_database_itself_lets_no_step_be_taken_twice_or_without_the_one_before(
     bench: Bench,
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_revoked_issue_is_listed_until_a_day_after_its_validity(
 # ---- rows that stay ----------------------------------------------------------------------
 
 
+@pytest.mark.in_both
 @pytest.mark.ordinary(
     "sqlite-approvals", "postgresql-status_lists", "sqlite-revocations", "postgresql-certificates"
 )

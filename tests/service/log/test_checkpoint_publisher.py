@@ -252,6 +252,7 @@ def test_a_checkpoint_is_stamped_and_the_stamp_verified(
 GRANTED = b"\x02\x01\x00"
 
 
+@pytest.mark.ordinary("None", "2")
 @pytest.mark.parametrize("status", [1, 2, 77, None], ids=str)
 def test_a_stamp_that_no_verifier_would_accept_is_not_stored(
     listening: Any, authority: tuple[str, Path], status: int | None

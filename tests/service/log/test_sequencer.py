@@ -99,6 +99,7 @@ def test_a_rolled_back_transaction_leaves_no_gap_and_a_late_one_comes_later(log:
     assert log.audit() == []
 
 
+@pytest.mark.in_both
 def test_many_sequencers_and_writers_at_once(log: Log) -> None:
     done = threading.Event()
     engines = [open_engine(log.url) for _ in range(3)]
@@ -212,6 +213,7 @@ FORBIDDEN = [
 ]
 
 
+@pytest.mark.in_both
 @pytest.mark.parametrize("statement", FORBIDDEN)
 def test_rows_of_the_log_cannot_be_changed_or_removed(log: Log, statement: str) -> None:
     log.grow(4)
@@ -220,6 +222,7 @@ def test_rows_of_the_log_cannot_be_changed_or_removed(log: Log, statement: str) 
     assert log.audit() == []
 
 
+@pytest.mark.in_both
 def test_rows_of_the_log_cannot_be_replaced_or_truncated(log: Log) -> None:
     log.grow(4)
     if log.engine.dialect.name == "sqlite":

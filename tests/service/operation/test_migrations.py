@@ -42,6 +42,7 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.in_both
 def test_the_migrated_schema_has_the_tables_types_and_indexes_of_the_metadata(
     database_url: str,
 ) -> None:
@@ -53,6 +54,7 @@ def test_the_migrated_schema_has_the_tables_types_and_indexes_of_the_metadata(
     engine.dispose()
 
 
+@pytest.mark.in_both
 def test_a_schema_from_before_the_first_release_is_refused_and_left_alone(old_url: str) -> None:
     with pytest.raises(UnknownSchema, match="DATABASE_URL to an empty database"):
         upgrade(old_url)

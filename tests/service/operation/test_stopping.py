@@ -12,13 +12,14 @@ from contextlib import closing
 from typing import Any
 
 import httpx
+import pytest
 
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.telemetry import Metrics
 from tests.processes import gone, processes_of
 
 
-def test_a_request_in_flight_is_answered_kept_and_logged(
+def test_a_request_in_flight_is_answered_kept_and_logged_and_leaves_no_process(
     server: Any, plan: Callable[..., dict[str, Any]], post: Callable[..., Any]
 ) -> None:
     server.start()
@@ -30,6 +31,7 @@ def test_a_request_in_flight_is_answered_kept_and_logged(
         line.putheader("content-length", str(len(body)))
         line.endheaders(body[:20])
         _wait_for_the_request(server)
+        workers = processes_of(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         _refuses_new_ones(server)
         line.send(body[20:])
@@ -37,6 +39,8 @@ def test_a_request_in_flight_is_answered_kept_and_logged(
         assert answer.status == 201
         identity = json.loads(answer.read())["certificate"]["id"]
     assert server.process.wait(30) == 0
+    assert workers
+    gone(workers)
     with closing(sqlite3.connect(server.home / "affidavit.db")) as connection:
         stored = {row[0] for row in connection.execute("SELECT id FROM certificates")}
         assert identity in stored
@@ -48,6 +52,7 @@ def test_a_request_in_flight_is_answered_kept_and_logged(
     assert logged == entered == signed
 
 
+@pytest.mark.soak
 def test_stopped_while_idle_it_leaves_no_process_and_lines_that_are_json(
     server: Any, plan: Any, post: Any
 ) -> None:

@@ -111,7 +111,7 @@ def walk(client: Any, of_a_kind: int) -> Iterator[tuple[str, Any]]:
             waiting.append(to)
 
 
-@pytest.mark.ordinary("submit-*", "audit-*")
+@pytest.mark.ordinary("submit-*")
 @pytest.mark.parametrize("of_a_kind", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("scope", sorted(PEOPLE))
 def test_no_page_links_to_a_forbidden_page(company: Company, scope: str, of_a_kind: int) -> None:

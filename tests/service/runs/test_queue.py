@@ -319,6 +319,7 @@ def test_a_claim_reads_the_queue_in_the_order_of_an_index(database_url: str) -> 
     assert "TEMP B-TREE" not in plan
 
 
+@pytest.mark.in_both
 def test_leases_that_ran_out_are_taken_back_each_once(yard: Yard) -> None:
     certificate = yard.certify()
     runs = [yard.request(certificate).json() for _ in range(7)]
@@ -332,6 +333,7 @@ def test_leases_that_ran_out_are_taken_back_each_once(yard: Yard) -> None:
         assert [item["kind"] for item in yard.events(run)] == ["queued", "claimed", "requeued"]
 
 
+@pytest.mark.in_both
 def test_the_database_keeps_what_happened(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()
     job = yard.claim()

@@ -176,6 +176,7 @@ def test_what_changes_is_named_with_its_reason() -> None:
     assert len(TABLES) > 20
 
 
+@pytest.mark.in_both
 @pytest.mark.parametrize("name", TABLES)
 def test_no_statement_changes_or_removes_a_row(engine: Engine, name: str) -> None:
     table = metadata.tables[name]

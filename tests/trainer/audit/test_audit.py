@@ -40,6 +40,7 @@ def attacked(stage: Stage, claims: Claims, build: Build, sizes: Sizes | None = N
     return audit(stage, claims[stage.name], key=key, build=build, sizes=sizes)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "stage", [SILENT, pytest.param(OPPOSED, marks=pytest.mark.soak)], ids=lambda stage: stage.name
 )
@@ -57,6 +58,7 @@ def test_low_epsilon(stage: Stage, claims: Claims) -> None:
     assert (1 + delta) / 2 < 0.68
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("fault", "sizes"),
     [

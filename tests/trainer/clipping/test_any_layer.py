@@ -359,7 +359,7 @@ def expected_sums(model: nn.Module, specs: list[BlockSpec], x: Tensor) -> dict[s
     return total
 
 
-@pytest.mark.ordinary("*-False", "lstm-True", "tokens-True")
+@pytest.mark.ordinary("*-False", "tokens-True", "lstm-True")
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("name", [*MODELS, "table as a function"])
 def test_sums_equal_those_of_single_records(name: str, joint: bool) -> None:

@@ -102,7 +102,7 @@ def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
             assert length(of.clipped_sum(clip_norm)) <= clip_norm
 
 
-@pytest.mark.ordinary("100000.0-dtype1", "1e-09-dtype0")
+@pytest.mark.ordinary("1e-09-*")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clip_norm", [1e-9, 1e5])
 def test_uses_that_cancel_add_no_more_than_their_clip_norm(

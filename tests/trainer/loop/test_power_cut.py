@@ -41,7 +41,7 @@ def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
     assert weights.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path, every: int) -> None:
     with disk(tmp_path / "whole") as counted:
         go_on(tmp_path / "whole")
@@ -62,6 +62,7 @@ def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path, ever
         require_whole(after, charged)
 
 
+@pytest.mark.soak
 def test_power_that_is_cut_again_and_again_takes_no_charge_away(tmp_path: Path) -> None:
     drawn = random.Random(seeded(5))
     charged: list[dict[str, Any]] = []

@@ -79,6 +79,7 @@ def require_conformant(out: Path, content: bytes) -> None:
     assert result.conformant, result.findings
 
 
+@pytest.mark.ordinary("60")
 @pytest.mark.parametrize("batch_size", [2, 60])
 def test_it_trains_as_the_command_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int

@@ -46,6 +46,7 @@ def checked(out: Path, bundle: bytes) -> Conformance:
     return check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
 
 
+@pytest.mark.ordinary("correlated")
 @pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])
 def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
     tmp_path: Path, changes: dict[str, Any]

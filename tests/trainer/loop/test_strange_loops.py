@@ -238,7 +238,7 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
         run.close()
 
 
-@pytest.mark.ordinary("not detached")
+@pytest.mark.ordinary("not detached", "not probing")
 @pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, averaging, swapping])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop

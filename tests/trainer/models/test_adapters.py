@@ -57,6 +57,7 @@ def private(model: ModelAdapter, clip_norm: float = 1.0) -> PrivateModel:
     return PrivateModel(model.module, specs)
 
 
+@pytest.mark.ordinary("-counts0", ",tie=uses-*", ",lora=2,blocks=kinds-*")
 @pytest.mark.parametrize(
     ("options", "counts"),
     [

@@ -57,6 +57,7 @@ def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> 
     layout_of(Execution.of(closed), model_of(model_name, data))
 
 
+@pytest.mark.soak
 def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) -> None:
     """Adapters, certificate, loop and record together; the corpus is synthetic and public."""
     document = plan_of_file("generated-dp-muon")
