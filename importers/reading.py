@@ -324,9 +324,9 @@ class Reading(Quantities):
             return Least(count, place.lineno, why, whole)
         return Least(
             math.nextafter(count, math.inf),
-            repeats.lineno,
-            f"each turn of this loop makes {count:g}. Count those of all its turns; where each "
-            "turn has records of its own, give steps instead",
+            getattr(repeats, "lineno", place.lineno),
+            f"what this line repeats makes {count:g} each time. Count those of all times; where "
+            "each time has records of its own, give steps instead",
             whole,
         )
 

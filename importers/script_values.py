@@ -421,12 +421,7 @@ class Values:
             call = self.script.parents[use]
             if isinstance(call, ast.Call) and call.func is use:
                 calls.append(call)
-            elif (
-                isinstance(call, ast.Call)
-                and last_name(call.func) in ("run", "Fire", "main")
-                and keywords_of(call).keys() <= RUN_ONCE
-            ) or getattr(call, "arg", None) == "server_fn":
-                # absl's app.run(main), Fire(main) and ServerApp(server_fn=main) call it once.
+            elif self.runs_once(use):
                 calls.append(ast.Call(func=use, args=[], keywords=[]))
             else:
                 raise Unreadable(use, f"{ast.unparse(use)} is passed on")
@@ -437,6 +432,18 @@ class Values:
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")
         return calls
+
+    def runs_once(self, use: ast.expr) -> bool:
+        """Whether what a function is passed to calls it once.
+
+        So do absl's ``app.run(main)``, ``Fire(main)`` and ``ServerApp(server_fn=main)``.
+        """
+        call = self.script.parents[use]
+        return (
+            isinstance(call, ast.Call)
+            and last_name(call.func) in ("run", "Fire", "main")
+            and keywords_of(call).keys() <= RUN_ONCE
+        ) or getattr(call, "arg", None) == "server_fn"
 
     def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
         spec = function.args  # type: ignore[union-attr]

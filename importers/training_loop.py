@@ -26,6 +26,7 @@ from affidavit.importers.script_values import (
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
+REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPED = WRAPPERS | {"range"}
 PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
@@ -665,12 +666,13 @@ def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
 
 def at_least(
     values: Values, node: ast.AST, passes: float | None, depth: int = 0
-) -> tuple[float | None, ast.For | None]:
-    """The passes that the loops around ``node`` make at least, and a loop that repeats them.
+) -> tuple[float | None, ast.AST | None]:
+    """The passes that the loops around ``node`` make at least, and what may repeat them.
 
-    How often that loop runs is not settled. The innermost loop that is not counted is a pass.
+    How often that runs is not settled: a loop, or what a function is passed on to. The innermost
+    loop that is not counted is a pass.
     """
-    repeats: ast.For | None = None
+    repeats: ast.AST | None = None
     for outer in values.script.above(node):
         if isinstance(outer, ast.For):
             try:
@@ -684,14 +686,35 @@ def at_least(
                 repeats = repeats or outer
             elif times is None:
                 passes = 1
-        elif isinstance(outer, ast.FunctionDef) and depth < 20:
+        elif isinstance(outer, REPEATING) and passes is not None and passes > 1:
+            repeats = repeats or outer
+        elif isinstance(outer, ast.FunctionDef | ast.Lambda) and depth < 20:
             places = _places(values, outer)
             if places:
                 counts = [at_least(values, place, passes, depth + 1) for place in places]
                 passes = sum(count for count, _ in counts if count is not None) or None
                 repeats = next((further for _, further in counts if further), repeats)
+            elif passes is not None and passes > 1:
+                repeats = repeats or _passed_to_a_call(values, outer)
             break
     return passes, repeats
+
+
+def _passed_to_a_call(values: Values, function: ast.FunctionDef | ast.Lambda) -> ast.AST | None:
+    """Where a function is not called but handed over, as to ``study.optimize``, ``map``, ``spawn``.
+
+    How often it runs is then settled elsewhere.
+    """
+    script = values.script
+    uses = [function] if isinstance(function, ast.Lambda) else script.uses(function)
+    return next(
+        (
+            use
+            for use in uses
+            if getattr(script.parents[use], "func", None) is not use and not values.runs_once(use)
+        ),
+        None,
+    )
 
 
 def is_whole_pass(values: Values, step: ast.AST) -> bool:

@@ -528,6 +528,7 @@ TRAINER = (
 )
 INDENTED = "".join(f"    {line}\n" for line in (EACH + LOSS).splitlines())
 IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
+RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
 
 
 @pytest.mark.parametrize(
@@ -540,6 +541,12 @@ IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
         (IN_FOLDS.replace(FOLDS, "while more():\n"), 3, None),
         (HEAD + PRIVATE + f"def run():\n{INDENTED}{FOLDS}    run()\n", 3, 12),
         (HEAD + PRIVATE + EACH.replace("3", "n") + LOSS, 1, None),
+        (RUN + "study.optimize(run, n_trials=9)\n", 3, 12),
+        (RUN + "study.optimize(run, n_trials=9)\n", 27, None),
+        (RUN + "Pool(4).map(partial(run, 1), range(9))\n", 3, 12),
+        (RUN + "[run() for seed in seeds]\n", 3, 12),
+        (RUN + "each = lambda: run()\n", 3, 12),
+        (RUN + "app.run(run)\n", 3, None),
         (KERAS_IN_FOLDS, 3, 2),
         (KERAS_IN_FOLDS, 4, None),
         (TRAINER, 3, 2),

@@ -185,7 +185,7 @@ def test_noise_that_opacus_calibrates_is_judged_as_opacus_calibrates_it(checked:
             "    for k in clients:\n        engine = PrivacyEngine()\n    engine = P",
         ),
         ("        print(", "        engine.accountant.history = []\n        print("),
-        ("    main()", "    import flwr  # affidavit: epochs=20\n    flwr.start(client_fn=main)"),
+        ("    main()", "    import flwr  # affidavit: epochs=21\n    flwr.start(client_fn=main)"),
     ],
 )
 def test_an_accountant_that_starts_anew_is_named(checked: Any, change: tuple[str, str]) -> None:
