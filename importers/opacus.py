@@ -83,7 +83,11 @@ class OpacusReading(Reading):
             self.broken.append(UNCLIPPED)
         if self._may_be_skipped():
             self.broken.append(SKIPPED)
-        self.broken += Returned(self.values, self.arguments).faults()
+        returned = Returned(self.values, self.arguments)
+        self.values.others = frozenset(
+            step for step in steps_of(self.values) if returned.is_of_another(step)
+        )
+        self.broken += returned.faults()
         return super().partial()
 
     def quantity(self, name: str) -> Any:
@@ -120,7 +124,13 @@ class OpacusReading(Reading):
         """The batch size of the loader, if the text shows it."""
         loader = self._loader()
         options = {} if loader is None else keywords_of(loader)
-        if loader is None or "batch_sampler" in options or "sampler" in options:
+        if "batch_sampler" in options or "sampler" in options:
+            self.unread["/sampling/lot_size"] = (
+                f"line {getattr(loader, 'lineno', '?')}: make_private replaces the sampler of the "
+                "loader: it draws from all records of the data set, with a rate of 1 / len(loader)."
+            )
+            return None
+        if loader is None:
             return None
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
         last = self.values.attempt(options["drop_last"]) if "drop_last" in options else False
@@ -165,6 +175,10 @@ class OpacusReading(Reading):
         """Add the notes that depend on what was read."""
         if self.calibrates and "noise_multiplier" not in self.stated:
             self.notes.append("Opacus: the noise is what its own calibration gives.")
+        if self.values.known(self.arguments.get("grad_sample_mode")) == "no_op":
+            self.notes.append("Opacus: with no_op the script forms each record's gradient itself.")
+        if self.values.known(self.arguments.get("batch_first")) is False:
+            self.notes.append("Opacus: records are the second axis of what layers get.")
         layers = self.arguments.get("clipping")
         if layers is not None and self.values.known(layers) == "per_layer":
             self.notes.append(

@@ -25,6 +25,14 @@ from affidavit.importers.base import (
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities
+from affidavit.importers.records import (
+    data_of,
+    joined_losses,
+    mixed_rows,
+    overlapping,
+    repeated,
+    statistics,
+)
 from affidavit.importers.returned import (
     OTHER_OPTIMIZER,
     is_attached_elsewhere,
@@ -110,8 +118,8 @@ FAULTS = (
     (ACCUMULATED, accumulation),
     (REPEATED, repeating),
     (REUSED, reusing),
-    (MIXED, mixing),
-    (JOINED, joining),
+    (MIXED, lambda values: mixing(values) or mixed_rows(values)),
+    (JOINED, lambda values: joining(values) or joined_losses(values)),
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
 )
@@ -125,7 +133,7 @@ ONLY_THE_MODEL = (
 SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_random_seed",
          "PRNGKey")  # fmt: skip
 """What seeds the generators that noise comes from."""
-LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint")
+LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -340,9 +348,10 @@ class Reading(Quantities):
                 continue
             for values, where in places:
                 if (node := found(values)) is not None:
-                    message = f"line {getattr(node, 'lineno', '?')}{where}: {fault.message}"
-                    self.broken.append(fault.model_copy(update={"message": message}))
+                    self._break(fault, node, where)
                     break
+        if (node := repeated(self.values, self.data)) is not None:
+            self._break(MIXED, node)
         if self._watches_training():
             self.broken.append(STOPPED)
         if (
@@ -359,6 +368,17 @@ class Reading(Quantities):
             ]
             if not all(satisfied):
                 self.broken.append(rule.broken)
+
+    def _break(self, fault: Broken, node: ast.AST, where: str = "") -> None:
+        message = f"line {getattr(node, 'lineno', '?')}{where}: {fault.message}"
+        if all(fault.code != other.code for other in self.broken):
+            self.broken.append(fault.model_copy(update={"message": message}))
+
+    @cached_property
+    def data(self) -> list[ast.AST]:
+        """What the rows of the training are made of."""
+        loader = self.arguments.get("data_loader")
+        return data_of(self.values, [] if loader is None else [loader])
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Every value that the script gives an argument of the private call; None if none."""
@@ -392,8 +412,21 @@ class Reading(Quantities):
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
             )
-        if (loaded := self._first(LOADS)) is not None and loaded.lineno < self.call.lineno:
-            self.notes.append(f"{name}: the weights that line {loaded.lineno} loads are public.")
+        if (window := overlapping(self.values, self.data)) is not None:
+            line = getattr(window, "lineno", "?")
+            self.notes.append(
+                f"{name}: line {line} cuts rows that overlap; each row is taken for a record."
+            )
+        if computed := statistics(self.values, self.data):
+            self.notes.append(
+                f"{name}: what is computed of all records beside the training is public, or not "
+                f"used ({_lines(computed)})."
+            )
+        if loads := list(self._loads()):
+            verb = "loads" if len({call.lineno for call in loads}) == 1 else "load"
+            self.notes.append(f"{name}: the weights that {_lines(loads)} {verb} are public.")
+        if POINTERS["clip_norm"] in self.unread:
+            self.notes.append(f"{name}: the clip norm is not set by the records.")
         inner: ast.AST = self.call
         for outer in self.script.above(self.call):
             test = text_of(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
@@ -409,6 +442,16 @@ class Reading(Quantities):
         if self.stated:
             read = ", ".join(f"{key}={value}" for key, value in self.stated.items())
             self.notes.append(f"{name}: stated in comments: {read}.")
+
+    def _loads(self) -> Iterator[ast.Call]:
+        """What may load weights before the last step."""
+        last = max((step.lineno for step in steps_of(self.values)), default=self.call.lineno)
+        for call in self.script.called(*LOADS):
+            other = last_name(call.func) == "load" and not self.script.is_of(call.func, ("torch",))
+            scope = self.script.scope_of(call)
+            after = scope is self.script.tree and call.lineno > last
+            if not (other or after or call in self.data or is_left_out(self.values, call)):
+                yield call
 
     def _first(self, names: tuple[str, ...]) -> ast.expr | None:
         """The argument of the first call of one of these names that may run."""
@@ -443,6 +486,12 @@ class Reading(Quantities):
     def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
+
+
+def _lines(calls: list[ast.Call]) -> str:
+    """``line 3`` or ``lines 3, 9``."""
+    places = list(dict.fromkeys(str(call.lineno) for call in calls))
+    return f"line{'s' if places[1:] else ''} {', '.join(places)}"
 
 
 def _span(node: ast.Constant) -> Span:

@@ -11,9 +11,17 @@ from collections.abc import Iterator
 
 from affidavit.importers.base import Broken
 from affidavit.importers.libraries import NOT_SHUFFLED
+from affidavit.importers.records import (
+    Lot,
+    learners,
+    losses_of,
+    lots_of,
+    reads_content,
+    set_by_records,
+)
 from affidavit.importers.script import Binding, Script, keywords_of, last_name
 from affidavit.importers.script_values import Values, branch, exclude_each_other
-from affidavit.importers.training_loop import looped_over, steps_of
+from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
 
 OTHER_OPTIMIZER = Broken(
     code="other_optimizer",
@@ -106,6 +114,7 @@ class Returned:
 
     def __init__(self, values: Values, arguments: dict[str, ast.expr]) -> None:
         self.values, self.script = values, values.script
+        self.call = getattr(values.ignored, "value", None)
         self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
         self.module = arguments.get("module")
         self.names: list[ast.expr] = []
@@ -128,7 +137,13 @@ class Returned:
                 )
                 for step in steps
             )
-            or (steps and any(_moves_by_gradient(node) for node in self.script.nodes))
+            or (steps and any(_moves_by_gradient(self.script, node) for node in self.script.nodes))
+            or any(map(self._tunes_the_module, lots_of(self.values)))
+            or set_by_records(self.values) is not None
+            or any(
+                self._is_private(step) and self.is_of_another(other)
+                for step, other in learners(self.values)
+            )
         ):
             yield OTHER_OPTIMIZER
         drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
@@ -138,6 +153,55 @@ class Returned:
             for loop in self._loops(step)
         ):
             yield OTHER_LOADER
+
+    def _tunes_the_module(self, lot: Lot) -> bool:
+        """Whether another optimiser steps on the private loader by what the private module says."""
+        step, loop, at = lot
+        beside = (item for item in steps_of(self.values) if loop in self.script.above(item))
+        if not (self.is_of_another(step) and isinstance(loop, ast.For)) or any(
+            map(self._is_private, beside)
+        ):
+            return False
+        module: Seen = {last_name(self.names[0]) or ""}
+        return is_private_loader(self.values, looped_over(loop.iter), 0) and any(
+            reads_content(statement, module) for statement in losses_of(self.values, loop, at)
+        )
+
+    def _is_private(self, step: ast.Call) -> bool:
+        """Whether a step is of the optimiser that the private call returns."""
+        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
+        named = isinstance(owner, ast.Name) and owner.id == last_name(self.names[1])
+        return named or any(map(self.values.is_rebound, self._bound(owner)))
+
+    def is_of_another(self, step: ast.Call) -> bool:
+        """Whether a step is of an optimiser that the text shows not to be the private one."""
+        if not self.names:
+            return False
+        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
+        made = [getattr(self.script.parents[node], "value", None) for node in self._bound(owner)]
+        private = last_name(self.names[1])
+        return bool(made) and all(
+            isinstance(item, ast.Call)
+            and item is not self.call
+            and not any(last_name(part) == private for part in ast.walk(item))
+            for item in made
+        )
+
+    def _bound(self, owner: ast.expr) -> list[ast.AST]:
+        """Where a name, here or in what calls this function, or an attribute gets its value."""
+        if isinstance(owner, ast.Attribute):
+            return list(self.script.stored_attributes.get(owner.attr, ()))
+        bindings = self.script.bindings_of(owner) if isinstance(owner, ast.Name) else []
+        places: list[ast.AST] = []
+        for item in bindings:
+            if isinstance(item.node, ast.arg) and isinstance(owner, ast.Name):
+                passed = self.values.passed_to(owner, item.node)
+                places += [
+                    node for given in passed if given is not owner for node in self._bound(given)
+                ]
+            else:
+                places.append(item.node)
+        return places
 
     def _moves_the_module(self, node: ast.expr) -> bool:
         """Whether ``node`` is an optimiser of the private module that the call is not given."""
@@ -227,7 +291,9 @@ class Returned:
     ) -> bool:
         """Whether a name that the call returned is bound to something that it did not return."""
         if isinstance(value, ast.Call):
-            return not any(last_name(node) == name for node in ast.walk(value))
+            owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func
+            given_to = [*value.args, *keywords_of(value).values(), owner]
+            return not any(_is_it(item, name) for item in given_to)
         return value is not None and self._is_original(value, given, depth + 1)
 
     def _follows(self, item: Binding, private: Binding) -> bool:
@@ -241,9 +307,27 @@ class Returned:
         )
 
 
-def _moves_by_gradient(node: ast.AST) -> bool:
-    """Whether a statement changes something in place by ``.grad``, as a step of its own would."""
+def _is_it(node: ast.expr, name: str) -> bool:
+    """Whether a wrapper is given the object of this name itself, or calls a method of it."""
+    while isinstance(node, ast.Starred | ast.Call):
+        node = node.value if isinstance(node, ast.Starred) else next(iter(node.args), node.func)
+    return last_name(node) == name or (
+        isinstance(node, ast.Attribute) and node.attr == "batch_sampler"
+    )
+
+
+def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
+    """Whether a statement changes something in place by ``.grad``, as a step of its own would.
+
+    So may gradients of the parameters that are asked for by themselves.
+    """
     match node:
+        case ast.Call(func=ast.Attribute(attr="grad") as function, args=[_, of, *_]):
+            weights = [of, *([script.value_of(of)] if isinstance(of, ast.Name) else [])]
+            return script.is_of(function, ("torch",)) and any(
+                isinstance(part, ast.Attribute) and part.attr in PARAMETERS
+                for item in weights if item is not None for part in ast.walk(item)
+            )  # fmt: skip
         case ast.AugAssign(target=target, value=value):
             parts = [value]
         case ast.Call(func=ast.Attribute(value=target, attr="add_" | "sub_" | "copy_"), args=parts):

@@ -12,13 +12,13 @@ import os
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from affidavit.importers.launches import yaml_of
-from affidavit.importers.script import Script, keywords_of, last_name, unpacks
+from affidavit.importers.script import Script, keywords_of, last_name, package_of, unpacks
 from affidavit.importers.script_aliases import escape_of, holders_of
 from affidavit.importers.script_values import ITEMS, Record, Unreadable, Values, default_of
 
@@ -280,8 +280,8 @@ def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = Non
         raise Unreadable(node, f"{name} cannot be read from here")
     file = folder / name
     try:
-        inside = Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve())
-        if not inside or not file.is_file() or file.stat().st_size > LARGEST_FILE:
+        found = os.path.isfile(file) and file.stat().st_size <= LARGEST_FILE
+        if not found or not Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve()):
             raise Unreadable(node, f"{name} is not a file beside the script")
         return file.read_text("utf-8")
     except (OSError, ValueError) as error:
@@ -463,7 +463,7 @@ def _changed(values: Values, owner: str | None = None) -> dict[str, set[ast.AST]
     Those that objects set of themselves count for the class ``owner`` alone.
     """
     changed: dict[str, set[ast.AST]] = {}
-    for script in _modules(values):
+    for script in modules_of(values):
         for name, stores in script.stored_attributes.items():
             for store in stores:
                 own = isinstance(store.value, ast.Name) and store.value.id == "self"
@@ -518,12 +518,21 @@ def parsed_file(text: str, file: Path) -> Script | None:
         return None
 
 
-def _modules(values: Values) -> list[Script]:
-    """The script, and the modules of its repository that it imports, at any depth."""
+def modules_of(values: Values, beside: Collection[str] = ()) -> list[Script]:
+    """The script, and the modules of its repository that it imports, at any depth.
+
+    Packages ``beside`` are not followed, which may be a library's own.
+    """
     scripts = [values.script]
     for script in scripts:
         for node in script.nodes:
-            origin = _module(values, script, node) if isinstance(node, ast.alias) else None
+            if not isinstance(node, ast.alias) or _package(script, node) in beside:
+                continue
+            origin = _module(values, script, node)
             if origin is not None and origin[0] not in scripts and len(scripts) < MOST_MODULES:
                 scripts.append(origin[0])
     return scripts
+
+
+def _package(script: Script, alias: ast.alias) -> str:
+    return package_of(getattr(script.parents[alias], "module", None) or alias.name)

@@ -96,6 +96,8 @@ class Values:
     """A statement whose own bindings are not counted: it rebinds what it takes."""
     exclusive: tuple[ast.AST, ...] = ()
     """Statements of which one runs where ``ignored`` does not: other branches of a condition."""
+    others: frozenset[ast.AST] = frozenset()
+    """Steps of other optimisers than the private one, as of a GAN's generator: none is released."""
     plain_loaders: bool = False
     """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
     literals: set[ast.Constant] = field(default_factory=set)

@@ -21,12 +21,15 @@ from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.reading import Reading
 from affidavit.importers.script import Script, imports_of, last_name
+from affidavit.importers.script_files import modules_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 from affidavit.importers.training_loop import hidden_use
 
 LARGEST = 1 << 18
-NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
+NOISE_SCHEDULERS = frozenset(
+    {"ExponentialNoise", "LambdaNoise", "StepNoise", "NoiseScheduler", "_NoiseScheduler"}
+)
 HARMLESS = ("learning_rate", "lr", "use_cuda_amp")
 """Attributes of private objects that change nothing of what is released."""
 REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
@@ -279,6 +282,12 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         if (change := _change_of_noise(node) or _replaced_part(script, node, library)) is not None:
             line = getattr(node, "lineno", None)
             raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
+    for module in modules_of(Values(script, READERS), library.modules)[1:]:
+        for node in module.nodes:
+            if (change := _change_elsewhere(module, node, library)) is not None:
+                message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
+                remedy = "Write a plan with the lowest noise."
+                raise not_imported(kind, message, remedy, call.lineno)
 
 
 def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
@@ -320,9 +329,12 @@ def _change_of_noise(node: ast.AST) -> str | None:
             attribute
         ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             return f"{attribute} is set elsewhere"
-        case ast.Attribute(attr=used) | ast.alias(name=used) | ast.Constant(value=used) if (
-            used in NOISE_SCHEDULERS
-        ):
+        case (
+            ast.Attribute(attr=used)
+            | ast.alias(name=used)
+            | ast.Constant(value=used)
+            | ast.Name(id=used)
+        ) if used in NOISE_SCHEDULERS:
             return f"{used} changes the noise during training"
         case ast.Attribute(attr="__setattr__" | "__delattr__"):
             return f"{text_of(node)} may set the noise"
@@ -337,6 +349,16 @@ def _change_of_noise(node: ast.AST) -> str | None:
         ):
             return "setattr may set noise_multiplier"
     return None
+
+
+def _change_elsewhere(module: Script, node: ast.AST, library: Library) -> str | None:
+    """How a module of the script's repository may change the noise, or the library itself."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        if node.attr.strip("_") != "noise" and (change := _change_of_noise(node)) is not None:
+            return change
+        return _replaced_part(module, node, library)
+    named = getattr(node, "name", None) or last_name(node)
+    return _change_of_noise(node) if named in NOISE_SCHEDULERS else None
 
 
 def _is_namespace(node: ast.expr) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -64,7 +65,7 @@ class Passes:
 
 def passes_of(values: Values) -> Passes:
     """The passes that the script makes; raises ``Unreadable``."""
-    steps = _steps(values)
+    steps = [step for step in _steps(values) if step not in values.others]
     if len(steps) != 1:
         what = (
             "no optimizer.step() is called" if not steps else "step() is called in several places"
@@ -147,7 +148,7 @@ def accumulation(values: Values) -> ast.AST | None:
                 opened.func
             ) == "accumulate" and _accumulates(values):
                 return node
-    for step in steps_of(values):
+    for step in set(steps_of(values)) - values.others:
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
         alike = [item for item in steps_of(values) if _owner(item) == _owner(step)]
@@ -183,7 +184,7 @@ def _ends_before(script: Script, first: ast.Call, second: ast.AST | None) -> boo
     """Whether ``first`` runs before ``second`` in one scope, and not again after it."""
     if second is None or script.scope_of(first) is not script.scope_of(second):
         return False
-    around_it = set(_inside(script, second, script.scope_of(second)))
+    around_it = set(inside(script, second, script.scope_of(second)))
     return first.lineno < getattr(second, "lineno", 0) and not any(
         isinstance(outer, ast.For | ast.While) and outer in around_it
         for outer in script.above(first)
@@ -260,7 +261,7 @@ def _replays(values: Values, step: ast.AST) -> ast.AST | None:
         binding = script.binding_of(looped_over(loop.iter)) if isinstance(loop, ast.For) else None
         match binding and binding.value:
             case ast.Call(func=ast.Name(id="list" | "tuple"), args=[lots]) if binding is not None:
-                if _is_private_loader(values, looped_over(lots), 0):
+                if is_private_loader(values, looped_over(lots), 0):
                     beyond = set(script.above(loop)) - set(script.above(binding.node))
                     if any(isinstance(outer, ast.For | ast.While) for outer in beyond):
                         return loop
@@ -280,7 +281,7 @@ def _cycled(values: Values) -> ast.AST | None:
                 own = isinstance(source, ast.ImportFrom) and source.module == "itertools"
             case _:
                 own = False
-        if own and call.args and _is_private_loader(values, looped_over(call.args[0]), 0):
+        if own and call.args and is_private_loader(values, looped_over(call.args[0]), 0):
             return call
     return None
 
@@ -293,7 +294,7 @@ def _reuses(
     for outer in script.above(place):
         counts = isinstance(outer, ast.For) and _goes_over(outer.iter, "range", "trange")
         if isinstance(outer, ast.For) and not counts:
-            return inner if _reads(used, _drawn(outer)) else None
+            return inner if _reads(used, drawn_by(outer)) else None
         if not isinstance(outer, ast.For | ast.While | ast.FunctionDef):
             continue
         if depth > 20 or _goes_over(outer, "next"):
@@ -318,25 +319,15 @@ def _runs_once(values: Values, iterable: ast.expr) -> bool:
 
 def _loop_around(script: Script, node: ast.AST) -> ast.AST | None:
     """The innermost loop around ``node`` in its scope."""
-    around_it = _inside(script, node, script.scope_of(node))
+    around_it = inside(script, node, script.scope_of(node))
     return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
 
 
 def mixing(values: Values) -> ast.AST | None:
-    """A call that makes rows of several records or repeats them, if it may run."""
+    """A call of a function known to make rows of several records, if it may run."""
     names = {name.lower() for name in MIXERS}
-    for call in values.script.calls:
-        match call:
-            case ast.Call(args=[ast.BinOp(left=ast.List(), op=ast.Mult())]):
-                mixes = last_name(call.func) == "ConcatDataset"
-            case ast.Call(args=[ast.List(elts=parts)]):
-                several = len({ast.dump(part) for part in parts}) < len(parts)
-                mixes = last_name(call.func) == "ConcatDataset" and several
-            case _:
-                mixes = (last_name(call.func) or "").lower() in names
-        if mixes and not is_left_out(values, call):
-            return call
-    return None
+    mixers = (call for call in values.script.calls if (last_name(call.func) or "").lower() in names)
+    return next((call for call in mixers if not is_left_out(values, call)), None)
 
 
 def joining(values: Values) -> ast.AST | None:
@@ -367,7 +358,7 @@ def skipping(values: Values) -> ast.AST | None:
     for step in steps_of(values):
         if scales and step.args and not isinstance(step.args[0], ast.Lambda):
             return step  # GradScaler skips the step where a gradient overflows
-        outers = _inside(values.script, step, values.script.scope_of(step))
+        outers = inside(values.script, step, values.script.scope_of(step))
         loop = next((outer for outer in outers if isinstance(outer, ast.For | ast.While)), None)
         if loop is None:
             continue
@@ -379,7 +370,7 @@ def skipping(values: Values) -> ast.AST | None:
                 return outer
         for node in ast.walk(loop):
             if isinstance(node, ast.Continue) and node.lineno < step.lineno:
-                around_it = _inside(values.script, node, loop)
+                around_it = inside(values.script, node, loop)
                 if any(isinstance(outer, ast.For | ast.While) for outer in around_it):
                     continue  # of another loop
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
@@ -394,7 +385,7 @@ def stopping(values: Values) -> ast.AST | None:
         loop = next(
             (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
         )
-        if loop is not None and (end := _ends_by(values, step, _drawn(loop), 0)) is not None:
+        if loop is not None and (end := _ends_by(values, step, drawn_by(loop), 0)) is not None:
             return end
     return None
 
@@ -402,7 +393,7 @@ def stopping(values: Values) -> ast.AST | None:
 def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST | None:
     """What depends on ``seen``: a way out of loops around ``place``, a schedule, a saved model."""
     script, scope = values.script, values.script.scope_of(place)
-    at = _seen_at(values, place, seen | _measured(values, scope, place))
+    at = seen_at(values, place, seen | _measured(values, scope, place), _reads)
 
     def depends(node: ast.AST) -> bool:
         outer = node if node in at else next((o for o in script.above(node) if o in at), node)
@@ -415,13 +406,13 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
     for node in at:
         if isinstance(node, ast.If) and depends(node.test) and _goes_over(node, *SAVING):
             return node
-    loops = [o for o in _inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
+    loops = [o for o in inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
         if isinstance(loop, ast.While) and depends(loop.test):
             return loop
         for node in ast.walk(loop):
             if isinstance(node, ast.Break | ast.Return) and script.scope_of(node) is scope:
-                around_it = _inside(script, node, loop)
+                around_it = inside(script, node, loop)
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
                 own = not any(isinstance(outer, ast.For | ast.While) for outer in around_it)
                 if (own or isinstance(node, ast.Return)) and any(map(depends, tests)):
@@ -437,14 +428,20 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
             for item in returned
             for target in targets
             if item.value is not None
-            for name in _receivers(target, item.value, at[item])
+            for name in _receivers(target, item.value, at[item], _reads)
         }
         if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
             return end
     return None
 
 
-def _seen_at(values: Values, place: ast.AST, seen: Seen) -> dict[ast.AST, Seen]:
+def seen_at(
+    values: Values,
+    place: ast.AST,
+    seen: Seen,
+    reads: Callable[[ast.AST, Seen], bool],
+    within: ast.AST | None = None,
+) -> dict[ast.AST, Seen]:
     """What of ``seen``, and of what it is passed on to, each statement of a scope finds.
 
     A name that is set to something else no longer counts, and what one turn of a loop leaves
@@ -453,7 +450,7 @@ def _seen_at(values: Values, place: ast.AST, seen: Seen) -> dict[ast.AST, Seen]:
     script, scope = values.script, values.script.scope_of(place)
     statements = [
         node
-        for node in ast.walk(scope)
+        for node in ast.walk(within or scope)
         if isinstance(node, ast.stmt | ast.NamedExpr)
         and script.scope_of(node) is scope
         and not _is_of_other_records(values, node, place)
@@ -463,14 +460,15 @@ def _seen_at(values: Values, place: ast.AST, seen: Seen) -> dict[ast.AST, Seen]:
     told = seen
     for node in statements * 2:
         at[node] = at.get(node, set()) | seen
-        gained = _passed_on(node, seen) | (told if script.parents.get(place) is node else set())
+        gained = _passed_on(node, seen, reads) | (
+            told if script.parents.get(place) is node else set()
+        )
         if isinstance(node, ast.Assign) and not any(
-            isinstance(outer, ast.If | ast.Try | ast.Match)
-            for outer in _inside(script, node, scope)
+            isinstance(outer, ast.If | ast.Try | ast.Match) for outer in inside(script, node, scope)
         ):
             names = (part for target in node.targets for part in ast.walk(target))
             seen = seen - {part.id for part in names if isinstance(part, ast.Name)}
-        seen = seen | gained
+        seen = seen | (gained - script.imported)
     return at
 
 
@@ -481,7 +479,7 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
         isinstance(outer, ast.For)
         and outer not in around_it
         and not _goes_over(outer.iter, "range", "trange")
-        and not _is_private_loader(values, looped_over(outer.iter), 0)
+        and not is_private_loader(values, looped_over(outer.iter), 0)
         for outer in values.script.above(node)
     )
 
@@ -498,11 +496,11 @@ def _measured(values: Values, scope: ast.AST, place: ast.AST) -> Seen:
             (last_name(item) or "").lower().endswith(MODELS)
             for item in (getattr(call.func, "value", call), *call.args)
         )
-        and any(_is_private_loader(values, item, 0) for item in call.args)
+        and any(is_private_loader(values, item, 0) for item in call.args)
     }
 
 
-def _drawn(loop: ast.For | ast.While) -> Seen:
+def drawn_by(loop: ast.For | ast.While) -> Seen:
     """The names that a loop binds to its records: its targets, but for ``enumerate``'s count."""
     counted = isinstance(loop, ast.For) and _goes_over(loop.iter, "enumerate")
     if isinstance(loop, ast.For) and not _goes_over(loop.iter, "range", "trange"):
@@ -530,33 +528,35 @@ def _reads(node: ast.AST, seen: Seen) -> bool:
     )
 
 
-def _passed_on(node: ast.AST, seen: Seen) -> set[str]:
+def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]) -> set[str]:
     """The names that a statement gives something of what is in ``seen``."""
     match node:
         case ast.Assign(targets=targets, value=value):
-            return {name for target in targets for name in _receivers(target, value, seen)}
+            return {name for target in targets for name in _receivers(target, value, seen, reads)}
         case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            return _receivers(target, value, seen)
+            return _receivers(target, value, seen, reads)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=base), args=arguments)):
             return (
-                {last_name(base) or ""} if any(_reads(item, seen) for item in arguments) else set()
+                {last_name(base) or ""} if any(reads(item, seen) for item in arguments) else set()
             )
     return set()
 
 
-def _receivers(target: ast.expr, value: ast.expr, seen: Seen) -> set[str]:
+def _receivers(
+    target: ast.expr, value: ast.expr, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
+) -> set[str]:
     """The names of ``target`` that get something of ``seen`` from ``value``."""
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
             pairs = zip(names, values, strict=True)
-            return {name for one, other in pairs for name in _receivers(one, other, seen)}
-    if not _reads(value, seen):
+            return {name for one, other in pairs for name in _receivers(one, other, seen, reads)}
+    if not reads(value, seen):
         return set()
     parts = target.elts if isinstance(target, ast.Tuple) else [target]
     return {last_name(part) or "" for part in parts}
 
 
-def _inside(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
+def inside(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
     """What stands around ``node`` inside of ``end``, from the inside out."""
     return list(itertools.takewhile(lambda outer: outer is not end, script.above(node)))
 
@@ -776,7 +776,7 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)
         case ast.Name() | ast.Attribute():
-            if _is_private_loader(values, iterable, 0):
+            if is_private_loader(values, iterable, 0):
                 return None
             made = _bound_value(values, iterable)
             if isinstance(made, ast.Call) or _is_only_looped_over(made, values, iterable):
@@ -798,7 +798,7 @@ def _require_own_name(values: Values, function: ast.expr) -> None:
         raise Unreadable(function, f"{root.id} is imported")
 
 
-def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
+def is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     """Whether a name is the loader that the private call returns, and nothing else."""
     statement, script = values.ignored, values.script
     if values.plain_loaders and depth <= 20:
@@ -829,7 +829,7 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
         manager = outer.context_expr
         loader = keywords_of(manager).get("data_loader")
         named = last_name(manager.func) == "BatchMemoryManager"
-        return named and loader is not None and _is_private_loader(values, loader, depth + 1)
+        return named and loader is not None and is_private_loader(values, loader, depth + 1)
     return isinstance(binding.node, ast.arg) and _is_passed_loader(
         values, node, binding.node, depth
     )
@@ -844,7 +844,7 @@ def _is_last(script: Script, target: ast.AST) -> bool:
 def _is_passed_loader(values: Values, node: ast.Name, arg: ast.arg, depth: int) -> bool:
     """Whether every call gives a parameter the private loader."""
     passed = values.passed_to(node, arg)
-    return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
+    return bool(passed) and all(is_private_loader(values, item, depth + 1) for item in passed)
 
 
 def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:

@@ -1,0 +1,544 @@
+"""What a script does with its private records before a step clips them: rows, lots and losses.
+
+A claim rests on three facts. Each row is one record, and each record in one row. What the step
+clips as a row's gradient comes from that row alone. And the private step alone learns from the
+rows. They are followed along names: backwards from the loader to what its rows are made of, and
+forwards from a lot to its loss. What a function outside the file does with them is assumed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from affidavit.importers.script import Script, keywords_of, last_name
+from affidavit.importers.script_values import Values
+from affidavit.importers.training_loop import MODELS, Seen, drawn_by, inside, seen_at, steps_of
+
+Loop = ast.For | ast.While
+Lot = tuple[ast.Call, Loop, dict[ast.AST, Seen]]
+"""A step, the loop that draws its lots, and the names with records at each statement."""
+OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
+"""Ends of the names of arguments that are applied to each record by itself."""
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
+SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "type", "new_zeros",
+         "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
+"""Attributes and functions that tell the form of a lot, and nothing of its content."""
+JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset")
+REPEATING = ("repeat", "repeat_interleave", "tile")
+SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
+OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean")
+"""Functions of all records of a lot that are not sums over them."""
+OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logsumexp")
+SUMS = ("mean", "sum")
+EXTREMES = ("max", "min", "amax", "amin")
+STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
+              "Counter", "train_new_from_iterator", "build_vocab_from_iterator", *OF_ALL,
+              *EXTREMES, *SUMS)  # fmt: skip
+"""What computes something of all records together."""
+
+
+# ---- backwards: what rows are made of ---------------------------------------------------------
+
+
+def data_of(values: Values, given: Iterable[ast.expr]) -> list[ast.AST]:
+    """Whatever the training's rows are made of, as far as the file shows: every expression."""
+    script, found = values.script, dict[ast.AST, None]()
+    loops = (outer for step in steps_of(values) for outer in script.above(step))
+    todo: list[ast.AST] = [*given, *(loop.iter for loop in loops if isinstance(loop, ast.For))]
+    for fit in script.called("fit"):
+        todo += [*fit.args[:2], *(v for k, v in keywords_of(fit).items() if k in ("x", "y"))]
+    while todo:
+        node = todo.pop()
+        if node in found or isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, ast.keyword) and (node.arg or "").endswith(OF_EACH_RECORD):
+            continue
+        found[node] = None
+        todo += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            todo += _sources(values, node)
+        elif isinstance(node, ast.Call) and (own := script.function_of(node.func)) is not None:
+            todo += [item.value for item in ast.walk(own)
+                     if isinstance(item, ast.Return) and item.value is not None]  # fmt: skip
+    return list(found)
+
+
+def _sources(values: Values, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
+    """What gives a name, or an attribute of ``self``, its content."""
+    script = values.script
+    if isinstance(node, ast.Attribute):
+        if getattr(node.value, "id", "") == "self":
+            for store in script.stored_attributes.get(node.attr, ()):
+                if not values.is_rebound(store):
+                    yield from _given_by(script, store)
+        return
+    for binding in script.bindings_of(node):
+        if isinstance(binding.node, ast.arg):
+            yield from values.passed_to(node, binding.node)
+        elif not values.is_rebound(binding.node):
+            yield from _given_by(script, binding.node)
+    for call, owner in script.method_calls("append", "extend"):
+        if isinstance(owner, ast.Name) and owner.id == node.id:
+            yield from call.args
+
+
+def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
+    """What an assignment, a loop or a ``with`` gives to its target."""
+    outer = script.parents[target]
+    while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
+        outer = script.parents[outer]
+    for name in ("value", "iter", "context_expr"):
+        given = getattr(outer, name, None)
+        if isinstance(given, ast.AST) and given is not target:
+            yield given
+
+
+def repeated(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What puts a record into several rows, where rows are made."""
+    return next((node for node in data if _repeats(values, node)), None)
+
+
+def _repeats(values: Values, node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return isinstance(left, ast.Name) and ast.dump(left) == ast.dump(right)
+        case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
+            return not all(isinstance(part, ast.Constant) for part in parts)
+        case ast.Subscript(slice=index):
+            return _draws_again(values, index)
+        case ast.Call():
+            name = last_name(node.func)
+            if name in REPEATING:
+                return _multiplies_rows(values, node)
+            if name in JOINING_ROWS:
+                return _is_along_rows(values, node) and _shares(node)
+            if name in ("Subset", "select", "take", "index_select"):
+                return any(_draws_again(values, item) for item in node.args)
+            replaced = keywords_of(node).get("replace")
+            default = name == "resample" and values.script.is_of(node.func, ("sklearn",))
+            return (values.known(replaced) is not False) if replaced is not None else default
+    return False
+
+
+def _draws_again(values: Values, index: ast.AST) -> bool:
+    """Whether an index is drawn with replacement."""
+    nodes = [index]
+    if isinstance(index, ast.Name):
+        nodes = [b.value for b in values.script.bindings_of(index) if b.value is not None]
+    for node in nodes:
+        match node:
+            case ast.Call(func=function, args=args) if last_name(function) == "choice":
+                several = len(args) > 1 or "size" in keywords_of(node)
+                replace = keywords_of(node).get("replace", args[2] if len(args) > 2 else None)
+                if several and values.known(replace) is not False:
+                    return True
+            case ast.Call(func=function) if last_name(function) in ("choices", "randint"):
+                return True
+    return False
+
+
+def _multiplies_rows(values: Values, call: ast.Call) -> bool:
+    """Whether ``repeat`` or the like makes several rows of one."""
+    method = isinstance(call.func, ast.Attribute) and not values.script.is_of(
+        call.func, FOUNDATIONS
+    )
+    args = call.args if method else call.args[1:]
+    made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
+    made = made if method else next(iter(call.args), None)
+    if isinstance(made, ast.List) or (
+        isinstance(made, ast.Call) and last_name(made.func) in SYNTHETIC
+    ):
+        return False
+    if last_name(call.func) == "tile" or (method and len(args) > 1):
+        first = args[0] if args else None
+        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
+        return bool(args) and values.known(first) != 1 and _is_along_rows(values, call)
+    axis = args[1] if len(args) > 1 else None
+    if axis is not None and values.known(axis) != 0:
+        return False
+    return bool(args) and values.known(args[0]) != 1 and _is_along_rows(values, call)
+
+
+def _is_along_rows(values: Values, call: ast.Call) -> bool:
+    """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
+    told = keywords_of(call)
+    joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
+    axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
+    return axis is None or values.known(axis) == 0
+
+
+def _shares(call: ast.Call) -> bool:
+    """Whether one of the parts that are put together has the records of another."""
+    parts = getattr(call.args[0] if call.args else None, "elts", [])
+    names = [
+        {ast.unparse(node) for node in _content(part) if isinstance(node, ast.Name | ast.Attribute)}
+        for part in parts
+    ]
+    return any(
+        isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) in other
+        for i, part in enumerate(parts)
+        for j, other in enumerate(names)
+        if i != j
+    )
+
+
+def overlapping(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What cuts rows that overlap, as windows of a series do."""
+    for node in data:
+        match node:
+            case ast.Call() if last_name(node.func) in ("sliding_window_view", "unfold"):
+                return node
+            case ast.Subscript(
+                slice=ast.Slice(lower=ast.Name(id=at), upper=ast.BinOp(op=ast.Add(), right=width))
+            ):
+                for outer in values.script.above(node):
+                    for loop in (outer, *getattr(outer, "generators", ())):
+                        turns = getattr(loop, "iter", None)
+                        own = getattr(getattr(loop, "target", None), "id", None) == at
+                        if own and isinstance(turns, ast.Call) and not (
+                            len(turns.args) == 3 and ast.dump(turns.args[2]) == ast.dump(width)
+                        ):  # fmt: skip
+                            return node
+    return None
+
+
+def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
+    """What computes something of all records together, beside the training."""
+    names = {ast.unparse(node) for node in data if isinstance(node, ast.Name | ast.Attribute)}
+    loops = {outer for step in steps_of(values) for outer in values.script.above(step)}
+    return [
+        call
+        for call in values.script.called(*STATISTICS)
+        if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
+        and any(
+            ast.unparse(part) in names and not _is_module(values, part)
+            for item in (getattr(call.func, "value", call.func), *call.args)
+            for part in ast.walk(item)
+            if isinstance(part, ast.Name | ast.Attribute)
+        )
+    ]
+
+
+def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
+    root: ast.expr = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
+    return bool(bindings) and all(isinstance(item.node, ast.alias) for item in bindings)
+
+
+# ---- forwards: from a lot to its loss ---------------------------------------------------------
+
+
+def _content(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an expression whose content counts, and not only their size."""
+    if isinstance(node, ast.Call) and last_name(node.func) in SIZES:
+        return
+    if isinstance(node, ast.Attribute) and node.attr in SIZES:
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _content(child)
+
+
+def reads_content(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression has something of the content of what is in ``seen``."""
+    return any(
+        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
+        for part in _content(node)
+    )
+
+
+def lots_of(values: Values) -> Iterator[Lot]:
+    """Each step, the loop that draws its lots, and the names with records at each statement."""
+    for step in steps_of(values):
+        around = inside(values.script, step, values.script.scope_of(step))
+        loops = [outer for outer in around if isinstance(outer, Loop)]
+        for loop in loops:
+            if drawn := drawn_by(loop):
+                yield step, loop, seen_at(values, step, drawn, reads_content, loops[-1])
+                break
+
+
+def losses_of(values: Values, loop: Loop, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
+    """The statements of a loop from which the loss of its lots comes."""
+    script = values.script
+    body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
+    body.sort(key=lambda node: (-node.lineno, -node.col_offset))
+    needed, found = set[str](), list[ast.stmt]()
+    for node in body * 2:
+        forms = [
+            call.func.value
+            for call, _ in script.method_calls("backward")
+            if node in (script.parents[call], *script.above(call)) and isinstance(node, ast.Expr)
+            and isinstance(call.func, ast.Attribute)
+        ]  # fmt: skip
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        stored = {
+            last_name(part) for target in targets for part in ast.walk(target)
+            if isinstance(part, ast.Name | ast.Attribute)
+        } if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) else set()  # fmt: skip
+        if not forms and not (stored & needed):
+            continue
+        value: ast.AST | None = forms[0] if forms else getattr(node, "value", None)
+        if value is not None:
+            needed |= {last_name(part) or "" for part in ast.walk(value)} - {""}
+        found.append(node)
+    return [node for node in body if node in found]
+
+
+def mixed_rows(values: Values) -> ast.AST | None:
+    """What makes several rows of a record of a lot, or one row of several records."""
+    for _, loop, at in lots_of(values):
+        shuffled: dict[str, str] = {}
+        outputs: Seen = set()
+        for statement in reversed(losses_of(values, loop, at)):
+            seen = at[statement] - outputs
+            if _carries(values, loop, statement, at):
+                return statement
+            for node in ast.walk(statement):
+                if isinstance(node, ast.BinOp) and _meets(node.left, node.right, shuffled, seen):
+                    return node
+                if outputs:
+                    continue  # what the model has made of rows
+                if isinstance(node, ast.Call) and last_name(node.func) in REPEATING:
+                    method = not values.script.is_of(node.func, FOUNDATIONS)
+                    base = getattr(node.func, "value", node) if method else (node.args or [node])[0]
+                    if _is_row(base, seen) and _multiplies_rows(values, node):
+                        return node
+                if isinstance(node, ast.Call) and last_name(node.func) in JOINING_ROWS[:4]:
+                    parts = getattr(node.args[0] if node.args else None, "elts", [])
+                    drawn = [part for part in parts if _is_row(part, seen)]
+                    if len(drawn) > 1 and _is_along_rows(values, node):
+                        return node
+            match statement:
+                case ast.Assign(targets=[ast.Subscript(value=base)], value=value) if ast.unparse(
+                    base
+                ) in _shuffled_in(value, shuffled):
+                    return statement
+                case ast.Assign(targets=targets, value=value):
+                    if _runs_model(value) or reads_content(value, outputs):
+                        outputs |= {last_name(n) or "" for t in targets for n in ast.walk(t)}
+                    for target in targets:
+                        pairs = [(target, value)]
+                        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                            pairs = list(zip(target.elts, value.elts, strict=False))
+                        for one, other in pairs:
+                            base_of = next(iter(_shuffled_in(other, shuffled)), None)
+                            if base_of is not None and base_of != last_name(one):
+                                shuffled[last_name(one) or ""] = base_of
+    return None
+
+
+def _carries(values: Values, loop: Loop, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
+    """Whether a part of the loss is of records that earlier turns of the loop have kept."""
+    value = getattr(statement, "value", None)
+    names = {n.id for n in _content(value) if isinstance(n, ast.Name)} if value else set()
+    kept = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
+    stored = {
+        node.id for node in ast.walk(loop)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
+    }  # fmt: skip
+    own = {binding for name in kept - stored for binding in _own(values, name, loop)}
+    return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in own)
+
+
+def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
+    scope = values.script.scope_of(loop)
+    bindings = values.script.bindings.get((scope, name), [])
+    return [item.node for item in bindings if not isinstance(item.node, ast.arg)]
+
+
+def _runs_model(node: ast.expr) -> bool:
+    called = (last_name(part.func) or "" for part in ast.walk(node) if isinstance(part, ast.Call))
+    return any(name.lower().endswith(MODELS) for name in called)
+
+
+def _is_row(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression is a part of the lot itself, and not what a model makes of it."""
+    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+        return False
+    return reads_content(node, seen)
+
+
+def _shuffled_in(node: ast.AST, shuffled: dict[str, str]) -> set[str]:
+    """The names of which an expression has the rows in another order."""
+    found = set()
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=name) if name in shuffled:
+                found.add(shuffled[name])
+            case ast.Subscript(value=base, slice=ast.Name() | ast.Call()):
+                found.add(ast.unparse(base))
+            case ast.Subscript(value=base, slice=ast.Tuple(elts=[ast.Name(), *rest])) if all(
+                isinstance(item, ast.Slice) for item in rest
+            ):
+                found.add(ast.unparse(base))
+            case ast.Call(func=ast.Attribute(value=base, attr="roll" | "flip"), args=args) if (
+                args and ast.unparse(args[-1]) in ("0", "[0]", "(0,)")
+            ):
+                found.add(ast.unparse(base))
+    return found
+
+
+def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen) -> bool:
+    """Whether rows of a lot stand beside the same rows in another order."""
+    for one, other in ((left, right), (right, left)):
+        bases = _shuffled_in(one, shuffled)
+        plain = {
+            ast.unparse(part)
+            for part in ast.walk(other)
+            if isinstance(part, ast.Name | ast.Attribute)
+        }
+        if bases & plain & {name for name in seen if isinstance(name, str)} and not (
+            bases & _shuffled_in(other, shuffled)
+        ):
+            return True
+    return False
+
+
+def joined_losses(values: Values) -> ast.AST | None:
+    """What lets the records of a lot meet before their gradients are clipped."""
+    for _, loop, at in lots_of(values):
+        statements = losses_of(values, loop, at)
+        apart = {
+            last_name(target) or ""
+            for item in statements
+            if isinstance(item, ast.Assign) and _keeps_apart(values, item.value)
+            for target in item.targets
+        }
+        for statement in statements:
+            for node in ast.walk(statement):
+                if _joins(values, node, at[statement], set(apart)):
+                    return node
+    return None
+
+
+def _keeps_apart(values: Values, node: ast.expr) -> bool:
+    """Whether a call returns a loss for each record."""
+    kept = keywords_of(node).get("reduction") if isinstance(node, ast.Call) else None
+    return bool(values.known(kept) == "none")
+
+
+def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=op, right=right):
+            if not (reads_content(left, seen) and reads_content(right, seen)):
+                return False
+            if isinstance(op, ast.MatMult):
+                return _is_turned(left) or _is_turned(right)
+            sums = [
+                part
+                for part in ast.walk(right)
+                if _is_of_all(values, part, seen, (*SUMS, *EXTREMES))
+            ]
+            return bool(sums) and (isinstance(op, ast.Div) or _same(left, sums))
+        case ast.Call(func=function, args=args):
+            name = last_name(function)
+            if name in ("mm", "matmul"):
+                parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
+                drawn = [part for part in parts if reads_content(part, seen)]
+                return len(drawn) > 1 and any(map(_is_turned, drawn))
+            if name in ("cdist", "pdist"):
+                return all(reads_content(part, seen) for part in args[:2])
+            return _is_of_all(values, node, seen, OF_ALL) or _is_of_all(
+                values, node, losses, OF_LOSSES, any_axis=True
+            )
+    return False
+
+
+def _is_turned(node: ast.expr) -> bool:
+    """Whether a matrix of records is transposed, so that records meet in a product."""
+    match node:
+        case ast.Attribute(attr="T") | ast.Call(func=ast.Attribute(attr="t"), args=[]):
+            return True
+    return False
+
+
+def _is_of_all(
+    values: Values, node: ast.AST, seen: Seen, names: tuple[str, ...], *, any_axis: bool = False
+) -> bool:
+    """Whether a call makes one thing of all records of a lot: along no axis, or the first."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr not in names:
+        return False
+    told, args = keywords_of(node), list(node.args)
+    base: ast.AST | None = node.func.value
+    if values.script.is_of(node.func, FOUNDATIONS):
+        base = args.pop(0) if args else None
+    if any_axis and isinstance(base, ast.Call) and _keeps_apart(values, base):
+        return True
+    if base is None or not reads_content(base, seen):
+        return False
+    if any_axis:
+        return True
+    if node.func.attr in ("norm", "quantile") and args:
+        args.pop(0)
+    axis = told.get("dim", told.get("axis", args[0] if args else None))
+    return axis is None or bool(values.known(axis) == 0)
+
+
+def _same(left: ast.expr, sums: list[ast.AST]) -> bool:
+    """Whether what is summed stands beside its own sum, as in ``x - x.mean()``."""
+    names = {ast.unparse(node) for node in ast.walk(left) if isinstance(node, ast.Name)}
+    return any(
+        isinstance(part, ast.Name) and part.id in names for item in sums for part in ast.walk(item)
+    )
+
+
+# ---- who else learns from the lots ------------------------------------------------------------
+
+
+def set_by_records(values: Values) -> ast.AST | None:
+    """What sets a weight of a model by records of a lot, beside the step."""
+    for _, _, at in lots_of(values):
+        for node in at:
+            match node:
+                case ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as at_it]):
+                    target, given = at_it.value, [node.value]
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=name))) if (
+                    name in ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_")
+                ):
+                    given = node.value.args  # type: ignore[attr-defined]
+                case _:
+                    continue
+            root: ast.expr = target
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            is_model = (last_name(root) or "").lower().endswith(MODELS[:3])
+            if is_model and any(reads_content(item, at[node]) for item in given):
+                return node
+    return None
+
+
+def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
+    """The other steps in the loop of a step that a loss of its lots leads to, each with that step.
+
+    A step follows the losses formed before it, back to the step before.
+    """
+    script = values.script
+    for step, loop, at in lots_of(values):
+        formed: ast.Call | None = None
+        calls = [
+            call
+            for call in script.called("backward", "step", "zero_grad")
+            if call in steps_of(values) or last_name(call.func) != "step"
+        ]
+        for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
+            around = [outer for outer in script.above(call) if outer in at]
+            if loop not in script.above(call) or not around:
+                continue
+            if last_name(call.func) == "zero_grad":
+                formed = None
+            elif last_name(call.func) == "backward":
+                reads = (
+                    reads_content(call.func.value, at[around[0]])
+                    if isinstance(call.func, ast.Attribute)
+                    else False
+                )
+                formed = call if reads else None
+            elif call is not step and formed is not None:
+                yield step, call

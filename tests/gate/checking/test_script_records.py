@@ -1,0 +1,223 @@
+"""What becomes of private records: rows of one record each, that meet in no loss before a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from affidavit.importers import scripts
+from affidavit.importers.base import Partial
+from affidavit.plan import MalformedPlan
+
+HEAD = """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from opacus import PrivacyEngine
+seen = []
+"""
+PRIVATE = """\
+loader = DataLoader(data, batch_size=6)
+other = SGD(body.parameters())
+engine = PrivacyEngine()
+model, optimizer, loader = engine.make_private(
+    module=m, optimizer=o, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+"""
+LOOP = """\
+for e in range(3):
+    for x, y in loader:
+        {row}
+        out = model(x)
+        loss = criterion(out, y)
+        {loss}
+        loss.backward()
+        optimizer.step()
+        {after}
+"""
+
+
+def read(data: str = "pass", row: str = "pass", loss: str = "pass", after: str = "pass") -> Partial:
+    text = HEAD + data + "\n" + PRIVATE + LOOP.format(row=row, loss=loss, after=after)
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    return partial
+
+
+def broken(**parts: str) -> set[str]:
+    return {item.code for item in read(**parts).broken} - {"private_divisor"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "X = np.repeat(X, 3, axis=0)\ndata = Rows(X)",
+        "X = np.tile(X, (3, 1))\ndata = Rows(X)",
+        "X = np.concatenate([X, X + noise])\ndata = Rows(X)",
+        "df = pd.concat([df, df[df.y == 1]])\ndata = Rows(df)",
+        "def rows():\n    return Rows(df.sample(n=9, replace=True))\ndata = rows()",
+        "from sklearn.utils import resample\ndata = Rows(resample(X))",
+        "data = all + all",
+        "data = ConcatDataset([data] * 4)",
+        "index = np.random.choice(9, 9)\ndata = Subset(data, index)",
+        "data = Subset(data, torch.randint(0, 9, (9,)))",
+    ],
+)
+def test_a_record_that_is_in_several_rows_is_not_certified(data: str) -> None:
+    assert broken(data=data) == {"mixed_records"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "X = np.repeat(np.arange(9), 3)\ndata = Rows(X)",
+        "X = np.repeat(X, 3, axis=1)\ndata = Rows(X)",
+        "X = np.concatenate([X[:9], X[10:]])\ndata = Rows(X)",
+        "df = pd.concat([df, pd.get_dummies(df)], axis=1)\ndata = Rows(df)",
+        "data = MNIST(transform=Compose([Lambda(lambda x: x.repeat(3, 1, 1))]))",
+        "data = ConcatDataset([first, second])",
+        "index = np.random.choice(9, 9, replace=False)\ndata = Subset(data, index)",
+        "data = Rows(torch.randint(0, 9, (9,)))",
+        "unused = np.repeat(X, 3)",
+    ],
+)
+def test_a_record_that_is_in_one_row_is(data: str) -> None:
+    assert broken(data=data) == set()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "x, y = torch.cat([x, x.flip(-1)]), torch.cat([y, y])",
+        "x, y = x.repeat(4, 1), y.repeat(4)",
+        "x = x.repeat_interleave(4, dim=0)",
+        "x = a * x + (1 - a) * x[torch.randperm(len(x))]",
+        "i = torch.randperm(len(x)); z = x[i]; x = a * x + (1 - a) * z",
+        "i = torch.randperm(len(x)); x[:, :9] = x[i, :9]",
+        "x = a * x + (1 - a) * x.roll(1, 0)",
+        "x = torch.cat([x, kept]); kept = x",
+        "seen.append(x); x = x + seen[0]",
+    ],
+)
+def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> None:
+    assert broken(row=row) == {"mixed_records"}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "z = out; loss = loss + (z @ z.T).logsumexp(1).mean()",
+        "loss = loss + torch.mm(out, out.t()).mean()",
+        "loss = loss + torch.cdist(out, out).mean()",
+        "loss = loss + out.var(0).mean()",
+        "loss = (loss * y).sum() / y.sum()",
+        "loss = F.cross_entropy(out, y, reduction='none').max()",
+        "each = F.cross_entropy(out, y, reduction='none'); loss = each.topk(3)[0].mean()",
+    ],
+)
+def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
+    assert broken(loss=loss) == {"joined_records"}
+
+
+@pytest.mark.parametrize(
+    "row", ["x = (x - x.mean(0)) / x.std(0)", "x = x - x.mean()", "x = x / x.max()"]
+)
+def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
+    assert broken(row=row) == {"joined_records"}
+
+
+@pytest.mark.parametrize(
+    ("row", "loss"),
+    [
+        ("x = x.repeat(1, 3, 1, 1)", "loss = loss / len(x)"),
+        ("x = torch.cat([x, one_hot(y)], dim=1)", "loss = loss + sum(p.norm() for p in weights)"),
+        ("keep = y < 5; x, y = x[keep], y[keep]", "loss = (out.sum(1) - out[rows, y]).mean()"),
+        ("x = x / x.norm(dim=1, keepdim=True)", "loss = ((out - y) ** 2).sum(dim=1).mean()"),
+        ("t = torch.randint(0, 9, (x.size(0),)); x = a[t] * x", "print((y * y).sum() / y.sum())"),
+        ("x = x.flip(-1)", "z = model(x.flip(1)); loss = f(torch.cat([out, z]), cat([y, y]))"),
+        ("x = x[:, :lengths.max()]", "loss = (f(out, y, reduction='none') * weights[y]).mean()"),
+    ],
+)  # fmt: skip
+def test_a_lot_whose_records_stay_apart_is(row: str, loss: str) -> None:
+    assert broken(row=row, loss=loss) == set()
+
+
+@pytest.mark.parametrize(
+    ("loss", "after"),
+    [
+        ("pass", "other.step()"),
+        ("optimizer = SGD(optimizer.param_groups)", "pass"),
+        ("extra = f(teacher(x), y); extra.backward(); other.step(); optimizer.zero_grad()", "pass"),
+        ("g = torch.autograd.grad(loss, list(model.parameters()))", "pass"),
+        ("pass", "model.centre.data = out.mean(0)"),
+    ],
+)
+def test_what_learns_from_a_lot_beside_the_private_step_is_not_certified(
+    loss: str, after: str
+) -> None:
+    assert "other_optimizer" in broken(loss=loss, after=after)
+
+
+def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:
+    after = "fake = f(model(g(torch.randn(x.size(0), 9)))); fake.backward(); other.step()"
+    partial = read(after=after)
+    assert {item.code for item in partial.broken} == {"private_divisor"}
+    assert partial.data["epochs"] == 3
+
+
+def test_another_model_may_be_trained_beside_the_private_one_and_not_by_it() -> None:
+    text = HEAD + PRIVATE + LOOP.format(row="pass", loss="pass", after="pass")
+    text += "for x, y in loader:\n    f({}(x) / t, y).backward()\n    other.step()\n"
+    codes = []
+    for name in ("body", "model"):
+        partial = scripts.read(text.format(name).encode())
+        assert partial is not None
+        codes.append({item.code for item in partial.broken} - {"private_divisor"})
+    assert codes == [set(), {"other_optimizer"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "note"),
+    [
+        ("X = scaler.fit_transform(X)\ndata = Rows(X)", "computed of all records"),
+        ("weight = torch.bincount(data.targets)", "computed of all records"),
+        ("X = [s[i:i + 9] for i in range(99)]\ndata = Rows(X)", "cuts rows that overlap"),
+        ("X = [s[i:i + 9] for i in range(0, 99, 9)]\ndata = Rows(X)", None),
+        ("m = M.from_pretrained('last')", "weights that line 7 loads are public"),
+        ("data = torch.load('data.pt')", None),
+        ("weight = torch.bincount(labels_of_others)", None),
+    ],
+)
+def test_what_the_text_does_not_show_of_records_is_assumed_by_name(
+    data: str, note: str | None
+) -> None:
+    notes = [text for text in read(data=data).assumed if "line" in text]
+    assert [note in text for text in notes if note] == ([True] if note else [])
+    assert note or not notes
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("def anneal(optimizer):\n    optimizer.noise_multiplier *= 0.9\n", True),
+        ("import opacus\nopacus.PrivacyEngine.make_private = other\n", True),
+        ("import torch\ntorch.normal = quiet\n", True),
+        ("from opacus.schedulers import StepNoise\n", True),
+        ("import deeper\n", True),
+        ("def anneal(optimizer):\n    optimizer.lr = 0.1\n", False),
+        ("class A:\n    def f(self):\n        self.noise_multiplier = 1\n", False),
+    ],
+)
+def test_a_module_of_the_repository_may_not_change_the_noise(
+    text: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text(text)
+    (tmp_path / "deeper.py").write_text("optimizer.add_noise = quiet\n")
+    script = "import tools\n" + HEAD + PRIVATE + LOOP.format(row="pass", loss="pass", after="pass")
+    if refused:
+        with pytest.raises(MalformedPlan, match=r"of (tools|deeper)\.py"):
+            scripts.read(script.encode(), tmp_path)
+    else:
+        assert scripts.read(script.encode(), tmp_path) is not None
