@@ -89,9 +89,9 @@ def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
     while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
         outer = script.parents[outer]
     for name in ("value", "iter", "context_expr"):
-        given = getattr(outer, name, None)
-        if isinstance(given, ast.AST) and given is not target:
-            yield given
+        part = getattr(outer, name, None)
+        if isinstance(part, ast.AST) and part is not target:
+            yield part
 
 
 def repeated(values: Values, data: list[ast.AST]) -> ast.AST | None:
@@ -335,13 +335,13 @@ def _carries(values: Values, loop: Loop, statement: ast.stmt, at: dict[ast.AST, 
     """Whether a part of the loss is of records that earlier turns of the loop have kept."""
     value = getattr(statement, "value", None)
     names = {n.id for n in _content(value) if isinstance(n, ast.Name)} if value else set()
-    kept = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
+    earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
     stored = {
         node.id for node in ast.walk(loop)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
     }  # fmt: skip
-    own = {binding for name in kept - stored for binding in _own(values, name, loop)}
+    own = {binding for name in earlier - stored for binding in _own(values, name, loop)}
     return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in own)
 
 
@@ -365,22 +365,22 @@ def _is_row(node: ast.AST, seen: Seen) -> bool:
 
 def _shuffled_in(node: ast.AST, shuffled: dict[str, str]) -> set[str]:
     """The names of which an expression has the rows in another order."""
-    found = set()
+    bases = set()
     for part in ast.walk(node):
         match part:
             case ast.Name(id=name) if name in shuffled:
-                found.add(shuffled[name])
+                bases.add(shuffled[name])
             case ast.Subscript(value=base, slice=ast.Name() | ast.Call()):
-                found.add(ast.unparse(base))
+                bases.add(ast.unparse(base))
             case ast.Subscript(value=base, slice=ast.Tuple(elts=[ast.Name(), *rest])) if all(
                 isinstance(item, ast.Slice) for item in rest
             ):
-                found.add(ast.unparse(base))
+                bases.add(ast.unparse(base))
             case ast.Call(func=ast.Attribute(value=base, attr="roll" | "flip"), args=args) if (
                 args and ast.unparse(args[-1]) in ("0", "[0]", "(0,)")
             ):
-                found.add(ast.unparse(base))
-    return found
+                bases.add(ast.unparse(base))
+    return bases
 
 
 def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen) -> bool:
@@ -418,8 +418,8 @@ def joined_losses(values: Values) -> ast.AST | None:
 
 def _keeps_apart(values: Values, node: ast.expr) -> bool:
     """Whether a call returns a loss for each record."""
-    kept = keywords_of(node).get("reduction") if isinstance(node, ast.Call) else None
-    return bool(values.known(kept) == "none")
+    reduction = keywords_of(node).get("reduction") if isinstance(node, ast.Call) else None
+    return bool(values.known(reduction) == "none")
 
 
 def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
@@ -498,18 +498,18 @@ def set_by_records(values: Values) -> ast.AST | None:
         for node in at:
             match node:
                 case ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as at_it]):
-                    target, given = at_it.value, [node.value]
+                    target, args = at_it.value, [node.value]
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=name))) if (
                     name in ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_")
                 ):
-                    given = node.value.args  # type: ignore[attr-defined]
+                    args = node.value.args  # type: ignore[attr-defined]
                 case _:
                     continue
             root: ast.expr = target
             while isinstance(root, ast.Attribute):
                 root = root.value
             is_model = (last_name(root) or "").lower().endswith(MODELS[:3])
-            if is_model and any(reads_content(item, at[node]) for item in given):
+            if is_model and any(reads_content(item, at[node]) for item in args):
                 return node
     return None
 

@@ -280,8 +280,8 @@ def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = Non
         raise Unreadable(node, f"{name} cannot be read from here")
     file = folder / name
     try:
-        found = os.path.isfile(file) and file.stat().st_size <= LARGEST_FILE
-        if not found or not Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve()):
+        readable = os.path.isfile(file) and file.stat().st_size <= LARGEST_FILE
+        if not readable or not Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve()):
             raise Unreadable(node, f"{name} is not a file beside the script")
         return file.read_text("utf-8")
     except (OSError, ValueError) as error:
