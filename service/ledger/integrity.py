@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Engine, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
 from affidavit.certificate.log import LogEntry
@@ -188,6 +188,7 @@ class LedgerFinding:
     ``overspent``             a run was admitted that the rule does not admit
     ``charged_above_reserved``  a run was settled on more than it reserved
     ``freed_without_record``  a run without a record was not charged in full
+    ``reservation_differs``   event and reservation do not say the same of the certificate
     ``cost_differs``          event and reservation do not say the same cost
     ``understated``           a reservation's cost is below that of the events it is for
     ``state_differs``         the row's state is not what the events lead to
@@ -202,14 +203,8 @@ class LedgerFinding:
     message: str
 
 
-def replay(engine: Engine) -> list[LedgerFinding]:
-    """What is wrong with the ledgers behind ``engine``; nothing if it is empty."""
-    with engine.connect() as connection:
-        return check_ledgers(connection)
-
-
 def check_ledgers(connection: Connection) -> list[LedgerFinding]:
-    """``replay`` on an open connection."""
+    """What is wrong with the ledgers; nothing if it is empty."""
     findings: list[LedgerFinding] = []
     logged = _logged(connection)
     rows = connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all()
@@ -258,6 +253,7 @@ def _check(
 
 
 Mistakes = list[tuple[str, str]]
+FACTS = ("certificate_id", "issue", "untrusted", "plan_digest", "certified_steps")
 
 
 def _after(
@@ -299,6 +295,9 @@ def _reserved(
     cost: Cost,
 ) -> Mistakes:
     discrepancies = []
+    differing = [name for name in FACTS if reservation[name] != body[name]]
+    if differing:
+        discrepancies.append(("reservation_differs", f"its reservation has another {differing}."))
     if Cost.read(body["cost"]) != cost:
         discrepancies.append(("cost_differs", "its cost differs from its reservation's."))
     if _understated(reservation["event"], cost, state.within(filter_, cost).base):

@@ -17,20 +17,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from math import isfinite
+from math import isclose, isfinite
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, func, select
 
-from affidavit.certificate import BadEnvelope, read_envelope
+from affidavit.certificate import (
+    Approvals,
+    BadEnvelope,
+    format_instant,
+    parse_instant,
+    read_envelope,
+)
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.clock import now_of
 from affidavit.service.ledger.integrity import check_ledgers
+from affidavit.service.ledger.state import reservations
 from affidavit.service.ledger.store import orphans
 from affidavit.service.log.entries import (
     log_checkpoints,
@@ -41,6 +48,7 @@ from affidavit.service.log.entries import (
 )
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, open_stored
+from affidavit.service.runs.repository import run_events, runs
 from affidavit.service.tables import certificates, signing_keys
 
 # ---- the tree ------------------------------------------------------------------------
@@ -233,7 +241,17 @@ def _unsequenced_entries(connection: Connection) -> Iterator[AuditFinding]:
 CHUNK = 1000
 ROUNDING = 1e-9
 """How much smaller than its signed decimal a number may be."""
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, BadEnvelope, MalformedPlan)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+    BadEnvelope,
+    MalformedPlan,
+)
 """The errors that reading a tampered row can raise."""
 
 
@@ -251,8 +269,12 @@ def audit(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[Au
 
     ``external`` are checkpoints kept outside the database.
     """
-    yield from audit_tree(connection, external)
+    yield from _readable("the log", audit_tree(connection, external))
     yield from audit_rows(connection)
+    yield from _readable("ledgers", _audit_ledgers(connection))
+
+
+def _audit_ledgers(connection: Connection) -> Iterator[AuditFinding]:
     for fault in check_ledgers(connection):
         yield AuditFinding(
             "ledger", f"{fault.ledger} {fault.seq}", f"{fault.code}: {fault.message}"
@@ -270,9 +292,11 @@ def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
     """Yield rows without entries, entries without rows, and contradicting certificates."""
     entries = _EntryIndex(connection)
     for entry_type in ENTRY_TYPES:
-        yield from _compare_table(connection, entry_type, entries)
+        rows = _compare_table(connection, entry_type, entries)
+        yield from _readable(entry_type.table.name, rows)
     yield from entries.unmatched()
-    yield from _compare_certificates(connection)
+    yield from _readable(certificates.name, _compare_certificates(connection))
+    yield from _readable(runs.name, _compare_runs(connection))
 
 
 class _EntryIndex:
@@ -359,6 +383,7 @@ def _differing_columns(row: Any) -> list[str]:
     bundle = json.loads(bytes(row.bundle))
     envelope = read_envelope(bundle["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
+    plan, approvals = predicate["plan"], Approvals.of(predicate)
     signed = {
         "id": predicate["certificate_id"],
         "untrusted": predicate["untrusted"],
@@ -366,12 +391,22 @@ def _differing_columns(row: Any) -> list[str]:
         "verdict": predicate["verdict"],
         "envelope_digest": envelope.digest,
         "key_id": envelope.key_id,
-        "plan_digest": digest_of(predicate["plan"]),
+        "plan_digest": digest_of(plan),
+        "name": plan.get("name"),
+        "dataset": plan["dataset"].get("name"),
+        "adjacency": plan["adjacency"],
+        "approvals_required": approvals.required,
+        "approvals_given": len(approvals.given),
+        "not_after": parse_instant(predicate["validity"]["not_after"]),
     }
     differing = [name for name, value in signed.items() if getattr(row, name) != value]
+    if format_instant(row.created_at) != predicate["validity"]["not_before"]:
+        differing.append("created_at")
     result = json.loads(row.result)
     if result["certificate"]["bundle"] != bundle or result["verdict"] != predicate["verdict"]:
         differing.append("result")
+    if not _has_noise(result["noise_multiplier"], predicate["noise_multiplier"]):
+        differing.append("noise_multiplier")
     guarantee = predicate["guarantee"]
     if guarantee is None:
         # δ is then the plan's own, and no ε is claimed.
@@ -388,6 +423,58 @@ def _differing_columns(row: Any) -> list[str]:
 
 def _rounds_to(value: float | None, signed: str | None) -> bool:
     """Whether the signed decimal, which is rounded up, can stand for ``value``."""
-    if value is None or signed is None or not isfinite(float(signed)):
+    if signed is None or not isfinite(float(signed)):
         return value is None or not isfinite(value)
-    return float(signed) * (1 - ROUNDING) <= value <= float(signed)
+    return value is not None and float(signed) * (1 - ROUNDING) <= value <= float(signed)
+
+
+def _has_noise(shown: Mapping[str, Any], signed: Mapping[str, Any]) -> bool:
+    """Whether ``shown`` has the names and numbers of ``signed``, which has rounded them."""
+    releases = list(zip(shown["releases"], signed["releases"], strict=True))
+    pairs = [(shown["joint"], signed["joint"])]
+    pairs += [(ours[end], theirs[end]) for ours, theirs in releases for end in _NOISE]
+    return all(ours["name"] == theirs["name"] for ours, theirs in releases) and all(
+        value is decimal is None or isclose(value, float(decimal), rel_tol=ROUNDING)
+        for value, decimal in pairs
+    )
+
+
+_NOISE = ("required", "given")
+
+
+def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare runs with the events that queued them, and with their reservations."""
+    query = (
+        select(
+            runs,
+            *(reservations.c[name].label(f"reserved_{name}") for name in _RESERVED),
+            *(run_events.c[name].label(f"queued_{name}") for name in ("actor", "body")),
+        )
+        .outerjoin(reservations, reservations.c.id == runs.c.reservation_id)
+        .outerjoin(run_events, (run_events.c.run_id == runs.c.id) & (run_events.c.seq == 1))
+        .order_by(runs.c.id)
+    )
+    for row in connection.execute(query.execution_options(yield_per=CHUNK)):
+        body = json.loads(row.queued_body or "{}")
+        queued = {
+            **{name: getattr(row, f"reserved_{name}") for name in _RESERVED},
+            "reservation_id": body.get("reservation"),
+            "queue": body.get("request", {}).get("queue"),
+            "requested_by": row.queued_actor,
+        }
+        differing = [name for name, value in queued.items() if getattr(row, name) != value]
+        differing += ["request"] * (json.loads(row.request) != body.get("request"))
+        if differing:
+            message = f"what was logged when it was queued contradicts: {differing}."
+            yield AuditFinding("row_changed", f"runs {row.id}", message)
+
+
+_RESERVED = ("certificate_id", "issue", "untrusted", "plan_digest")
+
+
+def _readable(where: str, findings: Iterator[AuditFinding]) -> Iterator[AuditFinding]:
+    """``findings``, up to a value that cannot be read at all: it hides none of other parts."""
+    try:
+        yield from findings
+    except UNREADABLE as error:
+        yield AuditFinding("row_changed", where, f"a value cannot be read: {error}.")

@@ -18,7 +18,6 @@ from typing import Any
 
 from sqlalchemy import Select, Table, select
 
-from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.second_person import admin_proposals, proposal_entry
@@ -28,7 +27,13 @@ from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
 from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import entry_of
-from affidavit.service.policies.store import policies, waiver_revocations, waivers
+from affidavit.service.policies.store import (
+    policies,
+    policy_entry,
+    waiver_entry,
+    waiver_revocations,
+    waivers,
+)
 from affidavit.service.runs.repository import entry_body as run_entry_body
 from affidavit.service.runs.repository import run_events
 from affidavit.service.tables import certificates
@@ -129,22 +134,6 @@ def _revocation_fields(body: Body) -> Body:
     return {**{name: body.get(name) for name in ("issue", "code", "reason")}, "envelope": envelope}
 
 
-def _policy(row: Any) -> LogEntry:
-    body = {
-        "name": row.name,
-        "version": row.version,
-        "digest": row.digest,
-        "key_id": row.key_id,
-        "policy": _payload(row.envelope)["predicate"],
-    }
-    return _entry("policy", row.digest, row.created_by, row.created_at, body)
-
-
-def _waiver(row: Any) -> LogEntry:
-    body = {"key_id": row.key_id, "waiver": _payload(row.envelope)["predicate"]}
-    return _entry("waiver", row.waiver_id, row.created_by, row.created_at, body)
-
-
 def _waiver_revocation(row: Any) -> LogEntry:
     return _entry("waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason})
 
@@ -194,13 +183,9 @@ def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Log
     return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
 
-def _payload(envelope: bytes) -> Any:
-    return json.loads(read_envelope(json.loads(envelope)).payload)
-
-
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
-_GRANTED = _only_where("event", "granted", "key_id", "waiver")
+_GRANTED = _only_where("event", "granted", "event", "key_id", "waiver")
 _TOKEN = ("name", "scopes", "expires_at", "person", "team", "digest", "queues", "datasets")
 _CREATED = _only_where("action", "created", *_TOKEN)
 
@@ -212,8 +197,8 @@ ENTRY_TYPES = (
     EntryType(
         table=revocations, kinds=("revocation",), entry=_revocation, comparable=_revocation_fields
     ),
-    EntryType(table=policies, kinds=("policy",), entry=_policy, comparable=_POLICY),
-    EntryType(table=waivers, kinds=("waiver",), entry=_waiver, comparable=_GRANTED),
+    EntryType(table=policies, kinds=("policy",), entry=policy_entry, comparable=_POLICY),
+    EntryType(table=waivers, kinds=("waiver",), entry=waiver_entry, comparable=_GRANTED),
     EntryType(
         table=waiver_revocations,
         kinds=("waiver",),

@@ -29,7 +29,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 from sqlalchemy import (
@@ -49,9 +49,11 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    tuple_,
 )
 
-from affidavit.certificate import KeyFailure, PublicKey, SigningPort
+from affidavit.certificate import KeyFailure, PublicKey, SigningPort, read_envelope
+from affidavit.certificate.log import LogEntry
 from affidavit.certificate.policy import (
     BadSignedDocument,
     MalformedPolicy,
@@ -63,6 +65,7 @@ from affidavit.certificate.policy import (
 )
 from affidavit.plan import Plan
 from affidavit.service.database import hold, reader, writer
+from affidavit.service.log.entries import logged
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
@@ -238,11 +241,18 @@ class PolicyStore:
 
     def _read(self, connection: Connection, head: Head) -> PolicySet:
         keys = self._key_records()
-        newest = select(func.max(policies.c.id)).group_by(policies.c.name)
-        rows = connection.execute(_with_key(policies).where(policies.c.id.in_(newest))).mappings()
-        active = [_policy(row, keys).policy for row in rows]
-        unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
-        granted = [_waiver(row, keys).waiver for row in connection.execute(unrevoked).mappings()]
+        name, version = policies.c.name, policies.c.version
+        newest = tuple_(name, version).in_(select(name, func.max(version)).group_by(name))
+        rows = connection.execute(_with_key(policies).where(newest))
+        active = [
+            _logged(connection, _policy(row._mapping, keys), policy_entry(row)).policy
+            for row in rows
+        ]
+        unrevoked = connection.execute(_waivers().where(waiver_revocations.c.id.is_(None)))
+        granted = [
+            _logged(connection, _waiver(row._mapping, keys), waiver_entry(row)).waiver
+            for row in unrevoked
+        ]
         by_name = {policy.name: policy for policy in active}
         return PolicySet(head, by_name, tuple(granted), self._now)
 
@@ -342,6 +352,46 @@ def _waivers() -> Select[Any]:
         .outerjoin(waiver_revocations, revoked.waiver_id == waivers.c.waiver_id)
         .add_columns(revoked.revoked_by, revoked.at.label("revoked_at"), revoked.reason)
     )
+
+
+def policy_entry(row: Any) -> LogEntry:
+    """The entry of a policy's row."""
+    body = {
+        "name": row.name,
+        "version": row.version,
+        "digest": row.digest,
+        "key_id": row.key_id,
+        "policy": _predicate(row.envelope),
+    }
+    return _entry("policy", row.digest, row, body)
+
+
+def waiver_entry(row: Any) -> LogEntry:
+    """The entry of a waiver's row."""
+    body = {"event": "granted", "key_id": row.key_id, "waiver": _predicate(row.envelope)}
+    return _entry("waiver", row.waiver_id, row, body)
+
+
+def _entry(kind: str, subject: str, row: Any, body: Mapping[str, Any]) -> LogEntry:
+    actor, at = row.created_by, row.created_at
+    return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
+
+
+def _predicate(envelope: bytes) -> Any:
+    return json.loads(read_envelope(json.loads(envelope)).payload)["predicate"]
+
+
+Stored = TypeVar("Stored", "StoredPolicy", "StoredWaiver")
+
+
+def _logged(connection: Connection, stored: Stored, entry: LogEntry) -> Stored:
+    """``stored``, whose ``entry`` is in the log; raises ``PolicyTampered``.
+
+    Its signature alone says little: whoever inserts rows can add a key of their own, too.
+    """
+    if entry.content.decode() not in logged(connection, entry.subject):
+        raise PolicyTampered(f"the {entry.kind} {entry.subject} was not logged")
+    return stored
 
 
 def _policy(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:

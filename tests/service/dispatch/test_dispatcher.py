@@ -14,10 +14,10 @@ import pytest
 from affidavit.service.dispatch import dispatcher as dispatcher_module
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import EngineUnavailable
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.dispatch.conftest import RayCluster, dispatcher_of
+from tests.service.replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 
 STEPS = 10

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import text
 
 from affidavit.service.database import reader, writer
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.ledger.store import LIFETIME, expire_reservations, orphans
+from tests.service.replay import replay
 from tests.service.runs.conftest import Yard
 from tests.service.runs.conftest import yard as yard
 

@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import event, func, select
 
 from affidavit.service.database import open_engine
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.log.entries import log_entries
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
+from tests.service.replay import replay
 
 RECORD = "sha256:" + "0" * 64
 STEPS = ("budget", "reserve", "commit", "settle", "release")

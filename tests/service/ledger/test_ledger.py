@@ -17,7 +17,6 @@ from affidavit.certificate import development_key
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import transitions
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.ledger.models import position_of, summary_of
 from affidavit.service.ledger.service import composition, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
@@ -27,6 +26,7 @@ from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.dataset import spent_chart
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
+from tests.service.replay import replay
 
 TABLES = (ledgers, reservations, ledger_events)
 RECORD = "sha256:" + "0" * 64

@@ -95,6 +95,7 @@ def test_a_certificate_is_added_that_was_never_logged(
 def test_columns_beside_the_signed_bytes_are_changed(
     log: Log, issued: list[str], tamper: Tamper
 ) -> None:
+    later = "'2999-01-01 00:00:00.000000'"
     for name, value in {
         "verdict": "'refused'",
         "issue": "7",
@@ -102,14 +103,36 @@ def test_columns_beside_the_signed_bytes_are_changed(
         "envelope_digest": "'sha256:0'",
         "result": 'REPLACE(result, \'"verdict": "certified"\', \'"verdict": "refused"\')',
         "epsilon_upper": "0.001",
+        "name": "'another'",
+        "dataset": "'another'",
+        "adjacency": "'zero_out'",
+        "approvals_required": "2",
+        "approvals_given": "2",
+        "created_at": later,
+        "not_after": later,
         "plan_digest": "'sha256:0'",
     }.items():
         tamper(f"UPDATE certificates SET {name} = {value} WHERE id = '{issued[1]}'")
         (result,) = log.audit()
         assert result.code == "row_changed"
         assert name.removesuffix("_upper") in result.message
-    tamper(f"UPDATE certificates SET result = '{{}}' WHERE id = '{issued[0]}'")
-    assert [item.code for item in log.audit()] == ["row_changed"] * 2
+    shown = "REPLACE(result, '\"given\": ', '\"given\": 1')"
+    tamper(f"UPDATE certificates SET result = {shown} WHERE id = '{issued[2]}'")
+    assert ["noise_multiplier" in item.message for item in log.audit()] == [False, True]
+    tamper(f"UPDATE certificates SET result = '{{}}' WHERE id = '{issued[2]}'")
+    tamper(f"UPDATE certificates SET epsilon_upper = NULL WHERE id = '{issued[0]}'")
+    assert [item.code for item in log.audit()] == ["row_changed"] * 3
+
+
+def test_what_cannot_be_read_at_all_hides_nothing_else(
+    log: Log, issued: list[str], tamper: Tamper
+) -> None:
+    assert len(issued) == 3
+    tamper("UPDATE certificates SET dataset = 'another'")
+    found = {item.where for item in log.audit()}
+    nested = "[" * 60_000
+    tamper(f"UPDATE log_entries SET content = '{nested}' WHERE id = 1")
+    assert found < {item.where for item in log.audit()}
 
 
 def test_signed_bytes_are_changed(log: Log, issued: list[str], tamper: Tamper) -> None:

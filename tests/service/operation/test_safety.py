@@ -19,6 +19,7 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
 from affidavit.service.ledger.integrity import state_digest
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
@@ -56,7 +57,8 @@ def own(ask: Any, *statements: str) -> None:
     """What the owner of the database can do: take the triggers off, and write."""
     engine = writer(ask.services.engine)
     if engine.dialect.name == "postgresql":
-        for table in ("ledger_events", "log_checkpoints", "log_nodes", "log_leaves"):
+        logged = ("log_checkpoints", "log_nodes", "log_leaves")
+        for table in ("ledger_events", "reservations", "runs", *logged):
             with engine.begin() as connection:  # one lock at a time: the log is written meanwhile
                 connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
     with engine.begin() as connection:
@@ -123,6 +125,24 @@ def test_a_ledger_whose_spending_was_rewritten_admits_nothing(
         ]
     own(ask, *(statement.replace(":", "\\:") for statement in statements))
     refused(ask, plan, made, reservation, "ledger_altered")
+
+
+def test_reservations_and_runs_are_of_what_was_logged(ask: Any, plan: Any) -> None:
+    """A cheap reservation is not made one of another certificate, nor a run one of other data."""
+    made, reservation = reserved(ask, plan)
+    run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
+    run["reservation"] = reservation
+    assert ask("POST", "/v1/runs", "submit", run).status_code == 201
+    for change, found in (
+        ("runs SET request = REPLACE(request, 'digits', 'others')", "['request']"),
+        ("runs SET requested_by = 'token:other'", "'requested_by'"),
+        ("runs SET plan_digest = 'of another'", "'plan_digest'"),
+        ("reservations SET plan_digest = 'of another'", "reservation_differs"),
+    ):
+        own(ask, f"UPDATE {change}")
+        with snapshot(ask.services.engine) as connection:
+            messages = [finding.message for finding in audit(connection, [])]
+        assert any(found in message for message in messages)
 
 
 def test_tokens_end_by_the_databases_clock(ask: Any) -> None:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore, PublicKey, prove_certificate, verify
-from affidavit.certificate.policy import BUILT_IN, open_document, policy_from
+from affidavit.certificate import (
+    KeyStore,
+    PublicKey,
+    SigningKey,
+    format_instant,
+    prove_certificate,
+    verify,
+)
+from affidavit.certificate.policy import BUILT_IN, Waiver, open_document, policy_from
+from affidavit.service.database import writer
+from affidavit.service.policies.store import insert_policy, insert_waiver
 from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]
@@ -266,6 +276,42 @@ def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
         assert code(house.ask(who, "GET", path)) == (503, "policy_altered")
     assert house.entries("certificate") == house.entries("refusal") == []
     assert house.client.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize("what", ["policy", "waiver"])
+def test_what_a_stranger_signed_and_only_the_database_has_certifies_nothing(
+    house: Any, plan: Document, what: str
+) -> None:
+    """Whoever inserts rows can insert a key of their own."""
+    strict = policy_from(house.activate(epsilon_cap=0.5)["policy"])
+    at, stranger = datetime.now(UTC).replace(microsecond=0), SigningKey.generate("stranger")
+    with writer(house.engine).begin() as connection:
+        if what == "policy":
+            laxer = policy_from({**strict.as_document(), "version": 2, "epsilon_cap": 1000})
+            insert_policy(connection, laxer, stranger, "token:ada", at)
+        else:
+            waiver = Waiver(
+                rule="policy_epsilon_cap",
+                policy=strict.digest(),
+                dataset="toy",
+                owner="sam",
+                reason="why not",
+                created_by="token:amy",
+                created_at=format_instant(at),
+                expires_at=format_instant(at + timedelta(days=1)),
+            )
+            insert_waiver(connection, waiver, "default", stranger, at)
+    assert code(house.ask("sam", "POST", "/v1/certificates", plan())) == (503, "policy_altered")
+
+
+@ON_SQLITE
+def test_the_newest_version_is_the_one_that_says_so(house: Any, plan: Document) -> None:
+    """Not the row with the highest number, which is not signed."""
+    house.activate()
+    house.activate(version=2, epsilon_cap=0.5)
+    house.tamper("policies", "UPDATE policies SET id = id + 9 WHERE version = 1")
+    house.restarted()
+    assert house.submit("sam", plan()).json()["verdict"] == "refused"
 
 
 @ON_SQLITE

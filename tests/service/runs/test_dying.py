@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.log.audit import audit, snapshot
+from tests.service.replay import replay
 from tests.service.runs.conftest import Yard
 
 Request = tuple[str, str, dict[str, Any]]

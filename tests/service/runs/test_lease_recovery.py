@@ -20,10 +20,10 @@ from sqlalchemy import text
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.models import CompletionRequest
 from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
+from tests.service.replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record, digest, record_of
 

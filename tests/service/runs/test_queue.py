@@ -17,9 +17,9 @@ from affidavit.certificate import SigningKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.runs.models import RunClaimRequest
 from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS, RunQueue
+from tests.service.replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record
 

@@ -22,12 +22,12 @@ from sqlalchemy import text
 
 from affidavit.certificate import KeyStore
 from affidavit.service.database import TIMEOUTS, open_engine, writer
-from affidavit.service.ledger.integrity import replay
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.conftest import EACH_SCOPE, Server, token_texts
+from tests.service.replay import replay
 from tests.waiting import wait_until
 
 pytestmark = [
