@@ -90,7 +90,10 @@ class ModelAdapter(Protocol):
 
 @runtime_checkable
 class DataAdapter(Protocol):
-    """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits."""
+    """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits.
+
+    A plan of users with several records needs ``most_of_a_user`` as well, the most that one has.
+    """
 
     @property
     def digest(self) -> str:

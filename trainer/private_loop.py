@@ -25,7 +25,16 @@ Guarantees
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from fnmatch import fnmatchcase
 from inspect import Parameter, signature
 from pathlib import Path
@@ -155,6 +164,7 @@ def private(
     out: Path | str,
     blocks: Mapping[str, Sequence[str]] | None = None,
     trusted: Iterable[PublicKey] | None = None,
+    users: Sequence[Hashable] | Tensor | None = None,
     example: Batch | None = None,
     digest: str | None = None,
     resume: bool | None = None,
@@ -167,9 +177,10 @@ def private(
     ``run.optimizer``. Microbatches have the loader's ``batch_size``, its data set and its
     ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for every release of a
     plan with several; a release of ``count`` above 1 has a block for each tensor. ``trusted``
-    are the keys that may certify, your own unless said. ``example`` is a batch of at least three
-    records to probe the model with, the first of the data unless said, and ``digest`` says which
-    data this is. A run that is in ``out`` goes on unless ``resume`` is false.
+    are the keys that may certify, your own unless said. ``users``, of shape (N,), says whose
+    each record is, for a plan of users with several records. ``example`` is a batch of at least
+    three records to probe the model with, the first of the data unless said, and ``digest`` says
+    which data this is. A run that is in ``out`` goes on unless ``resume`` is false.
 
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
     """
@@ -196,6 +207,7 @@ def private(
         TrustRoot([], [], None).public_keys() if trusted is None else trusted,
         plan,
         records=len(records),
+        most_of_a_user=None if users is None else _most_of_a_user(users, len(records)),
     )
     if settings is None:
         settings = Settings(device=_device_of(model).type, microbatch=loader.batch_size or 64)
@@ -218,6 +230,16 @@ def private(
     return PrivateRun(
         run, adapter, out, (out / "record.jsonl").exists() if resume is None else resume
     )
+
+
+def _most_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
+    """The most records of one of ``users``, which has one entry for each record."""
+    named = users.tolist() if isinstance(users, Tensor) else users
+    if len(named) != records:
+        raise UnsupportedModel(
+            f"users: {len(named)} entries for {records} records. Name the user of each record."
+        )
+    return max(Counter(named).values())
 
 
 def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None]:

@@ -181,8 +181,15 @@ def _require_runnable(plan: Plan, records: int) -> None:
 
 
 def _require_few_of_a_user(plan: Plan, most: int | None) -> None:
-    allowed = plan.dataset.contributions_per_user
-    if allowed is not None and most is not None and most > allowed:
+    allowed = plan.dataset.records_per_unit
+    if most is None and allowed > 1:
+        raise NotCertified(
+            "records_of_a_user",
+            f"the plan was certified for users of at most {allowed} records, but the data does not "
+            "say whose each record is. Name the column (--data csv:PATH,...,user=COLUMN), give "
+            "private the users, or give your data adapter most_of_a_user.",
+        )
+    if plan.dataset.contributions_per_user is not None and most is not None and most > allowed:
         raise NotCertified(
             "records_of_a_user",
             f"a user has {most} records, but the plan was certified for at most {allowed}. Remove "

@@ -184,6 +184,8 @@ def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> No
     with pytest.raises(NotCertified) as refusal:
         bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=3)
     assert refusal.value.code == "records_of_a_user"
+    with pytest.raises(NotCertified, match="does not say whose each record is"):
+        bind(bundle, [KEY.public], plan, records=RECORDS)
 
 
 def test_every_obligation_of_every_mechanism_is_known() -> None:

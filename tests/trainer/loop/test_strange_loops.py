@@ -21,6 +21,7 @@ from affidavit.trainer.clipping.private import (
     MixedRecords,
     UnsupportedModel,
 )
+from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import KEY, RECORDS, Made, entropy_of
 from tests.trainer.loop.test_private_loop import bundle, losses
@@ -36,7 +37,7 @@ def network() -> nn.Sequential:
 
 def run_of(out: Path, model: nn.Module, **changes: Any) -> PrivateRun:
     """A run in microbatches of 4, unless ``changes`` say otherwise."""
-    content, plan = bundle()
+    content, plan = changes.pop("certified", None) or bundle()
     arguments: dict[str, Any] = {
         "losses": losses,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
@@ -236,6 +237,30 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
         run = run_of(tmp_path / str(is_shown), network(), settings=settings)
         assert bool(run.loss(next(iter(run)))) is is_shown
         run.close()
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        (None, "does not say whose"),
+        ([place // 3 for place in range(RECORDS)], "a user has 3 records"),
+        (list(range(RECORDS - 1)), "59 entries for 60"),
+        (torch.arange(RECORDS) // 2, None),
+    ],
+)
+def test_users_have_no_more_records_than_certified(
+    tmp_path: Path, users: Any, message: str | None
+) -> None:
+    users_of = {"size": RECORDS, "unit": "user", "contributions_per_user": 2}
+
+    def begin() -> PrivateRun:
+        return run_of(tmp_path / "run", network(), users=users, certified=bundle(dataset=users_of))
+
+    if message is None:
+        begin().close()
+        return
+    with pytest.raises((NotCertified, UnsupportedModel), match=message):
+        begin()
 
 
 @pytest.mark.ordinary("not detached", "not probing")
