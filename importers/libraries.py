@@ -77,14 +77,14 @@ def satisfies(value: Any, requirement: Requirement, lot: Any) -> bool:
 class Library(StrictModel):
     """A library: its private call, the calls beside it, and what it does not do.
 
-    ``key`` is the name of its section. ``poisson`` is the argument that decides whether lots are
-    Poisson, with its default. ``scheme`` is what the library's own loader draws otherwise; None if
-    the script's loader decides. ``runs`` is the method of what the private call returns that trains
-    once. If ``makes_classes``, the names of ``private`` are functions that return classes, and a
-    call of such a class is private.
-    ``methods`` of what it returns do not change the arguments of the call. ``yields_to`` are
-    the sections whose scripts use these names too, as types or in tests.
-    One that does not ``train`` is read only where no training library is called.
+    ``key`` is the name of its section. ``poisson`` is the argument that decides whether lots
+    are Poisson, with its default. ``scheme`` is what the library's own loader draws otherwise;
+    None if the script's loader decides. ``runs`` is the method of what the private call returns
+    that trains once, and ``draws`` the one that draws the lots of one run. If
+    ``makes_classes``, the names of ``private`` are functions that return classes, and a call of
+    such a class is private. ``methods`` of what it returns do not change the arguments of the
+    call. ``yields_to`` are the sections whose scripts use these names too, as types or in
+    tests. One that does not ``train`` is read only where no training library is called.
     """
 
     key: str
@@ -95,6 +95,7 @@ class Library(StrictModel):
     poisson: tuple[str, bool] | None = None
     scheme: str | None = None
     runs: str | None = None
+    draws: str | None = None
     makes_classes: bool = False
     methods: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()

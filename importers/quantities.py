@@ -209,8 +209,16 @@ class Quantities:
                 self.unread[pointer] = f"it is trained {len(runs)} times by {self.library.runs}()."
                 return None
             node = called
+        draws = self.script.called(self.library.draws or "")
+        if len(draws) > 1:
+            self.unread[pointer] = f"its lots are drawn {len(draws)} times."
+            return None
+        around_it: ast.AST = draws[0] if draws else node
+        for outer in self.script.above(around_it) if draws else ():
+            if isinstance(outer, ast.For) and draws[0] in ast.walk(outer.iter):
+                around_it = outer  # its turns are the lots
         try:
-            times = around(self.values, node)
+            times = around(self.values, around_it)
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."

@@ -24,7 +24,7 @@ from affidavit.importers.base import (
 )
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
-from affidavit.importers.quantities import POINTERS, Quantities
+from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
 from affidavit.importers.records import (
     data_of,
     joined_losses,
@@ -314,18 +314,24 @@ class Reading(Quantities):
         places: list[tuple[ast.Call, float | None]] = []
         if self.repeated is not None:
             places.append(self.repeated)
-        elif not any(self.trainings()):
+        elif any(self.trainings()):
+            fits = list(self._fits())
+            owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
+            places += fits if len(owners) == 1 else []  # else other models are trained
+        else:
             places += [(item, None) for item in steps_of(self.values)]
         if not places:
             for other, calls in self.helpers:
                 inner = [at_least(other, item, None)[0] for item in steps_of(other)]
                 places += [(call, inner[0]) for call in calls if len(inner) == 1]
-        if len(places) != 1:
+        if len(places) != 1 and not any(self.trainings()):
             return None
-        place, own = places[0]
-        count, repeats = at_least(self.values, place, own)
-        if count is None:
+        counts = [at_least(self.values, place, own) for place, own in places]
+        if not counts or any(count is None for count, _ in counts):
             return None
+        count = sum(count or 0 for count, _ in counts)
+        repeats = next((node for _, node in counts if node is not None), None)
+        place = places[0][0]
         whole = math.floor(count) if is_whole_pass(self.values, place) else 0
         if repeats is None:
             why = f"the script makes at least {count:g}"
@@ -337,6 +343,15 @@ class Reading(Quantities):
             "each time has records of its own, give steps instead",
             whole,
         )
+
+    def _fits(self) -> Iterator[tuple[ast.Call, float | None]]:
+        """The calls that train, that exclude no other, with their epochs, None if not settled."""
+        for call in self.library.beside:
+            for node in self._calls(call) if call.trains else ():
+                if self._may_run_beside(node):
+                    told = arguments_of(self.values.spread(node), call, self.kind)
+                    epochs = self.values.known(told.get(call.quantities.get("epochs", "")))
+                    yield node, epochs if is_number(epochs) else None
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""

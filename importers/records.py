@@ -33,7 +33,8 @@ OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logs
 SUMS = ("mean", "sum")
 EXTREMES = ("max", "min", "amax", "amin")
 STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
-              "Counter", "train_new_from_iterator", "build_vocab_from_iterator", *OF_ALL,
+              "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
+              "search", *OF_ALL,
               *EXTREMES, *SUMS)  # fmt: skip
 """What computes something of all records together."""
 
@@ -109,6 +110,10 @@ def _repeats(values: Values, node: ast.AST) -> bool:
             return _draws_again(values, index)
         case ast.Call():
             name = last_name(node.func)
+            if name == "concatenate" and isinstance(node.func, ast.Attribute):
+                own = ast.dump(node.func.value)
+                if any(ast.dump(item) == own for item in node.args):
+                    return True
             if name in REPEATING:
                 return _multiplies_rows(values, node)
             if name in JOINING_ROWS:
@@ -211,6 +216,7 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
         call
         for call in values.script.called(*STATISTICS)
         if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
+        and not _trains(call)
         and any(
             ast.unparse(part) in names and not _is_module(values, part)
             for item in (getattr(call.func, "value", call.func), *call.args)
@@ -218,6 +224,13 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
             if isinstance(part, ast.Name | ast.Attribute)
         )
     ]
+
+
+def _trains(call: ast.Call) -> bool:
+    """Whether a ``fit`` is of a model."""
+    owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    named = (owner or "").lower().endswith(MODELS) or "trainer" in (owner or "").lower()
+    return last_name(call.func) == "fit" and named
 
 
 def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
@@ -517,28 +530,23 @@ def set_by_records(values: Values) -> ast.AST | None:
 def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
     """The other steps in the loop of a step that a loss of its lots leads to, each with that step.
 
-    A step follows the losses formed before it, back to the step before.
+    A step follows the losses formed before it, back to those that it or its model clears.
     """
     script = values.script
+    steps = steps_of(values)
     for step, loop, at in lots_of(values):
-        formed: ast.Call | None = None
-        calls = [
-            call
-            for call in script.called("backward", "step", "zero_grad")
-            if call in steps_of(values) or last_name(call.func) != "step"
-        ]
+        formed, cleared = False, set[str]()
+        calls = [c for c, _ in script.method_calls("backward", "step", "zero_grad")]
         for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
             around = [outer for outer in script.above(call) if outer in at]
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+            name = last_name(owner) or ""
             if loop not in script.above(call) or not around:
                 continue
             if last_name(call.func) == "zero_grad":
-                formed = None
+                cleared.add(name)
+                formed = formed and not name.lower().endswith(MODELS)
             elif last_name(call.func) == "backward":
-                reads = (
-                    reads_content(call.func.value, at[around[0]])
-                    if isinstance(call.func, ast.Attribute)
-                    else False
-                )
-                formed = call if reads else None
-            elif call is not step and formed is not None:
+                formed, cleared = reads_content(owner, at[around[0]]), set()
+            elif call in steps and call is not step and formed and name not in cleared:
                 yield step, call

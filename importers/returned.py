@@ -96,12 +96,18 @@ def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
 
 
 def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
-    """Whether no step is of the optimiser that an engine is attached to."""
+    """Whether no step, or not each that learns from a lot, is of what an engine is attached to."""
     script = values.script
     attached = [last_name(item.args[0]) for item, _ in script.method_calls("attach") if item.args]
     steps = [item.func.value for item in steps_of(values) if isinstance(item.func, ast.Attribute)]
     scope = script.scope_of(call)
     own = steps and all(isinstance(s, ast.Name) and script.scope_of(s) is scope for s in steps)
+    if attached and any(
+        last_name(getattr(step.func, "value", step)) in attached
+        and last_name(getattr(other.func, "value", other)) not in attached
+        for step, other in learners(values)
+    ):
+        return True
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 

@@ -519,6 +519,9 @@ KERAS_IN_FOLDS = (
     "    model.compile(optimizer=optimizer)\n"
     "    model.fit(x, y, epochs=3, batch_size=6)\n"
 )
+KERAS_TWICE = KERAS_IN_FOLDS.replace(FOLDS, "if True:\n") + (
+    "model.fit(x, y, epochs=3, batch_size=6)\n"
+)
 TRAINER = (
     "import dp_transformers\n" + FOLDS + "    told = dp_transformers.TrainingArguments(\n"
     "        per_device_train_batch_size=6, num_train_epochs=3)\n"
@@ -549,6 +552,9 @@ RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
         (RUN + "app.run(run)\n", 3, None),
         (KERAS_IN_FOLDS, 3, 2),
         (KERAS_IN_FOLDS, 4, None),
+        (KERAS_TWICE, 3, 6),
+        (KERAS_TWICE, 6, None),
+        (KERAS_TWICE.replace("model.fit", "plain.fit", 1), 3, None),
         (TRAINER, 3, 2),
         (TRAINER, 4, None),
     ],

@@ -59,6 +59,7 @@ def broken(**parts: str) -> set[str]:
         "def rows():\n    return Rows(df.sample(n=9, replace=True))\ndata = rows()",
         "from sklearn.utils import resample\ndata = Rows(resample(X))",
         "data = all + all",
+        "data = data.concatenate(data)",
         "data = ConcatDataset([data] * 4)",
         "index = np.random.choice(9, 9)\ndata = Subset(data, index)",
         "data = Subset(data, torch.randint(0, 9, (9,)))",
@@ -175,6 +176,43 @@ def test_another_model_may_be_trained_beside_the_private_one_and_not_by_it() -> 
         assert partial is not None
         codes.append({item.code for item in partial.broken} - {"private_divisor"})
     assert codes == [set(), {"other_optimizer"}]
+
+
+def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
+    text = (
+        "from fastDP import PrivacyEngine\n"
+        "engine = PrivacyEngine(m, batch_size=6, sample_size=60, noise_multiplier=1.0)\n"
+        "engine.attach(optimizer)\nother = SGD(body.parameters())\n"
+    ) + LOOP
+    for after, code in (("pass", set()), ("other.step()", {"other_optimizer"})):
+        partial = scripts.read(text.format(row="pass", loss="pass", after=after).encode())
+        assert partial is not None
+        assert {item.code for item in partial.broken} == code
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps"),
+    [
+        ("for lot in plan.lots.batch_iterator(60):\n    step(lot)\n", 9),
+        (
+            "for e in range(5):\n    for lot in plan.lots.batch_iterator(60):\n        step(lot)\n",
+            45,
+        ),
+        (
+            "for e in epochs:\n    for lot in plan.lots.batch_iterator(60):\n        step(lot)\n",
+            None,
+        ),
+        ("", 9),
+    ],
+)
+def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int | None) -> None:
+    text = (
+        "import jax_privacy\nplan = jax_privacy.BandMFExecutionPlanConfig(iterations=9, "
+        "num_bands=1, noise_multiplier=1.0, sampling_prob=0.1).make()\n"
+    )
+    partial = scripts.read((text + loop).encode())
+    assert partial is not None
+    assert partial.data.get("steps") == steps
 
 
 @pytest.mark.parametrize(
