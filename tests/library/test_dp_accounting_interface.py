@@ -1,0 +1,18 @@
+"""dp-accounting's own tests of accountants, run on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dp_accounting import NeighboringRelation
+from dp_accounting.privacy_accountant_test import PrivacyAccountantTest as _OfAccountants
+
+import affidavit
+
+
+class TestOurs(_OfAccountants):  # type: ignore[misc]
+    """Ours, under both relations that it takes."""
+
+    def _make_test_accountants(self) -> Collection[affidavit.PrivacyAccountant]:
+        relations = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL
+        return [affidavit.PrivacyAccountant(relation) for relation in relations]
