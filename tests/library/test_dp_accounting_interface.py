@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dp_accounting import NeighboringRelation
-from dp_accounting.privacy_accountant_test import PrivacyAccountantTest as _OfAccountants
+from dp_accounting import NeighboringRelation, privacy_accountant_test
 
 import affidavit
 
 
-class TestOurs(_OfAccountants):  # type: ignore[misc]
+class TestOurs(privacy_accountant_test.PrivacyAccountantTest):  # type: ignore[misc]
     """Ours, under both relations that it takes."""
 
     def _make_test_accountants(self) -> Collection[affidavit.PrivacyAccountant]:
