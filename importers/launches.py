@@ -1,31 +1,45 @@
-"""How the shell scripts of a repository run a script: the options and variables that they set.
+"""How the files of a repository run a script: the options and variables that they set.
 
-A default that such a script overrides is not what runs. Shell scripts are looked for beside the
-script and above it; they are split into words, and never run.
+A default that one of them overrides is not what runs. Whatever file names the script is read, be
+it a shell script, a Makefile, a workflow, a sweep or a pipeline, beside the script and above it,
+but for what is written for readers. It is split into words, and never run.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-PLACES = tuple(f"{above}/{below}" for above in (".", "..", "../..") for below in (".", "scripts"))
-PATTERNS = ("*.sh", "*.bash", "*.slurm", "*.sbatch", "Makefile")
-MOST_FILES = 200
+PLACES = (".", "..", "../..")
+HIDDEN = (".github/workflows", ".vscode", ".circleci")
+"""Folders of launches that are hidden."""
+NO_LAUNCHES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
+               ".lock", ".svg", ".log")  # fmt: skip
+STARTERS = ("subprocess", "os.system")
+DOCUMENTS = (".yaml", ".yml", ".json")
+MOST_FILES = 400
 LARGEST_FILE = 1 << 18
 ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
+SET = re.compile(
+    r"""^\s*(?:export\s+)?(\w+)\s*:?=\s*(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(.*))$""", re.M
+)
+"""What a shell script or a Makefile sets, in several lines where it is quoted."""
+USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
 
 
 def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
-    """The options, without dashes, and ``$VARIABLES`` that shell scripts set, and where each does.
+    """The options, without dashes, and ``$VARIABLES`` that files set, and where each does.
 
     Names are in lower case with underscores, as ``noise_multiplier``; options of Hydra have dots.
     """
@@ -33,10 +47,13 @@ def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str,
     if folder is None or not name:
         return settings
     for file in _files(folder):
+        state = file.stat()
+        text = _text_of(file, state.st_mtime_ns, state.st_size)
+        module = file.suffix == ".py" and not any(word in text for word in STARTERS)
+        if module or Path(name).stem not in text.lower() or file.name.lower() == name:
+            continue
         variables: dict[str, tuple[str, str]] = {}
-        text = file.read_text("utf-8", "replace").replace("\\\n", " ")
-        for number, line in enumerate(text.splitlines(), 1):
-            where = f"line {number} of {file.name}"
+        for where, line in _commands(file, text, name):
             if match := VARIABLE.match(line):
                 variables[f"${match[1]}"] = (match[2].strip("\"'"), where)
             if Path(name).stem in line.lower():
@@ -45,6 +62,85 @@ def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str,
                 for key, told in variables.items():
                     settings[key].append(told)
     return settings
+
+
+@lru_cache(maxsize=MOST_FILES)
+def _text_of(file: Path, _: int, size: int) -> str:
+    """A file's text; empty if it is large or none."""
+    raw = file.read_bytes() if size <= LARGEST_FILE else b"\0"
+    return "" if b"\0" in raw else raw.decode("utf-8", "replace")
+
+
+def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
+    """The lines of a file that may be commands, and where each is."""
+    if file.suffix.lower() in DOCUMENTS or file.name == "MLproject":
+        with suppress(ValueError):
+            for line in _told(yaml_of(text), name, set()):
+                yield file.name, line
+            return
+    if file.suffix == ".py":
+        with suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(text)):
+                for line in _in_python(node):
+                    yield f"line {getattr(node, 'lineno', '?')} of {file.name}", line
+        return
+    sets: dict[str, set[str]] = defaultdict(set)
+    for match in SET.finditer(text):
+        sets[match[1]].add(" ".join(part for part in match.groups()[1:] if part))
+    known = {key: values.pop() for key, values in sets.items() if len(values) == 1}
+
+    def value_of(match: re.Match[str]) -> str:
+        inner = known.get(match[1] or match[2] or match[3], match[0])
+        return " ".join(inner.split()) if "$" not in inner else match[0]
+
+    for number, line in enumerate(text.replace("\\\n", " ").replace("`\n", " ").splitlines(), 1):
+        listed = line.lstrip().startswith(("CMD", "ENTRYPOINT"))
+        words = re.sub(r"[\[\],]", " ", line) if listed else line
+        yield f"line {number} of {file.name}", USED.sub(value_of, words)
+
+
+def _in_python(node: ast.AST) -> list[str]:
+    """The commands in a text or list of a module that starts others; ``$`` is not settled."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text.splitlines()
+        case ast.JoinedStr(values=parts):
+            return ["".join(_plain(part) for part in parts)]
+        case ast.List(elts=parts):
+            return [shlex.join(map(_plain, parts))]
+    return []
+
+
+def _plain(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else "$"
+
+
+def _told(part: Any, name: str, seen: set[int]) -> Iterator[str]:
+    """The commands of a document: its texts, its lists of words, and the parameters of a sweep."""
+    if isinstance(part, str):
+        yield from part.splitlines()
+    elif isinstance(part, list | dict) and id(part) not in seen:
+        seen.add(id(part))
+        own = part if isinstance(part, list) else [*_words(part, name)]
+        if own and all(isinstance(item, str | int | float) for item in own):
+            yield shlex.join(map(str, own))
+        for item in part.values() if isinstance(part, dict) else part:
+            yield from _told(item, name, seen)
+
+
+def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
+    """What a table of a program, its arguments and the parameters of a sweep runs."""
+    program = str(table.get("program", ""))
+    commands = [table.get("command"), table.get("args")]
+    if Path(program.lower()).name == name:
+        yield program
+    elif not all(isinstance(item, list) for item in commands):
+        return
+    for item in commands:
+        yield from item if isinstance(item, list) else str(item or "").split()
+    parameters = table.get("parameters")
+    for key, told in parameters.items() if isinstance(parameters, dict) else ():
+        yield f"--{key}={told.get('value') if isinstance(told, dict) else told}"
 
 
 def differs(value: Any, text: str) -> bool:
@@ -70,12 +166,15 @@ def _files(folder: Path) -> Iterator[Path]:
         at = (folder / place).resolve()
         if not at.is_relative_to(root) or not at.is_dir():
             continue
-        for pattern in PATTERNS:
-            for file in sorted(at.glob(pattern)):
-                if file not in seen and len(seen) < MOST_FILES and file.is_file():
-                    seen.add(file)
-                    if file.stat().st_size <= LARGEST_FILE:
-                        yield file
+        below = (item for item in sorted(at.iterdir()) if not item.name.startswith("."))
+        for inner in (at, *(at / name for name in HIDDEN), *below):
+            for file in sorted(inner.iterdir()) if inner.is_dir() else ():
+                if file in seen or file.suffix.lower() in NO_LAUNCHES or not file.is_file():
+                    continue
+                seen.add(file)
+                if len(seen) > MOST_FILES:
+                    return
+                yield file
 
 
 def _options(line: str, name: str) -> Iterator[tuple[str, str]]:

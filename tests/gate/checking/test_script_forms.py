@@ -162,6 +162,46 @@ def test_a_default_that_a_shell_script_overrides_is_not_read(form: str, line: st
         noise_of(form)
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("Makefile", "SIGMA ?= 1\ntrain:\n\tpython train.py --sigma $(SIGMA)\n"),
+        ("jobs/run", "ARGS=(\n  --seed 3\n  --sigma 1\n)\npython train.py ${ARGS[@]}\n"),
+        ("run.sh", 'OPTIONS="--seed 3\n --sigma 1"\npython train.py $OPTIONS\n'),
+        ("Dockerfile", 'FROM python\nCMD ["python", "train.py", "--sigma", "1"]\n'),
+        (".github/workflows/a.yml", "jobs:\n  a:\n    steps:\n    - run: >\n        python train.py"
+         "\n        --sigma 1\n"),
+        ("dvc.yaml", "stages:\n  train:\n    cmd: python train.py --sigma 1\n"),
+        ("pod.yaml", "command: [python, train.py]\nargs: [--sigma, 1]\n"),
+        ("sweep.yaml", "program: train.py\nparameters:\n  sigma:\n    values: [1, 4.0]\n"),
+        ("MLproject", 'entry_points:\n  main:\n    command: "python train.py --sigma {sigma}"\n'),
+        ("sweep.py", "import subprocess\nsubprocess.run(['python', 'train.py', '--sigma', s])\n"),
+        ("all.py", "import os\nfor s in (1, 2):\n    os.system(f'python train.py --sigma {s}')\n"),
+        (".vscode/launch.json", '{"a": [{"program": "train.py", "args": ["--sigma", "1"]}]}'),
+    ],
+)  # fmt: skip
+def test_a_default_that_any_file_of_the_repository_overrides_is_not_read(
+    file: str, text: str
+) -> None:
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    for other in ("train.py", "infer.py"):
+        Path(file).write_text(text.replace("train.py", other))
+        if other == "infer.py":
+            assert noise_of("typer") == 4.0
+        else:
+            with pytest.raises(MalformedPlan, match=Path(file).name):
+                noise_of("typer")
+    Path("README.md").write_text("python train.py --sigma 1\n")
+    assert noise_of("typer") == 4.0
+
+
+def test_documents_that_repeat_themselves_are_read_once() -> None:
+    lines = ["a0: &a0 [python, train.py]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]"
+             for n in range(1, 30))]  # fmt: skip
+    Path("a.yaml").write_text("\n".join(lines))
+    assert noise_of("typer") == 4.0
+
+
 TRAINER = (
     "class Trainer:\n    def __init__(self, sigma, lr=1):\n        self.sigma = sigma\n"
     "    def run(self):\n        o = " + USE.format(noise="self.sigma")
