@@ -189,8 +189,10 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
         if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, CLAIM_TYPE):
             raise ValueError("another type")
         signed_at = parse_instant(statement["predicate"]["signed_at"])
-        listed = {str(item["name"]): str(item["digest"]["sha256"]) for item in statement["subject"]}
-        if len(listed) != len(statement["subject"]):
+        listed = [(item["name"], item["digest"]["sha256"]) for item in statement["subject"]]
+        if not all(isinstance(text, str) for item in listed for text in item):
+            raise TypeError("a name or a digest is no text")
+        if len(dict(listed)) != len(listed):
             raise ValueError("a file is listed twice")
     except (MalformedPlan, KeyError, TypeError, ValueError):
         raise NotTrained(STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim.") from None

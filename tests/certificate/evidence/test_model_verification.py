@@ -33,6 +33,7 @@ from affidavit.certificate import (
     verify,
     verify_model,
 )
+from affidavit.certificate.dsse import read_envelope, sign_envelope
 from affidavit.certificate.keys import KeyRole, PublicKey
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
 from tests.certificate.evidence.conftest import WEIGHTS, Run, run_of
@@ -109,6 +110,19 @@ def test_a_file_that_is_missing_added_or_replaced_by_a_link_is_named(
 def test_nothing_is_added_around_the_signed_claim(model: Path, run: Run, extra: bytes) -> None:
     with (model / STATEMENT_FILE).open("ab") as file:
         file.write(extra)
+    assert named(verify_model(model, [run.key.public])) == {(STATEMENT_FILE, "bad_claim")}
+
+
+@pytest.mark.parametrize("file", [{"name": ["a"]}, {"digest": {"sha256": 7}}])
+def test_a_claim_whose_files_are_no_names_and_digests_is_none(
+    model: Path, run: Run, file: dict[str, Any]
+) -> None:
+    path = model / STATEMENT_FILE
+    statement = json.loads(read_envelope(json.loads(path.read_bytes())).payload)
+    statement["subject"][0] |= file
+    path.write_bytes(
+        canonical_json(sign_envelope(canonical_json(statement), run.key).as_document())
+    )
     assert named(verify_model(model, [run.key.public])) == {(STATEMENT_FILE, "bad_claim")}
 
 
