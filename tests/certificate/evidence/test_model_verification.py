@@ -33,7 +33,7 @@ from affidavit.certificate import (
     verify,
     verify_model,
 )
-from affidavit.certificate.dsse import read_envelope, sign_envelope
+from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.keys import KeyRole, PublicKey
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
 from tests.certificate.evidence.conftest import WEIGHTS, Run, run_of
