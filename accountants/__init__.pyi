@@ -33,6 +33,8 @@ from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
 from .opacus import opacus_noise as opacus_noise
+from .participations import Counted as Counted
+from .participations import ShuffledEpoch as ShuffledEpoch
 from .post_processing import PostProcessed as PostProcessed
 from .protocol import Accountant as Accountant
 from .protocol import AccountantError as AccountantError
@@ -50,6 +52,7 @@ from .registry import OURS as OURS
 from .registry import SECOND_OPINIONS as SECOND_OPINIONS
 from .registry import SOLVERS as SOLVERS
 from .registry import accountant as accountant
+from .registry import curve_or_none as curve_or_none
 from .registry import versions as versions
 from .tradeoff import TradeOff as TradeOff
 from .tradeoff import belief as belief

@@ -55,6 +55,22 @@ from affidavit.plan import (
 )
 
 Drawn = PoissonSubsampledGaussian | WithoutReplacementGaussian
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShuffledEpoch:
+    """An epoch's ``lots`` lots, in one of which a record is with the chance ``drawn``.
+
+    With the record its lot's sum is two clip norms from the others', ``without`` it so many.
+    Source: docs/theorems/shuffled-lots.md.
+    """
+
+    lots: int
+    drawn: float
+    noise_multiplier: float
+    without: float
+
+
 EDGES = 2048
 """Numbers of participations at which the Gaussian curves are taken; in between the next one."""
 ROUNDING = 1e-9
@@ -148,9 +164,12 @@ class ParticipationCurve:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Lower ends of ``times`` releases of ``leaf``, from the releases above a threshold."""
+    """Lower ends of ``times`` releases of ``leaf``, from the releases above a threshold.
 
-    leaf: Drawn | Laplace
+    Of an epoch of shuffled lots the largest sum counts.
+    """
+
+    leaf: Drawn | Laplace | ShuffledEpoch
     times: int
 
     def epsilon(self, delta: float) -> Bracket:
@@ -191,9 +210,24 @@ class Counted:
         if isinstance(self.leaf, Laplace):
             # Half of the outputs have the largest loss.
             return np.array([[0.5]]), 0.0, np.array([[-1 / sigma - math.log(2)]])
+        if isinstance(self.leaf, ShuffledEpoch):
+            return _seen_in_an_epoch(self.leaf)
         rate, thresholds = _rate(self.leaf), 1 - BELOW[BELOW * sigma < 1] * sigma
         drawn = rate * ndtr((1 - thresholds) / sigma)
         return drawn[:, None], 1 - rate, log_ndtr(-thresholds / sigma)[:, None]
+
+
+def _seen_in_an_epoch(epoch: ShuffledEpoch) -> tuple[Array, float, Array]:
+    """As ``Counted._seen``: whether the largest of an epoch's sums exceeds a threshold."""
+    near, far = epoch.without / epoch.noise_multiplier, 2 / epoch.noise_multiplier
+    thresholds = np.linspace(0.0, far + 10.0, len(BELOW))
+    others = (epoch.lots - 1) * log_ndtr(thresholds)
+    moved = ndtr(far - thresholds) - ndtr(near - thresholds)
+    inside = -np.expm1(others + log_ndtr(thresholds - near))
+    left_out = -np.expm1(others + log_ndtr(thresholds))
+    other = epoch.drawn * inside + (1 - epoch.drawn) * left_out
+    drawn = epoch.drawn * np.exp(others) * moved
+    return drawn[:, None], 1.0, np.log(np.maximum(other, _UNDERFLOW))[:, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ multipliers rounded as they are printed: what is returned was itself evaluated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -17,14 +18,17 @@ from affidavit.accountants import (
     AccountantError,
     Approximating,
     Bracket,
+    Counted,
     Enclosed,
     OutOfReach,
     PostProcessed,
     PrivacyCurve,
     Sampling,
+    ShuffledEpoch,
     Unsupported,
     attained,
     confirmed_noise,
+    curve_or_none,
     largest_probability,
     least_noise,
     most,
@@ -62,6 +66,29 @@ def lower_open(plan: Plan) -> Lowered:
     return replace(lower(stand_in(plan)), plan=plan)
 
 
+def _attacks_on_shuffled_lots(closed: Lowered) -> tuple[Counted, ...]:
+    """What the largest sum of each epoch shows, of each phase whose lots are shuffled."""
+    plan, result = closed.plan, []
+    if closed.extra.selection is not None:
+        return ()
+    for phase, lowered in zip(plan.phases, closed.phases, strict=True):
+        steps, joint = lowered.steps, lowered.joint
+        if phase.sampling.scheme != "shuffled" or steps is None or joint is None:
+            continue
+        if lowered.sampled.attained is None or lowered.whole is not None:
+            continue
+        probability = schedule.sampling_probability(plan, phase)
+        lots = min(steps, math.floor(1 / probability))
+        epoch = ShuffledEpoch(
+            lots=lots,
+            drawn=float(lots * probability) * (1 - 2.0**-52),
+            noise_multiplier=joint,
+            without=0.0 if plan.adjacency == "replace_one" else 1.0,
+        )
+        result.append(Counted(epoch, steps // lots))
+    return tuple(result)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
     """One plan's open quantity, searched with one engine.
@@ -90,23 +117,26 @@ class Solver:
         if isinstance(self.engine, Sampling):
             return above if least == event else Enclosed(above=above, below=())
         if self.engine.name in ONE_SIDED and not alone:
-            return Enclosed(above=above, below=(PostProcessed(event=least),))
+            attacks = _attacks_on_shuffled_lots(closed)
+            return Enclosed(above=above, below=(PostProcessed(event=least), *attacks))
         if least == event:
             return above
-        below = self._below(least)
-        return Enclosed(above=above, below=(above, below) if own == event else (below,))
+        below = (*self._below(least), *_attacks_on_shuffled_lots(closed))
+        return Enclosed(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod
     def contained(closed: Lowered) -> PrivacyCurve:
         """Lower ends of what a run with nothing open contains, asked of several engines."""
         return PostProcessed(event=attained(closed.attained()))
 
-    def _below(self, least: Event) -> PrivacyCurve:
-        """A curve of what a record attains, by this engine or by those of ours that cover it."""
+    def _below(self, least: Event) -> tuple[PrivacyCurve, ...]:
+        """Curves of what a record attains, by this engine or by those of ours that cover it."""
         try:
-            return self.engine.curve(least)
+            return (self.engine.curve(least),)
         except AccountantError:
-            return PostProcessed(event=least)
+            allocation = curve_or_none("allocation", least)
+        contained = PostProcessed(event=least)
+        return (contained,) if allocation is None else (allocation, contained)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""

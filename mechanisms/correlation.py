@@ -287,6 +287,8 @@ class Correlation:
             probability = Fraction(1, self._turn)
         elif scheme == "cyclic_poisson":
             probability = self._group_probability()
+        elif scheme == "shuffled":
+            probability = schedule.sampling_probability(self.plan, self._phase)
         else:
             return None
         return probability if probability < 1 else None

@@ -126,8 +126,9 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
 
     Its error state then points in one direction for the rest of the run, and each later step moves
     by C₂, and by C₁/B more where the record takes part. In random lots it tries to be in one of the
-    first half, and the second half is what counts. Where raw gradients are clipped, or C₂ is small,
-    a record within the clip norm leaves no error behind, and the run is that of DP-SGD.
+    first half, in shuffled ones of the first epoch, and the steps after them are what counts. Where
+    raw gradients are clipped, or C₂ is small, a record within the clip norm leaves no error behind,
+    and the run is that of DP-SGD.
     """
     phase, optimizer = plan.phases[index], plan.optimizer
     replace = plan.adjacency == "replace_one"
@@ -138,16 +139,24 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
         error = float(exact) * optimizer.error_clip_norm / phase.releases[0].clip_norm
 
     def attained(joint: float, steps: int) -> Event:
-        as_dp_sgd = Repeated(event=plain.event(joint), count=plain.times(steps))
-        if plain.probability is None or plain.probability >= 1:
+        probability, as_dp_sgd = plain.probability, plain.attained
+        if as_dp_sgd is not None:
+            probability = float(schedule.sampling_probability(plan, phase))
+        if probability is None or probability >= 1:
             times = _participations(plan, phase, steps)
             squares = 1 + (times - 1) * (1 + error) ** 2 + (steps - times) * error**2
             return Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * UP)
-        tries = steps // 2
-        chance = -math.expm1(tries * math.log1p(-plain.probability)) / UP
+        if as_dp_sgd is None:
+            tries = steps // 2
+            chance = -math.expm1(tries * math.log1p(-probability)) / UP
+        else:
+            tries = min(steps, math.floor(1 / probability))
+            chance = tries * probability / UP
         shift = error * math.sqrt(steps - tries)
-        if chance * shift <= plain.probability * math.sqrt(steps):
-            return as_dp_sgd
+        if chance * shift <= probability * math.sqrt(steps):
+            if as_dp_sgd is not None:
+                return as_dp_sgd(joint, steps)
+            return Repeated(event=plain.event(joint), count=plain.times(steps))
         return PoissonSubsampledGaussian(
             sampling_probability=chance,
             noise_multiplier=joint / shift * UP,

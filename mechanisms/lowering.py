@@ -64,6 +64,8 @@ class LoweredPhase:
             return self.correlation.attained(joint, steps)
         if self.whole is not None:
             return self.whole.attained(joint, steps)
+        if self.sampled.attained is not None:
+            return self.sampled.attained(joint, steps)
         return self.event(joint, steps)
 
 

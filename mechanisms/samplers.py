@@ -28,7 +28,8 @@ balls_in_bins     replace_one       Gaussian, once an epoch; no amplification is
 
 That shuffling claims nothing more: given the permutation, a record takes part in k known
 steps, so that the run is one Gaussian mechanism with μ = √k / σ_joint; δ(ε) is convex in
-the pair, hence mixing over permutations cannot raise it. The same holds given the bins.
+the pair, hence mixing over permutations cannot raise it. The same holds given the bins. What
+such a run costs at least is that of attacks (docs/theorems/shuffled-lots.md).
 
 Bins may be kept for all epochs or drawn afresh for each: the first is the allocation above,
 the second costs no more (docs/theorems/random-allocation.md).
@@ -83,7 +84,9 @@ class Sampled:
 
     ``times`` maps steps to releases that touch one record, each with ``probability`` where it
     is sampled. ``distance`` is how far one record moves the sum, in clip norms, where the event
-    is a plain Gaussian. ``run`` is the whole phase where that is not ``event`` so many ``times``.
+    is a plain Gaussian. ``run`` is the whole phase where that is not ``event`` so many ``times``,
+    and ``attained`` what one record can do to it where the lots that it is in are drawn and
+    the event does not use that.
     """
 
     event: StepEvent
@@ -92,6 +95,7 @@ class Sampled:
     distance: float
     assumption: str
     run: RunEvent | None = None
+    attained: RunEvent | None = None
 
 
 def sample(plan: Plan, index: int) -> Sampled:
@@ -202,7 +206,37 @@ def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
         distance=distance,
         assumption="each record is in exactly one lot of each epoch; no amplification by "
         "shuffling is claimed",
+        attained=_one_lot_an_epoch(plan, phase) if phase.sampling.scheme == "shuffled" else None,
     )
+
+
+def _one_lot_an_epoch(plan: Plan, phase: Phase) -> RunEvent | None:
+    """A record in a random lot of each epoch, if in any; None where all records are in one lot.
+
+    Under replace_one all others have the opposite gradient, and so has its replacement.
+    Source: docs/theorems/shuffled-lots.md.
+    """
+    size, lot = plan.dataset.size, phase.sampling.lot_size
+    if size is None or lot is None:
+        raise ValueError("a valid plan with shuffled lots has a data set size and a lot size")
+    lots = schedule.lots_per_epoch(size, lot)
+    places = -(-size // lot)
+    distance = 2.0 if plan.adjacency == "replace_one" else 1.0
+
+    def attained(joint: float, steps: int) -> Event:
+        epochs, rest = divmod(steps, lots)
+
+        def epoch(released: int) -> Leaf:
+            return RandomAllocationGaussian(
+                bins=places,
+                noise_multiplier=joint / distance,
+                released=released if released < places else None,
+            )
+
+        parts = [Repeated(event=epoch(lots), count=epochs)] if epochs else []
+        return Composed(events=(*parts, epoch(rest)) if rest else tuple(parts))
+
+    return attained if places > 1 else None
 
 
 def removal_moves_records(plan: Plan, index: int) -> RefusedPlan:
@@ -314,7 +348,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
     if size is None or lot is None:
         raise ValueError("a valid plan with balls_in_bins has a data set size and a lot size")
     bins, distance = schedule.lots_per_epoch(size, lot), distance_of(plan)
-    one_record = plan.dataset.records_per_unit == 1
+    amplified = bins > 1 and plan.dataset.records_per_unit == 1 and plan.adjacency != "replace_one"
     drawn = "afresh for each epoch"
     if phase.sampling.bins_drawn != "each_epoch":
         # Phases are composed as if their draws were independent, so that they have to be.
@@ -350,7 +384,8 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
         f"independently of all other records and of the data, {drawn}; lots keep "
         "the size they come to, and the sum is divided by the fixed expected lot size, never by "
         "the realised one",
-        run=allocation if bins > 1 and one_record and plan.adjacency != "replace_one" else None,
+        run=allocation if amplified else None,
+        attained=allocation if bins > 1 and not amplified else None,
     )
 
 

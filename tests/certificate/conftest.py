@@ -18,7 +18,7 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture
 def make_plan() -> MakePlan:
-    """A shuffled plan (exact, and quick to certify) with top-level fields changed."""
+    """A shuffled plan (quick to certify) with top-level fields changed."""
 
     def make(**changes: Any) -> Plan:
         document = {

@@ -38,20 +38,25 @@ def test_the_published_muon_plan_is_under_noised(make_plan: Any) -> None:
 
 def test_as_its_appendix_samples_it_the_muon_plan_costs_more(plan: Plan) -> None:
     result = certify(plan, second_opinion=False)
-    assert result.mu == pytest.approx(9.46183, rel=1e-6)
+    assert result.mu is None  # it is at most that of a Gaussian mechanism
     assert result.epsilon is not None
+    assert result.epsilon.lower > 60
     assert result.epsilon.upper == pytest.approx(84.7631, abs=6e-5)
     assert result.sampling[0]["participations"] == 10
 
 
-@pytest.mark.parametrize("sampler", [{}, POISSON], ids=["shuffled", "poisson"])
+@pytest.mark.parametrize(
+    ("sampler", "missed"),
+    [({}, "unproved"), (POISSON, "under_noised")],
+    ids=["shuffled", "poisson"],
+)
 def test_noise_found_certifies_and_a_thousandth_less_does_not(
-    make_plan: Any, sampler: dict[str, Any]
+    make_plan: Any, sampler: dict[str, Any], missed: str
 ) -> None:
     requested = certify(make_plan(**sampler, releases=OPEN), second_opinion=False)
     assert requested.verdict == "certified"
     sigmas = {release.name: release.required for release in requested.releases}
-    for factor, verdict in ((1.0, "certified"), (1 - 1e-3, "under_noised")):
+    for factor, verdict in ((1.0, "certified"), (1 - 1e-3, missed)):
         provided = [{**item, "noise_multiplier": sigmas[item["name"]] * factor} for item in OPEN]
         result = certify(make_plan(**sampler, releases=provided), second_opinion=False)
         assert result.verdict == verdict
@@ -216,7 +221,7 @@ def test_what_nothing_covers_is_refused_with_a_reason(
 
 @pytest.mark.parametrize(("factor", "contradicted_by"), [(0.9, "analytic"), (1.1, "checker")])
 def test_engines_that_contradict_each_other_decide_nothing(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, factor: float, contradicted_by: str
+    make_plan: Any, monkeypatch: pytest.MonkeyPatch, factor: float, contradicted_by: str
 ) -> None:
     """What is too low has no proof, so that the next engine is asked; what is too high has one."""
     real = GaussianCurve.epsilon
@@ -226,7 +231,7 @@ def test_engines_that_contradict_each_other_decide_nothing(
         return Bracket(lower=bracket.lower * factor, upper=bracket.upper * factor)
 
     monkeypatch.setattr(GaussianCurve, "epsilon", lie)
-    found = certify(plan)
+    found = certify(make_plan(sampling={"scheme": "cyclic", "lot_size": 1024}))
     assert found.verdict == "undecided"
     assert found.reasons[0].code == "engines_disagree"
     assert [opinion.name.split("_")[0] for opinion in found.accountants] == [
@@ -235,7 +240,9 @@ def test_engines_that_contradict_each_other_decide_nothing(
     ]
 
 
-def test_a_faulty_engine_decides_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_engine_decides_nothing(make_plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(sampling={"scheme": "cyclic", "lot_size": 1024})
+
     def fail(_self: Any, _event: Any) -> None:
         raise ZeroDivisionError
 
@@ -257,7 +264,7 @@ def test_no_noise_meets_a_target_that_other_events_already_pass(make_plan: Any) 
 def test_a_run_of_very_many_kinds_is_certified(make_plan: Any) -> None:
     phases = [
         {
-            "sampling": {"scheme": "shuffled", "lot_size": 1024},
+            "sampling": {"scheme": "cyclic", "lot_size": 1024},
             "steps": 1,
             "releases": blocks(1 + place / 1000),
         }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
+from affidavit.accountants import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.certificate import certify
@@ -188,3 +191,75 @@ def test_a_lower_end_is_not_zero_where_an_attack_gives_more(changes: dict[str, A
     delta = certify(plan_from(plan), second_opinion=False).delta
     assert delta is not None
     assert delta.lower > 0
+
+
+def independent(scheme: str, size: int, lot_size: int, noise: float, **changes: Any) -> Bracket:
+    """ε at 1e-5 of one epoch with independent noise."""
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": size, **changes.pop("dataset", {})},
+        "sampling": {"scheme": scheme, "lot_size": lot_size},
+        "steps": size // lot_size,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": noise}],
+        "target": {"delta": changes.pop("delta", 1e-5)},
+        "allow_large_delta": "a made-up data set",
+        **changes,
+    }
+    epsilon = certify(plan_from(document), second_opinion=False).epsilon
+    assert epsilon is not None
+    return epsilon
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_a_lower_end_of_two_shuffled_lots_is_that_of_a_pair_of_data_sets(
+    adjacency: str, size: int, noise: float
+) -> None:
+    """All others contribute the opposite, or nothing: both pairs, on a grid of both sums."""
+    line = np.arange(-8.0, 8.0 + 2 / noise, 0.02)
+    drawn = 2 * (size // 2) / size
+
+    def law(shift: float) -> np.ndarray:
+        near, far = norm.pdf(line), norm.pdf(line - shift / noise)
+        both = (np.outer(far, near) + np.outer(near, far)) / 2
+        return drawn * both + (1 - drawn) * np.outer(near, near)
+
+    found = independent("shuffled", size, size // 2, noise, adjacency=adjacency)
+    pairs = [(2, 0)] if adjacency == "replace_one" else [(2, 1), (1, 0)]
+    deltas = [
+        np.maximum(p - math.exp(found.lower) * q, 0).sum() * 0.02**2
+        for first, second in pairs
+        for p, q in [(law(first), law(second)), (law(second), law(first))]
+    ]
+    assert max(deltas) > 1e-5 * (1 - 1e-3)
+    assert 0.3 * found.upper < found.lower < found.upper
+
+
+def test_shuffled_lots_of_one_record_are_not_said_to_cost_more_than_was_proved() -> None:
+    """Theorem 3.8 of Feldman, McMillan and Talwar, arXiv:2012.12803."""
+    size, mu, local, allowed = 10**5, 0.1, 0.75, 1e-13
+    ratio = math.exp(local)
+    assert norm.sf(local / mu - mu / 2) < allowed
+    spread = 8 * math.sqrt(ratio * math.log(4 / 9e-6) / size) + 8 * ratio / size
+    proved = math.log1p((ratio - 1) / (ratio + 1) * spread)
+    assert 9e-6 + (math.exp(proved) + 1) * (1 + 1 / ratio / 2) * size * allowed < 1e-5
+    assert independent("shuffled", size, 1, 1 / mu).lower < proved
+
+
+@pytest.mark.parametrize(
+    ("changes", "records"),
+    [
+        ({"adjacency": "replace_one"}, 2),
+        ({"dataset": {"unit": "user", "contributions_per_user": 3}}, 3),
+    ],
+)
+def test_bins_without_a_theorem_cost_at_least_one_record_and_no_more_than_several(
+    changes: dict[str, Any], records: int
+) -> None:
+    one = independent("balls_in_bins", 10_000, 10, 5)
+    least = independent("balls_in_bins", 10_000, 10, 5, **changes).lower
+    assert one.lower * (1 - 1e-3) < least
+    # Along a chain of so many neighbours ε adds up, and δ to less than four times as much.
+    assert least < records * independent("balls_in_bins", 10_000, 10, 5, delta=1e-5 / 4).upper

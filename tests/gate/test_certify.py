@@ -171,9 +171,9 @@ def test_the_shuffled_plans_of_the_paper_have_the_epsilon_of_the_specification(
     )
     code, result = answer("certify", save(plan), "--json", "--engine", "gaussian")
     assert code == 0
-    assert result["epsilon"]["lower"] <= result["epsilon"]["upper"]
+    assert 0.6 * epsilon < result["epsilon"]["lower"] < result["epsilon"]["upper"]
     assert result["epsilon"]["upper"] == pytest.approx(epsilon, abs=6e-5)
-    assert result["mu"] == pytest.approx(math.sqrt(k * blocks) / sigma, rel=1e-12)
+    assert result["mu"] is None  # which is said of what costs exactly as much
     assert result["sampling"]["participations"] == k
 
 
