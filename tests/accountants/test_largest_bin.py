@@ -85,7 +85,7 @@ def test_bounds_contain_delta_of_simulated_runs(products: Matrix) -> None:
         assert bracket.lower <= largest.mean() + error
 
 
-@pytest.mark.ordinary("no band", "banded", "no order")
+@pytest.mark.ordinary("banded", "no order")
 @shapes
 def test_each_integral_alone_bounds_simulated_runs(products: Matrix) -> None:
     (bins,) = pair_of(((binned(products), 1),)).bins

@@ -67,6 +67,7 @@ def test_a_poisson_number_of_runs_can_be_none() -> None:
     assert result <= -math.expm1(-1.0)
 
 
+@pytest.mark.ordinary("10")
 @pytest.mark.parametrize("bins", [1, 10, 300])
 def test_one_bin_of_many_is_below_the_bracket_of_all(bins: int) -> None:
     event = RandomAllocationGaussian(bins=bins, noise_multiplier=1.0)

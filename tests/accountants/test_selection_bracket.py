@@ -331,7 +331,7 @@ def test_one_step_is_below_what_a_lattice_of_its_outcomes_allows() -> None:
     assert worst * 0.99 <= attacked <= bound
 
 
-@pytest.mark.ordinary("beside0")
+@pytest.mark.soak
 @pytest.mark.parametrize("beside", [Gaussian(noise_multiplier=10.0), Laplace(noise_multiplier=20)])
 def test_what_is_released_beside_is_composed_with_the_run(beside: Event) -> None:
     alone = selection(sampled(0.01, 1.0, 300))

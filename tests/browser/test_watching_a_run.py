@@ -8,6 +8,8 @@ import pytest
 
 from tests.browser.company import Worker
 
+pytestmark = pytest.mark.soak
+
 PLAN = {
     "version": 1,
     "name": "quick",

@@ -281,7 +281,7 @@ def test_a_certified_document_is_the_plan_that_was_given(plan: Plan) -> None:
     assert result.plan == as_document(plan)
 
 
-@pytest.mark.ordinary("not changes2-*")
+@pytest.mark.ordinary("not changes2-*", "not changes3-*")
 @pytest.mark.parametrize(
     ("changes", "codes"),
     [

@@ -16,6 +16,7 @@ from tests.certificate.log.logged import KEY, certified, log_of
 DOCUMENT = Path(__file__).parents[2] / "docs/log.md"
 
 
+@pytest.mark.ordinary("6-7", "0-1")
 @pytest.mark.parametrize(("index", "size"), [(0, 1), (11, 40), (6, 7), (32, 33)])
 def test_the_script_by_hand(document: Any, tmp_path: Path, index: int, size: int) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

@@ -168,6 +168,7 @@ def masses(law: NormalMixtureLaw, low: float, high: float) -> tuple[mpmath.mpf, 
     return p, q_mass
 
 
+@pytest.mark.ordinary("*-0.6", "*-1e-05")
 @pytest.mark.parametrize("width", [1e-5, 1e-3, 0.05, 0.6])
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_errors_of_cells_are_within_their_bounds(law: NormalMixtureLaw, width: float) -> None:
@@ -241,6 +242,7 @@ def test_debts_are_paid_without_raising_the_curve() -> None:
             assert 0 < curve(epsilon) <= value
 
 
+@pytest.mark.ordinary("*-5")
 @pytest.mark.parametrize("joined", [0, 1, 5, 40])
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_cells_that_join_the_first_never_raise_the_curve(

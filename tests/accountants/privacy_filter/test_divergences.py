@@ -66,7 +66,7 @@ def moment(kind: Kind, q: float, sigma: float, exponent: float, distance: float 
     return math.log1p(result)
 
 
-@pytest.mark.ordinary("0.3-0.8-add", "0.3-0.8-remove", "0.3-0.8-gaussian")
+@pytest.mark.ordinary("0.3-0.8-remove", "0.3-0.8-gaussian")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.3, 0.8), (0.001, 2.0)])
 def test_moments_lie_above_the_quadrature_and_near_it(kind: Kind, q: float, sigma: float) -> None:

@@ -42,6 +42,7 @@ def upper(event: Event, delta: float = 1e-6) -> float:
     return RenyiAllocationAccountant().curve(event).epsilon(delta).upper
 
 
+@pytest.mark.ordinary("*-3")
 @pytest.mark.parametrize(("rate", "order"), [(1.0, 2), (1.0, 3), (0.5, 6)])
 def test_moments_of_two_bins_are_those_of_quadrature(rate: float, order: int) -> None:
     def moment(power: float) -> float:
@@ -58,6 +59,7 @@ def test_moments_of_two_bins_are_those_of_quadrature(rate: float, order: int) ->
         assert exact * (1 - 1e-7) <= bound <= exact * 1.002 + 1e-8
 
 
+@pytest.mark.ordinary("3")
 @pytest.mark.parametrize("bins", [3, 100, 3000])
 def test_order_two_is_in_closed_form(bins: int) -> None:
     remove, _ = divergences(allocated(bins, 0.8))

@@ -79,6 +79,7 @@ def missing(document: dict[str, Any]) -> set[str]:
     return {item["pointer"] for item in plan["findings"] if item["blocks"]}
 
 
+@pytest.mark.ordinary("not event1-*")
 @pytest.mark.parametrize(
     ("event", "joint"),
     [

@@ -19,6 +19,12 @@ for before, case in pairwise(CASES):
         case["script"] = before["script"].replace(*case.get("replace", ("", "")))
 
 
+@pytest.mark.ordinary(
+    "not *_vectorized.py",
+    "not *linear_regression_dp_simple.py",
+    "not *mlp_dp.py?",
+    "not *dpfedavg.py",
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['repository']}:{case['file']}")
 def test_a_repository_gets_the_right_answer(
     case: dict[str, Any], checked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -224,6 +224,7 @@ class TestBidiagonal:
 
 
 class TestToeplitz:
+    @pytest.mark.ordinary("4-*", "30-participation2-*")
     @pytest.mark.parametrize("workload", WORKLOADS)
     @pytest.mark.parametrize("participation", FEW)
     @pytest.mark.parametrize("bands", [2, 4, 30])

@@ -250,7 +250,7 @@ CHANGES: dict[str, tuple[tuple[str, str], Callable[[Any, int], Change]]] = {
 """Of each kind of change the table that it adds a row to, who agrees, and the request."""
 
 
-@pytest.mark.ordinary("sqlite-ledger_events", "postgresql-waivers")
+@pytest.mark.ordinary("postgresql-waivers")
 @pytest.mark.parametrize("table", CHANGES)
 def test_a_service_that_dies_carries_out_what_was_agreed_or_leaves_it_waiting(
     ask: Any, table: str

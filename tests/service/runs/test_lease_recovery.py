@@ -109,6 +109,7 @@ def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> A
     return yard.run({"id": yard.complete(job, record.end()).json()["id"]}), first
 
 
+@pytest.mark.ordinary("first-*", "late-*")
 @ON_SQLITE
 @pytest.mark.parametrize("when", ["first", "late", "never"])
 def test_canaries_count_if_the_log_knew_of_them_before_a_step(
@@ -230,6 +231,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.ordinary("key-True-*", "deep-False-*")
 @ON_SQLITE
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("bad", ["deep", "key"])

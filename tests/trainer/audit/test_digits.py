@@ -243,6 +243,7 @@ class LeftOut(faults.LeftOut):
     tensor = MATRICES[0]
 
 
+@pytest.mark.ordinary("joint", "bare")
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_the_trainer_is_not_accused(attack: Attack) -> None:
     assert attack.audit().epsilon <= certified(attack.plan)

@@ -456,7 +456,7 @@ def test_a_folder_serves_one_run_and_one_process(
     assert go_on().outcome.ended == "completed"
 
 
-@pytest.mark.ordinary("1", "13", "31")
+@pytest.mark.ordinary("13")
 @pytest.mark.parametrize("call", range(1, 32, 6))
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int

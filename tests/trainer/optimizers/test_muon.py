@@ -149,6 +149,7 @@ def test_what_a_plan_leaves_out_is_as_published(run_of: Callable[..., Any]) -> N
     )
 
 
+@pytest.mark.ordinary("*-1")
 @pytest.mark.parametrize("probes", [1, 3])
 @pytest.mark.parametrize("start", ["paper", "frobenius"])
 def test_bias_correction_equals_section_4(
