@@ -48,16 +48,20 @@ of its folder; ``python:MODULE:FUNCTION[:ARGUMENT]`` names one of your own (``so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import chain
+from numbers import Number
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from affidavit.trainer.clipping.requirements import UnsupportedModel
+
 Batch = Any
-"""A tensor, or tuples, lists and dicts of tensors; the records are the first dimension."""
+"""A tensor, or tuples, lists, mappings and dataclasses of tensors with the records first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,23 +130,59 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     """``batch`` with all its tensors moved to ``device``."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: on_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return _like(batch, [on_device(value, device) for value in batch])
-    return batch
+    return mapped(batch, lambda part: on_device(part, device))
 
 
 def picked_records(batch: Batch, rows: Tensor) -> Batch:
-    """The records of ``batch`` with the numbers ``rows``, shape (n,)."""
-    if isinstance(batch, Tensor):
+    """The records of ``batch`` with the numbers ``rows``, shape (n,).
+
+    Raises ``UnsupportedModel`` for what has no first dimension.
+    """
+    if isinstance(batch, Tensor) and batch.dim():
         return batch[rows]
+    if isinstance(batch, tuple | list) and batch and all(map(_is_plain, batch)):
+        return [batch[row] for row in rows.tolist()]  # one value a record: strings, say
+    if parts_of(batch) is not None:
+        return mapped(batch, lambda part: picked_records(part, rows))
+    if _is_plain(batch):
+        return batch
+    what = "a tensor without dimensions" if isinstance(batch, Tensor) else type(batch).__name__
+    raise UnsupportedModel(
+        f"a batch has {what}, whose records are unknown. Make batches of tensors with the records "
+        "in the first dimension, in tuples, lists, dicts or dataclasses."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | bytes | Number)
+
+
+def parts_of(batch: Batch) -> list[Batch] | None:
+    """What a tuple, list, mapping or dataclass has, by its sorted keys; None of anything else."""
     if isinstance(batch, Mapping):
-        return {key: picked_records(value, rows) for key, value in batch.items()}
+        return [batch[key] for key in sorted(batch)]
     if isinstance(batch, tuple | list):
-        if not any(isinstance(item, Tensor | Mapping | tuple | list) for item in batch):
-            return [batch[row] for row in rows.tolist()]  # one value a record: strings, say
-        return _like(batch, [picked_records(value, rows) for value in batch])
+        return list(batch)
+    if is_dataclass(batch):
+        return [getattr(batch, item.name) for item in fields(batch)]
+    return None
+
+
+def mapped(batch: Batch, function: Callable[[Batch], Batch]) -> Batch:
+    """A batch of the same form with ``function`` of each part; itself if it has no parts."""
+    if isinstance(batch, Mapping):
+        parts = {key: function(value) for key, value in batch.items()}
+        if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
+            return parts
+        result = copy(batch)
+        result.update(parts)
+        return result
+    if isinstance(batch, tuple | list):
+        return _like(batch, [function(value) for value in batch])
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(
+            batch, **{item.name: function(getattr(batch, item.name)) for item in fields(batch)}
+        )
     return batch
 
 

@@ -48,7 +48,7 @@ from torch.utils.data import DataLoader
 from affidavit.certificate import PublicKey, TrustRoot
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, parse_plan, syntax_of
-from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, picked_records
+from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.clipping.probe import random_state, same_draws
@@ -544,10 +544,8 @@ def _tensors(batch: Batch) -> list[Tensor]:
                 "them in collate_fn."
             )
         return [batch]
-    if isinstance(batch, Mapping):
-        return [item for key in sorted(batch) for item in _tensors(batch[key])]
-    if isinstance(batch, tuple | list):
-        return [item for part in batch for item in _tensors(part)]
+    if (parts := parts_of(batch)) is not None:
+        return [item for part in parts for item in _tensors(part)]
     return [torch.tensor(list(repr(batch).encode()), dtype=torch.uint8)]
 
 
@@ -555,10 +553,8 @@ def _content(batch: Batch) -> set[Any]:
     """Which tensors these are, and how often they were written to; whatever else is in it."""
     if isinstance(batch, Tensor):
         return {(id(batch), batch._version)}
-    if isinstance(batch, Mapping):
-        return {item for part in batch.values() for item in _content(part)}
-    if isinstance(batch, tuple | list):
-        return {item for part in batch for item in _content(part)}
+    if (parts := parts_of(batch)) is not None:
+        return {item for part in parts for item in _content(part)}
     return {repr(batch)}
 
 

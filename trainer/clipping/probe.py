@@ -87,6 +87,13 @@ def probe(
         sharded = any(is_sharded(item) for item in private.model.parameters())
         with torch.enable_grad():
             first, second = drawn(ROWS), drawn(ROWS)
+        if not first.requires_grad:
+            raise UnsupportedModel(
+                "the losses have no gradient: they are detached, integers, or computed without "
+                "autograd. Return them as the model's outputs give them."
+            )
+        if not bool(first.isfinite().all()):
+            raise UnsupportedModel("the loss of a record is nan or infinite. Return finite losses.")
         draws = random_state() != fresh
         if not sharded:  # fully_shard has two parameters for one tensor
             _require_own_tensors(private.model, _leaves(first), _leaves(second))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -414,6 +417,41 @@ def test_batches_may_have_names_and_texts(tmp_path: Path) -> None:
     assert run.outcome is not None
 
 
+@dataclass
+class Fields:
+    """A batch with attributes."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Encoded(UserDict[str, Tensor]):
+    """A batch with both, as Hugging Face's tokenizers make them."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self.data[name]
+
+
+@pytest.mark.parametrize("form", [Fields, lambda x, y: Encoded(x=x, y=y)])
+def test_batches_may_have_attributes(tmp_path: Path, form: Any) -> None:
+    loader: Any = DataLoader(
+        TensorDataset(DATA.x, DATA.y), batch_size=4, collate_fn=lambda items: form(*stacked(items))
+    )
+    run = run_of(
+        tmp_path / "run",
+        network(),
+        loader=loader,
+        losses=lambda model, batch: losses(model, (batch.x, batch.y)),
+    )
+    step(run, next(iter(run)))
+    run.close()
+
+
+def gathered(change: Callable[[list[Any]], Any]) -> DataLoader[Any]:
+    """The records in batches that ``change`` makes."""
+    return DataLoader(TensorDataset(DATA.x, DATA.y), batch_size=4, collate_fn=change)
+
+
 class Endless(IterableDataset[Tensor]):
     """Records without numbers."""
 
@@ -425,12 +463,21 @@ REFUSED: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "map-style": lambda _: {"loader": DataLoader(Endless())},
     "DataLoader": lambda _: {"loader": [DATA.x]},
     "batch_size": lambda _: {"loader": DataLoader(TensorDataset(DATA.x, DATA.y), batch_size=None)},
+    "ndarray": lambda _: {"loader": gathered(lambda items: (np.zeros(len(items)),))},
+    "SimpleNamespace": lambda _: {
+        "loader": gathered(lambda items: SimpleNamespace(x=torch.zeros(len(items))))
+    },
+    "without dimensions": lambda _: {"loader": gathered(list)},
+    "no gradient": lambda _: {"losses": lambda model, batch: losses(model, batch).detach()},
+    "nan or infinite": lambda _: {"losses": lambda model, batch: losses(model, batch) * math.nan},
     "LBFGS": lambda model: {"optimizer": torch.optim.LBFGS(model.parameters())},
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_loaders_and_optimisers_of_other_kinds_are_refused(message: str, tmp_path: Path) -> None:
+def test_loaders_losses_and_optimisers_of_other_kinds_are_refused(
+    message: str, tmp_path: Path
+) -> None:
     model = network()
     with pytest.raises(UnsupportedModel, match=message):
         run_of(tmp_path / "run", model, **REFUSED[message](model))
