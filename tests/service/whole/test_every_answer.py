@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     )
 
 GOLDEN = Path(__file__).parents[3] / "docs" / "openapi.json"
-REQUESTS = int(os.environ.get("AFFIDAVIT_REQUESTS", "1"))
+REQUESTS = int(os.environ.get("AFFIDAVIT_REQUESTS", "2"))
 PARTS = {"method", "url", "headers", "params", "json", "data", "cookies"}
 CHECKS = [
     not_a_server_error,
