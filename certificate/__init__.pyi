@@ -147,6 +147,7 @@ from .trust_policy import TrustPolicy as TrustPolicy
 from .trust_policy import parse_trust_policy as parse_trust_policy
 from .trust_root import TrustRoot as TrustRoot
 from .trust_root import accept_keyset as accept_keyset
+from .trust_root import follow_keyset as follow_keyset
 from .trust_root import read_anchor as read_anchor
 from .verification import verify as verify
 from .verification_options import STEPS as STEPS

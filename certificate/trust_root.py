@@ -160,14 +160,14 @@ def accept_keyset(
             _after(chain[-1], seen)
         chain, anchor = recent, seen
     for candidate in chain:
-        follow(candidate, anchor)
+        follow_keyset(candidate, anchor)
         anchor = candidate
     keyset = chain[-1].keyset
     _current(keyset, now)
     return keyset
 
 
-def follow(candidate: SignedKeyset, anchor: Anchor | None) -> None:
+def follow_keyset(candidate: SignedKeyset, anchor: Anchor | None) -> None:
     """Check everything but the dates.
 
     Raises ``KeysetError``: ``keyset_unsigned``, ``keyset_untrusted``, ``keyset_rollback``,

@@ -66,6 +66,7 @@ from affidavit.certificate import (
     SigningPort,
     accept_keyset,
     development_key,
+    follow_keyset,
     now_in_seconds,
     read_keyset,
 )
@@ -222,13 +223,18 @@ class KeysetStore:
 
     def newest(self) -> bytes | None:
         """The newest version, byte for byte."""
+        newest = self.signed()
+        return None if newest is None else self.find(newest.keyset.version)
+
+    def signed(self) -> SignedKeyset | None:
+        """The newest version."""
         with self._reader.connect() as connection:
             return _newest(connection)
 
     def administrators(self) -> int:
         """How many people a budget or a policy needs; 1 without a keyset."""
-        newest = self.newest()
-        return 1 if newest is None else read_keyset(newest).keyset.administrators or 1
+        newest = self.signed()
+        return 1 if newest is None else newest.keyset.administrators or 1
 
     def find(self, version: int) -> bytes | None:
         """That version, byte for byte."""
@@ -247,8 +253,7 @@ class KeysetStore:
         signed = read_keyset(content)
 
         def work(connection: Connection) -> bool:
-            newest = _newest(connection)
-            last = None if newest is None else read_keyset(newest)
+            last = _newest(connection)
             accept_keyset([signed], last, at)
             if last is not None and signed.digest == last.digest:
                 return False
@@ -296,9 +301,23 @@ def _insert_rows(
     append(connection, "keyset", f"keyset:{version}", body, actor=actor, at=at)
 
 
-def _newest(connection: Connection) -> bytes | None:
-    query = select(keysets.c.document).order_by(keysets.c.version.desc()).limit(1)
-    return connection.execute(query).scalar_one_or_none()
+def _newest(connection: Connection) -> SignedKeyset | None:
+    """The newest version up to which the roots of each signed the next.
+
+    Others were inserted by whoever can write to the database, and count for nothing.
+    """
+    newest = None
+    for document in connection.execute(_DOCUMENTS).scalars():
+        try:
+            signed = read_keyset(document)
+            follow_keyset(signed, newest)
+        except KeysetError:
+            break
+        newest = signed
+    return newest
+
+
+_DOCUMENTS = select(keysets.c.document).order_by(keysets.c.version)
 
 
 class RevokedKeys:
@@ -319,15 +338,15 @@ class RevokedKeys:
         """Key ids; raises SQLAlchemy's errors if the database cannot be reached."""
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= FRESH_SECONDS:
-            self._key_ids = _revoked_keys(self._store.newest(), self._now())
+            self._key_ids = _revoked_keys(self._store.signed(), self._now())
             self._read_at = now
         return self._key_ids
 
 
-def _revoked_keys(newest: bytes | None, now: datetime) -> frozenset[str]:
+def _revoked_keys(newest: SignedKeyset | None, now: datetime) -> frozenset[str]:
     if newest is None:
         return frozenset()
-    since = read_keyset(newest).keyset.revoked_since()
+    since = newest.keyset.revoked_since()
     return frozenset(key_id for key_id, moment in since.items() if moment <= now)
 
 

@@ -13,16 +13,20 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from affidavit.certificate import (
+    PAYLOAD_TYPE,
     KeyStore,
     Roots,
     SigningKey,
     draft_keyset,
     format_instant,
     read_keyset,
+    sign_envelope,
 )
+from affidavit.plan import canonical_json
 from affidavit.service.identity import second_person
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.second_person import admin_proposals
+from affidavit.service.keys import keysets
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from affidavit.service.teams import acting_for
@@ -129,6 +133,19 @@ def test_who_agreed_by_raw_sql_alone_does_not_count(ask: Any) -> None:
     copy_proposal(ask, proposer="token:bob")
     assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
     assert ask("cyd", "/v1/ledgers/toy/budget", BUDGET) == (201, "")
+
+
+def test_a_keyset_that_the_roots_did_not_sign_loosens_nothing(ask: Any) -> None:
+    """Whoever can insert rows can sign one with a key of their own."""
+    ask.publish(2)
+    genuine, laxer = ask.services.keysets.newest(), read_keyset(ask.draft(None))
+    signed = sign_envelope(laxer.envelope.payload, SigningKey.generate(), PAYLOAD_TYPE)
+    row = {"version": 2, "follows": 1, "digest": laxer.digest, "publisher": "token:ada"}
+    with ask.services.engine.begin() as connection:
+        content = canonical_json(signed.as_document())
+        connection.execute(insert(keysets).values(**row, document=content, published_at=NOW))
+    assert ask("ada", "/v1/ledgers/toy/budget", BUDGET) == NEEDED
+    assert ask.services.keysets.newest() == genuine
 
 
 def test_a_logged_request_is_no_agreement_whatever_its_row_says(ask: Any) -> None:
