@@ -39,7 +39,7 @@ from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.errors import Diverged, NotCertified
+from affidavit.trainer.errors import Diverged, NotCertified, RunFailure
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import NARROW, all_finite, checksum
@@ -506,6 +506,7 @@ class TrainingState:
                     local(item).copy_(here(state["module"][name], item))
             for name, master in self._masters.items():
                 master.copy_(self._as_here(name, state["masters"].get(name, state["module"][name])))
+        self._require_same_optimizer(state["optimizer"])
         self.optimizer.load_state_dict(
             self._each_of_optimizer(state["optimizer"], self._as_updated)
         )
@@ -516,6 +517,20 @@ class TrainingState:
         if self._adaptation is not None:
             self._adaptation.factors = dict(state["clip_factors"])
         self._stored = state.get("extra", {})
+
+    def _require_same_optimizer(self, state: dict[str, Any]) -> None:
+        """Raise ``RunFailure`` where ``state`` is of one with other groups or settings."""
+        then, now = state["param_groups"], self.optimizer.state_dict()["param_groups"]
+        alike = len(then) == len(now) and all(
+            len(one["params"]) == len(other["params"]) and _settings(other) <= one.keys()
+            for one, other in zip(then, now, strict=True)
+        )
+        if not alike:
+            raise RunFailure(
+                "other_run",
+                f"the run was begun with another optimiser than {type(self.optimizer).__name__} "
+                "with these groups. Use the one that the run started with.",
+            )
 
     def _as_stored(self, name: str, item: Any) -> Any:
         """What is of the rows of ``name`` that are here, as a ``DTensor``."""
@@ -562,6 +577,11 @@ def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
         return ClipAdaptation.of(plan)
     except ValueError as error:
         raise NotCertified("unsupported", f"/extra: {error}, and certify the plan again.") from None
+
+
+def _settings(group: Mapping[str, Any]) -> set[str]:
+    """What an optimiser was set to, without switches, of which each release of PyTorch has more."""
+    return {key for key, value in group.items() if not isinstance(value, bool | None)}
 
 
 def _each(values: Mapping[str, Any], function: _OfTensor) -> dict[str, Any]:

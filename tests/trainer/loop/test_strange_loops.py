@@ -24,7 +24,7 @@ from affidavit.trainer.clipping.private import (
     MixedRecords,
     UnsupportedModel,
 )
-from affidavit.trainer.errors import NotCertified
+from affidavit.trainer.errors import NotCertified, RunFailure
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import KEY, RECORDS, Made, entropy_of
 from tests.trainer.loop.test_private_loop import bundle, losses
@@ -415,6 +415,26 @@ def test_batches_may_have_names_and_texts(tmp_path: Path) -> None:
     for batch in run:
         step(run, batch)
     assert run.outcome is not None
+
+
+OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "kind": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
+    "groups": lambda model: torch.optim.SGD(
+        [{"params": [*model[0].parameters()]}, {"params": [*model[2].parameters()]}], lr=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_does_not_go_on_with_another_optimiser(tmp_path: Path, other: str) -> None:
+    model = network()
+    run = run_of(tmp_path / "run", model)
+    while run.step < 1:
+        step(run, next(iter(run)))
+    run.pause()
+    with pytest.raises(RunFailure, match="another optimiser"):
+        run_of(tmp_path / "run", model, optimizer=OTHERS[other](model))
+    run_of(tmp_path / "run", model).close()
 
 
 @dataclass
