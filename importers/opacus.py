@@ -19,7 +19,7 @@ from typing import Any
 from affidavit.importers.base import Broken, Calibrate, Partial, is_number
 from affidavit.importers.libraries import Library
 from affidavit.importers.quantities import POINTERS
-from affidavit.importers.reading import Reading, conflict
+from affidavit.importers.reading import LIGHTNING, Reading, conflict
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
@@ -52,7 +52,15 @@ SKIPPED = Broken(
     "trains without privacy.",
     remedy="Let the error stop the script.",
 )
-LIGHTNING = ("lightning", "pytorch_lightning")
+ARGUMENTS = frozenset(
+    {"module", "optimizer", "criterion", "data_loader", "noise_multiplier", "max_grad_norm"}
+    | {"batch_first", "loss_reduction", "poisson_sampling", "clipping", "noise_generator"}
+    | {"grad_sample_mode", "wrap_model", "rand_on_empty", "target_epsilon", "target_delta"}
+    | {"epochs", "alphas", "total_steps", "target_unclipped_quantile", "clipbound_learning_rate"}
+    | {"max_clipbound", "min_clipbound", "unclipped_num_std"}
+)
+"""The arguments of ``make_private`` and of its optimisers; others are ignored."""
+CLIPPINGS = ("flat", "per_layer", "adaptive")
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
 
@@ -75,6 +83,10 @@ class OpacusReading(Reading):
 
     def partial(self) -> Partial:
         """The plan fields; raises ``MalformedPlan``."""
+        clipping = self.values.known(self.arguments.get("clipping"))
+        if isinstance(clipping, str) and clipping not in CLIPPINGS:
+            message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
+            raise self.refusal(message, "Write a plan.")
         if not self._is_guarded():
             self.broken.append(PRIVATE_DIVISOR)
         if self._makes_several_engines():
@@ -175,6 +187,8 @@ class OpacusReading(Reading):
         """Add the notes that depend on what was read."""
         if self.calibrates and "noise_multiplier" not in self.stated:
             self.notes.append("Opacus: the noise is what its own calibration gives.")
+        if ignored := sorted(self.arguments.keys() - ARGUMENTS):
+            self.notes.append(f"Opacus: it is Opacus itself, which ignores {', '.join(ignored)}.")
         if self.values.known(self.arguments.get("grad_sample_mode")) == "no_op":
             self.notes.append("Opacus: with no_op the script forms each record's gradient itself.")
         if self.values.known(self.arguments.get("batch_first")) is False:

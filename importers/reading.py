@@ -39,7 +39,7 @@ from affidavit.importers.returned import (
     is_compiled_elsewhere,
     is_unused,
 )
-from affidavit.importers.script import Script, keywords_of, last_name
+from affidavit.importers.script import SAME, Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_files import helpers
 from affidavit.importers.script_values import (
     Unreadable,
@@ -124,6 +124,7 @@ FAULTS = (
     (STOPPED, stopping),
 )
 """What a script may do, each with what finds the node that does it."""
+LIGHTNING = ("lightning", "pytorch_lightning")
 SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "BayesSearchCV",
             "cross_val_score", "cross_val_predict", "cross_validate")  # fmt: skip
 """What trains for each of several settings or folds."""
@@ -427,6 +428,8 @@ class Reading(Quantities):
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
             )
+        if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(*SAME):
+            self.notes.append(f"{name}: one process trains.")
         if (window := overlapping(self.values, self.data)) is not None:
             line = getattr(window, "lineno", "?")
             self.notes.append(

@@ -274,31 +274,31 @@ def lots_of(values: Values) -> Iterator[Lot]:
                 break
 
 
-def losses_of(values: Values, loop: Loop, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
+def losses_of(loop: Loop, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
     """The statements of a loop from which the loss of its lots comes."""
-    script = values.script
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
     needed, found = set[str](), list[ast.stmt]()
     for node in body * 2:
-        forms = [
-            call.func.value
-            for call, _ in script.method_calls("backward")
-            if node in (script.parents[call], *script.above(call)) and isinstance(node, ast.Expr)
-            and isinstance(call.func, ast.Attribute)
-        ]  # fmt: skip
-        targets = getattr(node, "targets", [getattr(node, "target", node)])
-        stored = {
-            last_name(part) for target in targets for part in ast.walk(target)
-            if isinstance(part, ast.Name | ast.Attribute)
-        } if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) else set()  # fmt: skip
-        if not forms and not (stored & needed):
-            continue
-        value: ast.AST | None = forms[0] if forms else getattr(node, "value", None)
+        value = _differentiated(node)
+        if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            stored = {last_name(part) for target in targets for part in ast.walk(target)}
+            value = node.value if stored & needed else None
         if value is not None:
-            needed |= {last_name(part) or "" for part in ast.walk(value)} - {""}
-        found.append(node)
+            needed |= {name for part in ast.walk(value) if (name := last_name(part))}
+            found.append(node)
     return [node for node in body if node in found]
+
+
+def _differentiated(node: ast.AST) -> ast.expr | None:
+    """The loss of ``loss.backward()`` or ``accelerator.backward(loss)``."""
+    match node:
+        case ast.Expr(value=call):
+            return _differentiated(call)
+        case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
+            return args[0] if args else owner
+    return None
 
 
 def mixed_rows(values: Values) -> ast.AST | None:
@@ -306,7 +306,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
     for _, loop, at in lots_of(values):
         shuffled: dict[str, str] = {}
         outputs: Seen = set()
-        for statement in reversed(losses_of(values, loop, at)):
+        for statement in reversed(losses_of(loop, at)):
             seen = at[statement] - outputs
             if _carries(values, loop, statement, at):
                 return statement
@@ -346,7 +346,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
 
 def _carries(values: Values, loop: Loop, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
     """Whether a part of the loss is of records that earlier turns of the loop have kept."""
-    value = getattr(statement, "value", None)
+    value = _differentiated(statement) or getattr(statement, "value", None)
     names = {n.id for n in _content(value) if isinstance(n, ast.Name)} if value else set()
     earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
     stored = {
@@ -415,7 +415,7 @@ def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen
 def joined_losses(values: Values) -> ast.AST | None:
     """What lets the records of a lot meet before their gradients are clipped."""
     for _, loop, at in lots_of(values):
-        statements = losses_of(values, loop, at)
+        statements = losses_of(loop, at)
         apart = {
             last_name(target) or ""
             for item in statements
@@ -547,6 +547,7 @@ def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
                 cleared.add(name)
                 formed = formed and not name.lower().endswith(MODELS)
             elif last_name(call.func) == "backward":
-                formed, cleared = reads_content(owner, at[around[0]]), set()
+                loss = _differentiated(call) or owner
+                formed, cleared = reads_content(loss, at[around[0]]), set()
             elif call in steps and call is not step and formed and name not in cleared:
                 yield step, call

@@ -170,7 +170,7 @@ class Returned:
             return False
         module: Seen = {last_name(self.names[0]) or ""}
         return is_private_loader(self.values, looped_over(loop.iter), 0) and any(
-            reads_content(statement, module) for statement in losses_of(self.values, loop, at)
+            reads_content(statement, module) for statement in losses_of(loop, at)
         )
 
     def _is_private(self, step: ast.Call) -> bool:

@@ -24,6 +24,8 @@ DYNAMIC_FUNCTIONS = frozenset(
 DYNAMIC_ATTRIBUTES = frozenset(
     {"__dict__", "__setattr__", "__delattr__", "import_module", "reload"}
 )
+SAME = ("prepare", "setup", "setup_dataloaders")
+"""Methods of Accelerate and Fabric whose wrappers do the same as what they wrap."""
 PRINTERS = frozenset(
     {"print", "pprint", "dumps", "dict", "str", "repr", "info", "debug", "sorted", "dump", "init"}
     | {"log", "log_params", "log_hyperparams", "warning"}
@@ -429,10 +431,25 @@ def _in_body(function: ast.AST, inner: ast.AST) -> bool:
     return inner in body if isinstance(body, list) else inner is body
 
 
+def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether Accelerate or Fabric wraps an object, and gives it its own name again."""
+    outer = parents[name]
+    targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
+    match parents[outer] if isinstance(outer, ast.Tuple) else outer:
+        case ast.Assign(value=ast.Call(func=ast.Attribute(attr=method), args=args)) if (
+            method in SAME and len(args) == len(targets)
+        ):
+            same = args[targets.index(name)]
+            return isinstance(same, ast.Name) and same.id == name.id
+    return False
+
+
 def _bound_by(
     node: ast.AST, parents: dict[ast.AST, ast.AST]
 ) -> Iterator[tuple[str, ast.expr | None]]:
     match node:
+        case ast.Name(ctx=ast.Store()) if _wraps_itself(node, parents):
+            return
         case ast.Name(id=name, ctx=ast.Store()):
             parent = parents[node]
             match parent:

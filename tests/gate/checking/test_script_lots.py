@@ -316,6 +316,32 @@ def test_a_part_of_the_library_that_is_replaced_is_not_read(text: str) -> None:
         broken("import torch\n" + PRIVATE + text)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_names_that_accelerate_wraps_and_keeps_are_read(before: bool) -> None:
+    wrap = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    parts = [wrap + "m, o, loader = accelerator.prepare(m, o, loader)\n", PRIVATE]
+    if not before:
+        parts = [PRIVATE, wrap + "model, loader = accelerator.prepare(model, loader)\n"]
+    partial = scripts.read((HEAD + "".join(parts) + EACH + STEP).encode())
+    assert partial is not None
+    assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 6)
+    assert any("one process trains" in text for text in partial.assumed)
+    other = HEAD + PRIVATE + wrap + "loader = accelerator.prepare(other)\n" + EACH + STEP
+    partial = scripts.read(other.encode())
+    assert partial is not None
+    assert "epochs" not in partial.data
+
+
+def test_arguments_that_opacus_does_not_know_are_another_librarys() -> None:
+    partial = scripts.read(
+        (HEAD + PRIVATE.replace("1.0)", "1.0, augmult=4)") + EACH + STEP).encode()
+    )
+    assert partial is not None
+    assert any("ignores augmult" in text for text in partial.assumed)
+    with pytest.raises(MalformedPlan, match="may not be Opacus"):
+        broken(PRIVATE.replace("1.0)", "1.0, clipping='budget')") + EACH + STEP)
+
+
 @pytest.mark.parametrize(
     "text",
     ['os.environ["S"] = "0.1"\n', 'os.environ.update(S="0.1")\n', "load_dotenv()\n"],

@@ -160,6 +160,20 @@ def test_what_learns_from_a_lot_beside_the_private_step_is_not_certified(
     assert "other_optimizer" in broken(loss=loss, after=after)
 
 
+@pytest.mark.parametrize(
+    "backward", ["accelerator.backward(loss)", "scaler.scale(loss).backward()"]
+)
+def test_a_loss_is_what_is_differentiated_by_whatever_name(backward: str) -> None:
+    text = HEAD + "accelerator = Accelerator()\n" + PRIVATE + LOOP
+    for loss, code in (("pass", set()), ("loss = loss + out.var(0).mean()", {"joined_records"})):
+        script = text.format(row="pass", loss=loss, after="pass").replace(
+            "loss.backward()", backward
+        )
+        partial = scripts.read(script.encode())
+        assert partial is not None
+        assert {item.code for item in partial.broken} - {"private_divisor"} == code
+
+
 def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:
     after = "fake = f(model(g(torch.randn(x.size(0), 9)))); fake.backward(); other.step()"
     partial = read(after=after)
