@@ -27,6 +27,7 @@ from affidavit.plan import Document, MalformedPlan, Position, Reason
 from affidavit.plan import Path as Pointer
 
 TABLE = ("tool", "affidavit")
+MOST_PARTS = 1_000
 _HEADER = re.compile(r"\s*\[(\[)?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*="""
@@ -35,6 +36,19 @@ _KEY = re.compile(
 
 def _load(raw: bytes) -> dict[str, Any]:
     """Parse TOML; raises ``MalformedPlan`` with the position of a syntax error."""
+    for number, line in enumerate(raw.splitlines(), 1):
+        key, equals, _ = line.partition(b"=")
+        named = equals or key.lstrip().startswith(b"[")
+        if named and key.count(b".") > MOST_PARTS:  # tomllib takes the square of their time
+            raise MalformedPlan(
+                Reason(
+                    code="syntax",
+                    message=f"a key has more than {MOST_PARTS} parts.",
+                    remedy="Write tables in place of dots.",
+                    line=number,
+                    column=1,
+                )
+            )
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also of integers with too many digits

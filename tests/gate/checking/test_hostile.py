@@ -60,7 +60,14 @@ def test_aliases_of_plain_settings_are_read(checked: Any) -> None:
     assert checked("train.py")[0] == 0
 
 
-@pytest.mark.parametrize("text", ["a=" + "[" * 20_000, "a=1" + "0" * 5_000], ids=["deep", "long"])
+DOTTED = ".".join(["a"] * 200_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a=" + "[" * 20_000, "a=1" + "0" * 5_000, f"{DOTTED}=1", f"[{DOTTED}]"],
+    ids=["deep", "long", "dotted", "headed"],
+)
 def test_toml_that_python_cannot_read_is_refused(checked: Any, text: str) -> None:
     Path("plan.toml").write_text(text)
     code, document = checked("plan.toml")
