@@ -313,7 +313,8 @@ class SubmitPlan:
                 )
                 if lacks(job.assessment, requested.policy):
                     raise TooBusy from None
-                job = replace(job, certification=requested)
+                # Whoever had one issued again did not decide about that of other rules.
+                job = replace(job, certification=requested, is_stale=self._is_stale)
             else:
                 return Submission(stored, created)
         raise TooBusy

@@ -62,6 +62,32 @@ def test_a_change_at_the_last_moment_is_noticed_within_the_transaction(
     assert [entry["kind"] for entry in house.entries("certificate")] == []
 
 
+def test_issuing_again_ends_no_decision_about_the_certificate_of_other_rules(
+    house: Any, plan: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiver is revoked while the plan is accounted again under it."""
+    house.activate(epsilon_cap=0.5)
+    without = house.submit("sam", plan()).json()["certificate"]["id"]
+    waiver = house.waive().json()["id"]
+    waived = house.submit("sam", plan()).json()["certificate"]["id"]
+    for made in (without, waived):
+        why = {"code": "other", "reason": "a mistake"}
+        revoked = house.ask("amy", "POST", f"/v1/certificates/{made}/revocation", why)
+        assert revoked.status_code == 201, revoked.text
+    accounted = AccountingPool.run
+
+    async def meanwhile(pool: Any, work: Any, *given: Any, **named: Any) -> Any:
+        result = await accounted(pool, work, *given, **named)
+        await run_in_threadpool(house.ask, "amy", "DELETE", f"/v1/waivers/{waiver}?reason=over")
+        return result
+
+    monkeypatch.setattr(AccountingPool, "run", meanwhile)
+    again = house.ask("pat", "POST", f"/v1/certificates/{waived}/issues", {})
+    assert again.status_code in (200, 201), again.text
+    assert again.json()["certificate"]["id"] == without
+    assert again.json()["certificate"]["status"] == "revoked"
+
+
 @pytest.mark.ordinary("sqlite")
 def test_no_certificate_by_an_old_policy_follows_the_new_one_in_the_log(
     house: Any, plan: Document
