@@ -47,7 +47,7 @@ from affidavit.service.log.entries import (
     log_pending,
 )
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
-from affidavit.service.log.stored_tree import LogDamaged, open_stored
+from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.runs.repository import run_events, runs
 from affidavit.service.tables import certificates, signing_keys
 
@@ -295,6 +295,7 @@ def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
         rows = _compare_table(connection, entry_type, entries)
         yield from _readable(entry_type.table.name, rows)
     yield from entries.unmatched()
+    yield from _compare_keys(connection)
     yield from _readable(certificates.name, _compare_certificates(connection))
     yield from _readable(runs.name, _compare_runs(connection))
 
@@ -363,6 +364,17 @@ def _compare_table(
             continue
         if not any(entries.take(entry_type, one) for one in comparable):
             yield AuditFinding("row_without_entry", where, "no log entry matches it.")
+
+
+def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare the ids of keys with their records."""
+    for row in connection.execute(select(signing_keys).order_by(signing_keys.c.key_id)):
+        where = f"signing_keys {row.key_id}"
+        try:
+            if key_of(row.record).key_id != row.key_id:
+                yield AuditFinding("row_changed", where, "its record is of another key.")
+        except LogDamaged as error:
+            yield AuditFinding("row_changed", where, f"{error}.")
 
 
 def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:

@@ -7,7 +7,7 @@ codes: 0 no findings, 1 findings, 2 incorrect use, 3 the database cannot be reac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -30,7 +30,12 @@ from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import AuditFinding
 from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
 from affidavit.service.log.cosignatures import Cosignatures
-from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
+from affidavit.service.log.stored_tree import (
+    LogDamaged,
+    key_of,
+    last_checkpoint,
+    require_superset,
+)
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.tables import signing_keys
@@ -205,15 +210,17 @@ def _with_client(function: Callable[..., T], *arguments: Any) -> T:
 
 def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
     try:
-        checkpoint, _ = open_checkpoint(path.read_bytes(), _public_keys(connection, settings))
+        checkpoint, _ = open_checkpoint(path.read_bytes(), [*_public_keys(connection, settings)])
     except BadNote as error:
         raise AuditCommandError(f"{path} is not a checkpoint of a known key: {error}.") from None
     return checkpoint
 
 
-def _public_keys(connection: Connection, settings: Settings) -> Iterable[PublicKey]:
-    stored = connection.execute(select(signing_keys.c.record)).scalars()
-    records = [json.loads(record) for record in stored]
+def _public_keys(connection: Connection, settings: Settings) -> Iterator[PublicKey]:
+    records = list(connection.execute(select(signing_keys.c.record)).scalars())
     with suppress(KeyFailure):  # an auditor's machine has none
-        records += Keyring(settings.key_directory, settings.halves).public_records()
-    return [PublicKey.from_record(record) for record in records]
+        own = Keyring(settings.key_directory, settings.halves).public_records()
+        records += map(json.dumps, own)
+    for record in records:
+        with suppress(LogDamaged):  # which the audit reports
+            yield key_of(record)

@@ -97,12 +97,20 @@ def last_checkpoint(connection: Connection) -> StoredCheckpoint | None:
 
 def open_stored(note: str, record: str) -> StoredCheckpoint:
     """Verify a stored note with the key in ``record``; raises ``LogDamaged``."""
+    key = key_of(record)
     try:
-        key = PublicKey.from_record(json.loads(record))
         checkpoint, _ = open_checkpoint(note, [key])
     except (BadNote, KeyFailure, ValueError) as error:
         raise LogDamaged(f"a stored checkpoint cannot be read: {error}") from None
     return StoredCheckpoint(note, checkpoint, key)
+
+
+def key_of(record: str) -> PublicKey:
+    """The key of a stored record; raises ``LogDamaged``."""
+    try:
+        return PublicKey.from_record(json.loads(record))
+    except (KeyFailure, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise LogDamaged(f"the record of a key cannot be read: {error}") from None
 
 
 def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Place, bytes]:

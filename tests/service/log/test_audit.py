@@ -257,6 +257,23 @@ def test_mistakes_of_use_are_one_sentence(log: Log, run: Run, tmp_path: Path) ->
     assert run("audit", "export-checkpoint", str(tmp_path / "none" / "new"))[0] == 2
 
 
+@pytest.mark.usefixtures("issued")
+@pytest.mark.parametrize("record", ["{}", "[" * 60_000])
+def test_a_key_that_cannot_be_read_keeps_no_auditor_from_a_kept_checkpoint(
+    log: Log, run: Run, tamper: Tamper, tmp_path: Path, record: str
+) -> None:
+    """Whoever can insert rows can insert one."""
+    path = str(tmp_path / "kept")
+    assert run("audit", "export-checkpoint", path)[0] == 0
+    columns = "'strange', :record, first_used_at FROM signing_keys LIMIT 1"
+    tamper(
+        f"INSERT INTO signing_keys (key_id, record, first_used_at) SELECT {columns}", record=record
+    )
+    code, told = run("audit", "verify", "--checkpoint", path)
+    assert (code, "signing_keys strange" in told) == (1, True), told
+    assert [item.code for item in log.audit()] == ["row_changed"]
+
+
 def test_a_checkpoint_of_an_unknown_key_accuses_nobody(log: Log, run: Run, tmp_path: Path) -> None:
     stored = log.grow(3)
     forged = tmp_path / "forged"
