@@ -190,6 +190,8 @@ class AllocationAccountant:
         attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
         if len(parts) == 1 and parts[0][1] == 1:
             once = self._curve(runs[0][0])
+            if attained == runs:
+                return once
             return Enclosed(above=once, below=tuple(self._curve(one) for one, _ in attained))
         others = directions(
             Composed(
@@ -203,8 +205,11 @@ class AllocationAccountant:
         dominating: list[PrivacyCurve] = [_composed(runs, others)]
         with suppress(Unsupported):
             dominating.append(RenyiAllocationAccountant().curve(event))
+        least = LeastCurve(tuple(dominating))
+        if attained == runs:
+            return least
         below = (_composed(attained, others),) if attained else ()
-        return Enclosed(above=LeastCurve(tuple(dominating)), below=below)
+        return Enclosed(above=least, below=below)
 
     def _curve(self, orders: Orders) -> AllocationCurve:
         return AllocationCurve(directions=orders, relative_width=self.relative_width)
