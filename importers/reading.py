@@ -26,11 +26,12 @@ from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
 from affidavit.importers.records import (
-    data_of,
+    cutting,
     joined_losses,
+    joining_model,
     mixed_rows,
-    overlapping,
     repeated,
+    rows_of,
     statistics,
 )
 from affidavit.importers.returned import (
@@ -368,6 +369,8 @@ class Reading(Quantities):
                     break
         if (node := repeated(self.values, self.data)) is not None:
             self._break(MIXED, node)
+        if (node := joining_model(self.values, self.arguments.get("module"))) is not None:
+            self._break(JOINED, node)
         if self._watches_training():
             self.broken.append(STOPPED)
         if (
@@ -393,8 +396,7 @@ class Reading(Quantities):
     @cached_property
     def data(self) -> list[ast.AST]:
         """What the rows of the training are made of."""
-        loader = self.arguments.get("data_loader")
-        return data_of(self.values, [] if loader is None else [loader])
+        return rows_of(self.values, self.arguments.get("data_loader"))
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Every value that the script gives an argument of the private call; None if none."""
@@ -430,10 +432,10 @@ class Reading(Quantities):
             )
         if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(*SAME):
             self.notes.append(f"{name}: one process trains.")
-        if (window := overlapping(self.values, self.data)) is not None:
+        if (window := cutting(self.values, self.data)) is not None:
             line = getattr(window, "lineno", "?")
             self.notes.append(
-                f"{name}: line {line} cuts rows that overlap; each row is taken for a record."
+                f"{name}: line {line} may make several rows of one; each is taken for a record."
             )
         if computed := statistics(self.values, self.data):
             self.notes.append(

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 
 from affidavit.importers.script import Script, keywords_of, last_name
 from affidavit.importers.script_values import Values
-from affidavit.importers.training_loop import MODELS, Seen, drawn_by, inside, seen_at, steps_of
+from affidavit.importers.training_loop import MODELS, Seen, lot_of, seen_at, steps_of
 
 Loop = ast.For | ast.While
-Lot = tuple[ast.Call, Loop, dict[ast.AST, Seen]]
-"""A step, the loop that draws its lots, and the names with records at each statement."""
+Lot = tuple[ast.Call, ast.AST, dict[ast.AST, Seen]]
+"""A step, the loop that draws its lots or the function that is given them, and the names with
+records at each statement."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
@@ -26,6 +27,7 @@ SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "typ
 """Attributes and functions that tell the form of a lot, and nothing of its content."""
 JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset")
 REPEATING = ("repeat", "repeat_interleave", "tile")
+CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
 SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
 OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean")
 """Functions of all records of a lot that are not sums over them."""
@@ -42,13 +44,19 @@ STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value
 # ---- backwards: what rows are made of ---------------------------------------------------------
 
 
-def data_of(values: Values, given: Iterable[ast.expr]) -> list[ast.AST]:
+def rows_of(values: Values, loader: ast.expr | None) -> list[ast.AST]:
     """Whatever the training's rows are made of, as far as the file shows: every expression."""
+    loops = (outer for step in steps_of(values) for outer in values.script.above(step))
+    starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
+    for fit in values.script.called("fit"):
+        starts += [*fit.args[:2], *(v for k, v in keywords_of(fit).items() if k in ("x", "y"))]
+    return made_of(values, [*starts, *([] if loader is None else [loader])])
+
+
+def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
+    """Every expression that others are made of, along the names of this file."""
     script, found = values.script, dict[ast.AST, None]()
-    loops = (outer for step in steps_of(values) for outer in script.above(step))
-    todo: list[ast.AST] = [*given, *(loop.iter for loop in loops if isinstance(loop, ast.For))]
-    for fit in script.called("fit"):
-        todo += [*fit.args[:2], *(v for k, v in keywords_of(fit).items() if k in ("x", "y"))]
+    todo: list[ast.AST] = list(starts)
     while todo:
         node = todo.pop()
         if node in found or isinstance(node, ast.Lambda):
@@ -188,11 +196,16 @@ def _shares(call: ast.Call) -> bool:
     )
 
 
-def overlapping(values: Values, data: list[ast.AST]) -> ast.AST | None:
-    """What cuts rows that overlap, as windows of a series do."""
+def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What may make several rows of a record: windows of a series, parts of a text."""
     for node in data:
         match node:
-            case ast.Call() if last_name(node.func) in ("sliding_window_view", "unfold"):
+            case ast.Call(func=function, keywords=told):
+                if last_name(function) in CUTTING or any(
+                    item.arg == "return_overflowing_tokens" for item in told
+                ):
+                    return node
+            case ast.ListComp(generators=[_, _, *_]) | ast.GeneratorExp(generators=[_, _, *_]):
                 return node
             case ast.Subscript(
                 slice=ast.Slice(lower=ast.Name(id=at), upper=ast.BinOp(op=ast.Add(), right=width))
@@ -264,17 +277,14 @@ def reads_content(node: ast.AST, seen: Seen) -> bool:
 
 
 def lots_of(values: Values) -> Iterator[Lot]:
-    """Each step, the loop that draws its lots, and the names with records at each statement."""
+    """The lot of each step."""
     for step in steps_of(values):
-        around = inside(values.script, step, values.script.scope_of(step))
-        loops = [outer for outer in around if isinstance(outer, Loop)]
-        for loop in loops:
-            if drawn := drawn_by(loop):
-                yield step, loop, seen_at(values, step, drawn, reads_content, loops[-1])
-                break
+        if (lot := lot_of(values, step, reads_content)) is not None:
+            region, drawn, widest = lot
+            yield step, region, seen_at(values, step, drawn, reads_content, widest)
 
 
-def losses_of(loop: Loop, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
+def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
     """The statements of a loop from which the loss of its lots comes."""
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
@@ -344,8 +354,10 @@ def mixed_rows(values: Values) -> ast.AST | None:
     return None
 
 
-def _carries(values: Values, loop: Loop, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
+def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
     """Whether a part of the loss is of records that earlier turns of the loop have kept."""
+    if not isinstance(loop, Loop):
+        return False
     value = _differentiated(statement) or getattr(statement, "value", None)
     names = {n.id for n in _content(value) if isinstance(n, ast.Name)} if value else set()
     earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
@@ -429,6 +441,28 @@ def joined_losses(values: Values) -> ast.AST | None:
     return None
 
 
+def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
+    """What joins the records of a lot in a model of this file that is made private."""
+    script = values.script
+    classes = [
+        item
+        for part in made_of(values, [] if module is None else [module])
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+        for binding in script.bindings_of(part.func)
+        if isinstance(item := binding.node, ast.ClassDef)
+    ]
+    for owner in classes:
+        for forward in owner.body:
+            if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
+                drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
+                at = seen_at(values, forward.body[0], drawn, reads_content)
+                for statement, seen in at.items():
+                    for node in ast.walk(statement):
+                        if _joins(values, node, seen, set()):
+                            return node
+    return None
+
+
 def _keeps_apart(values: Values, node: ast.expr) -> bool:
     """Whether a call returns a loss for each record."""
     reduction = keywords_of(node).get("reduction") if isinstance(node, ast.Call) else None
@@ -454,6 +488,8 @@ def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 drawn = [part for part in parts if reads_content(part, seen)]
                 return len(drawn) > 1 and any(map(_is_turned, drawn))
+            if name == "batch_norm":
+                return any(reads_content(part, seen) for part in args[:1])
             if name in ("cdist", "pdist"):
                 return all(reads_content(part, seen) for part in args[:2])
             return _is_of_all(values, node, seen, OF_ALL) or _is_of_all(

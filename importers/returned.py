@@ -215,11 +215,32 @@ class Returned:
         own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
         made = binding.value if binding is not None and not own else None
         return isinstance(made, ast.Call) and any(
-            last_name(part) in PARAMETERS and self._is_part_of(part, module)
+            last_name(part) in PARAMETERS
+            and (self._is_part_of(part, module) or self._is_passed(part.value, module, 0))
             for part in ast.walk(made)
             if isinstance(part, ast.Attribute)
             for module in (self.module, self.names[0])
         )
+
+    def _is_passed(self, node: ast.expr, whole: ast.expr | None, depth: int) -> bool:
+        """Whether a parameter of a function is given ``whole``."""
+        binding = self.script.binding_of(node)
+        if not isinstance(whole, ast.Name) or binding is None or depth > 20:
+            return False
+        if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
+            passed = self.values.passed_to(node, binding.node)
+            return any(
+                self._is_name(item, whole) or self._is_passed(item, whole, depth + 1)
+                for item in passed
+            )
+        return False
+
+    def _is_name(self, node: ast.expr, whole: ast.Name) -> bool:
+        """Whether a name is looked up where ``whole`` is."""
+        if not isinstance(node, ast.Name) or node.id != whole.id:
+            return False
+        places = [self.script.resolve(whole.id, self.script.scope_of(n))[0] for n in (node, whole)]
+        return places[0] is places[1]
 
     def _is_part_of(self, part: ast.Attribute, whole: ast.expr | None) -> bool:
         """Whether an attribute is looked up in ``whole``, in the same scope."""
@@ -238,8 +259,15 @@ class Returned:
         named = (getattr(outer, "name", None) for outer in around)
         return "configure_optimizers" in named or bool(self.script.called("fit"))
 
-    def _loops(self, step: ast.AST) -> Iterator[ast.For]:
-        return (outer for outer in self.script.above(step) if isinstance(outer, ast.For))
+    def _loops(self, step: ast.AST, depth: int = 0) -> Iterator[ast.For]:
+        """The loops around a step, and around the calls of its function."""
+        for outer in self.script.above(step):
+            if isinstance(outer, ast.For):
+                yield outer
+            elif isinstance(outer, ast.FunctionDef) and depth < 5:
+                for call in self.values.known_calls(outer):
+                    if call in self.script.parents:
+                        yield from self._loops(call, depth + 1)
 
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""

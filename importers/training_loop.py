@@ -359,19 +359,25 @@ def skipping(values: Values) -> ast.AST | None:
         if scales and step.args and not isinstance(step.args[0], ast.Lambda):
             return step  # GradScaler skips the step where a gradient overflows
         outers = inside(values.script, step, values.script.scope_of(step))
-        loop = next((outer for outer in outers if isinstance(outer, ast.For | ast.While)), None)
-        if loop is None:
+        loops = [outer for outer in outers if isinstance(outer, ast.For | ast.While)]
+        lot = None if loops else lot_of(values, step, _reads)
+        if not loops and lot is None:
             continue
-        made = _made_in(loop)
+        loop: ast.AST = loops[0] if lot is None else lot[0]
+        made: Seen = {*_made_in(loop), *(() if lot is None else lot[1])}
+        outers = outers if loops else [*outers, loop]
         for outer in outers[: outers.index(loop)]:
             if isinstance(outer, ast.If) and not _is_public(values, outer.test, made):
                 return outer
             if isinstance(outer, ast.Try) and not all(_ends(item.body) for item in outer.handlers):
                 return outer
         for node in ast.walk(loop):
-            if isinstance(node, ast.Continue) and node.lineno < step.lineno:
+            leaves = isinstance(loop, ast.FunctionDef) and isinstance(node, ast.Return)
+            if (leaves or isinstance(node, ast.Continue)) and getattr(
+                node, "lineno", 0
+            ) < step.lineno:
                 around_it = inside(values.script, node, loop)
-                if any(isinstance(outer, ast.For | ast.While) for outer in around_it):
+                if not leaves and any(isinstance(o, ast.For | ast.While) for o in around_it):
                     continue  # of another loop
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
                 if not tests or not all(_is_public(values, test, made) for test in tests):
@@ -385,7 +391,9 @@ def stopping(values: Values) -> ast.AST | None:
         loop = next(
             (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
         )
-        if loop is not None and (end := _ends_by(values, step, drawn_by(loop), 0)) is not None:
+        lot = None if loop is not None else lot_of(values, step, _reads)
+        drawn = drawn_by(loop) if loop is not None else lot[1] if lot is not None else None
+        if drawn is not None and (end := _ends_by(values, step, drawn, 0)) is not None:
             return end
     return None
 
@@ -470,6 +478,33 @@ def seen_at(
             seen = seen - {part.id for part in names if isinstance(part, ast.Name)}
         seen = seen | (gained - script.imported)
     return at
+
+
+def lot_of(
+    values: Values, place: ast.AST, reads: Callable[[ast.AST, Seen], bool], depth: int = 0
+) -> tuple[ast.AST, Seen, ast.AST] | None:
+    """The loop around ``place`` that draws its lots, or the function that is given them.
+
+    With it come the names that hold records there, and the outermost loop or the function.
+    """
+    script, scope = values.script, values.script.scope_of(place)
+    loops = [o for o in inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
+    for loop in loops:
+        if drawn := drawn_by(loop):
+            return loop, drawn, loops[-1]
+    passed: Seen = set()
+    for call in values.known_calls(scope) if isinstance(scope, ast.FunctionDef) else ():
+        outer = lot_of(values, call, reads, depth + 1) if call in script.parents else None
+        if outer is None or depth > 5:
+            continue
+        at = seen_at(values, call, outer[1], reads, outer[2])
+        statement = next((node for node in (call, *script.above(call)) if node in at), call)
+        names = [arg.arg for arg in (*scope.args.posonlyargs, *scope.args.args)]  # type: ignore[union-attr]
+        if isinstance(script.parents[scope], ast.ClassDef):
+            names = names[1:]
+        given_to = [*zip(names, call.args, strict=False), *keywords_of(call).items()]
+        passed |= {name for name, item in given_to if reads(item, at.get(statement, set()))}
+    return (scope, passed, scope) if passed else None
 
 
 def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
@@ -580,7 +615,7 @@ def _made_in(loop: ast.AST) -> set[str]:
     return made - counts
 
 
-def _is_public(values: Values, test: ast.expr, made: set[str]) -> bool:
+def _is_public(values: Values, test: ast.expr, made: Seen) -> bool:
     """Whether a condition is settled, or names nothing that the loop makes and calls nothing."""
     if values.known(test) is not None:
         return True

@@ -36,10 +36,10 @@ _KEY = re.compile(
 
 def _load(raw: bytes) -> dict[str, Any]:
     """Parse TOML; raises ``MalformedPlan`` with the position of a syntax error."""
-    for number, line in enumerate(raw.splitlines(), 1):
-        key, equals, _ = line.partition(b"=")
-        named = equals or key.lstrip().startswith(b"[")
-        if named and key.count(b".") > MOST_PARTS:  # tomllib takes the square of their time
+    for number, written in enumerate(raw.splitlines(), 1):
+        name, equals, _ = written.partition(b"=")
+        named = equals or name.lstrip().startswith(b"[")
+        if named and name.count(b".") > MOST_PARTS:  # tomllib takes the square of their time
             raise MalformedPlan(
                 Reason(
                     code="syntax",

@@ -174,6 +174,69 @@ def test_a_loss_is_what_is_differentiated_by_whatever_name(backward: str) -> Non
         assert {item.code for item in partial.broken} - {"private_divisor"} == code
 
 
+STEP = """\
+def train(model, batch, optimizer):
+    x, y = batch
+    {row}
+    loss = f(model(x), y)
+    loss.backward()
+    optimizer.step()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "after", "codes"),
+    [
+        ("pass", "pass", set()),
+        ("x = x + x[torch.randperm(len(x))]", "pass", {"mixed_records"}),
+        ("x = x / x.std(0)", "pass", {"joined_records"}),
+        ("pass", "other.step()", {"other_optimizer"}),
+        ("if x.mean() > 1: return", "pass", {"skipped_lots"}),
+        ("if optimizer is None: return", "pass", set()),
+        ("loader = again()\nfor e in y:\n    for x in loader:\n        train(m, x, optimizer)",
+         None, {"other_loader"}),
+    ],
+)  # fmt: skip
+def test_a_lot_is_followed_into_the_function_that_steps(
+    row: str, after: str | None, codes: set[str]
+) -> None:
+    loop = "for e in range(3):\n    for x in loader:\n        train(model, x, optimizer)\n"
+    step = STEP.format(row="pass" if after is None else row, after=after or "pass")
+    partial = scripts.read(
+        (HEAD + step + PRIVATE + (row + "\n" if after is None else loop)).encode()
+    )
+    assert partial is not None
+    assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("x = x / x.std(0)", "joined_records"),
+        ("x = x @ x.T", "joined_records"),
+        ("x = F.batch_norm(x, None, None, training=True)", "joined_records"),
+        ("x = x / x.norm(dim=1, keepdim=True)", None),
+        ("x = x @ self.weight.T", None),
+    ],
+)
+def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -> None:
+    model = f"class Net(nn.Module):\n    def forward(self, x):\n        {line}\n        return x\n"
+    for made, expected in (("m = Net()\n", {code} - {None}), ("spare = Net()\n", set())):
+        assert broken(data=model + made) == expected
+
+
+def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
+    text = (
+        "def tune(net, lots):\n    again = SGD(net.parameters())\n    for x, y in lots:\n"
+        "        f(net(x), y).backward()\n        again.step()\n"
+    )
+    loop = LOOP.format(row="pass", loss="pass", after="pass")
+    partial = scripts.read((HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode())
+    assert partial is not None
+    assert "other_optimizer" in {item.code for item in partial.broken}
+
+
 def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:
     after = "fake = f(model(g(torch.randn(x.size(0), 9)))); fake.backward(); other.step()"
     partial = read(after=after)
@@ -234,7 +297,8 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
     [
         ("X = scaler.fit_transform(X)\ndata = Rows(X)", "computed of all records"),
         ("weight = torch.bincount(data.targets)", "computed of all records"),
-        ("X = [s[i:i + 9] for i in range(99)]\ndata = Rows(X)", "cuts rows that overlap"),
+        ("X = [s[i:i + 9] for i in range(99)]\ndata = Rows(X)", "may make several rows of one"),
+        ("data = Rows([part for text in texts for part in cut(text)])", "several rows of one"),
         ("X = [s[i:i + 9] for i in range(0, 99, 9)]\ndata = Rows(X)", None),
         ("m = M.from_pretrained('last')", "weights that line 7 loads are public"),
         ("data = torch.load('data.pt')", None),
