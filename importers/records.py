@@ -178,7 +178,13 @@ def _is_along_rows(values: Values, call: ast.Call) -> bool:
     told = keywords_of(call)
     joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
     axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
-    return axis is None or values.known(axis) == 0
+    return axis is None or _is_first(values, axis)
+
+
+def _is_first(values: Values, axis: ast.expr) -> bool:
+    """Whether the axis of the records is one that is named."""
+    named = values.known(axis)
+    return 0 in named if isinstance(named, list) else bool(named == 0)
 
 
 def _shares(call: ast.Call) -> bool:
@@ -259,19 +265,19 @@ def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
 
 def _content(node: ast.AST) -> Iterator[ast.AST]:
     """The parts of an expression whose content counts, and not only their size."""
-    if isinstance(node, ast.Call) and last_name(node.func) in SIZES:
-        return
-    if isinstance(node, ast.Attribute) and node.attr in SIZES:
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _content(child)
+    parts = [node]
+    while parts:
+        part = parts.pop()
+        told = part.func if isinstance(part, ast.Call) else part
+        if last_name(told) not in SIZES or (isinstance(told, ast.Name) and part is told):
+            yield part
+            parts += ast.iter_child_nodes(part)
 
 
 def reads_content(node: ast.AST, seen: Seen) -> bool:
     """Whether an expression has something of the content of what is in ``seen``."""
     return any(
-        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
+        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen - {"self"}
         for part in _content(node)
     )
 
@@ -336,9 +342,11 @@ def mixed_rows(values: Values) -> ast.AST | None:
                     if len(drawn) > 1 and _is_along_rows(values, node):
                         return node
             match statement:
-                case ast.Assign(targets=[ast.Subscript(value=base)], value=value) if ast.unparse(
-                    base
-                ) in _shuffled_in(value, shuffled):
+                case ast.Assign(targets=[ast.Subscript() as part], value=value) if ast.unparse(
+                    part.value
+                ) in _shuffled_in(value, shuffled) and ast.unparse(part) not in map(
+                    ast.unparse, ast.walk(value)
+                ):
                     return statement
                 case ast.Assign(targets=targets, value=value):
                     if _runs_model(value) or reads_content(value, outputs):
@@ -527,7 +535,7 @@ def _is_of_all(
     if node.func.attr in ("norm", "quantile") and args:
         args.pop(0)
     axis = told.get("dim", told.get("axis", args[0] if args else None))
-    return axis is None or bool(values.known(axis) == 0)
+    return axis is None or _is_first(values, axis)
 
 
 def _same(left: ast.expr, sums: list[ast.AST]) -> bool:

@@ -56,6 +56,14 @@ def read(
     Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
     another method, or use other arguments or noise than the text shows.
     """
+    try:
+        return _read(raw, folder, name, explicit=explicit)
+    except RecursionError:
+        message = "its expressions are nested too deeply."
+        raise not_imported("script", message, "Write them as several statements.") from None
+
+
+def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) -> Partial | None:
     mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
     if not (any(mentioned) if explicit else all(mentioned)):
         return None

@@ -50,7 +50,7 @@ HALF_PRECISION = {
     "fp16": (True,),
 }
 """What makes trainers scale their losses by a ``GradScaler``."""
-OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
+OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
 
