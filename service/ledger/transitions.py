@@ -30,6 +30,8 @@ from affidavit.service.ledger.state import (
     reservations,
 )
 from affidavit.service.lifecycle.status import Status
+from affidavit.service.log.entries import entry_of, logged
+from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.teams import DEFAULT, may_see
 
@@ -172,6 +174,35 @@ def require_usable(
         raise _not_usable("it has been reissued since.", "Reserve again.")
 
 
+def require_usable_now(
+    connection: Connection,
+    issue: StoredCertificate | StoredReservation,
+    dataset: str,
+    *,
+    allow_untrusted: bool,
+) -> StoredCertificate:
+    """The certificate of ``issue`` or of its reservation, if a run of it may begin now.
+
+    Raises ``CertificateNotUsable``, and ``LogDamaged`` for one that was not logged: whoever can
+    write to the database may have inserted it.
+    """
+    named = issue.certificate_id if isinstance(issue, StoredReservation) else issue.id
+    certificate = current(connection, named)
+    require_usable(certificate, dataset, allow_untrusted=allow_untrusted, issue=issue)
+    assert certificate is not None
+    if entry_of(certificate.bundle).content.decode() not in logged(connection, certificate.id):
+        raise LogDamaged(f"issue {certificate.issue} of {certificate.id} was not logged")
+    return certificate
+
+
+def require_reserved_usable(
+    connection: Connection, reservation: StoredReservation
+) -> StoredCertificate:
+    """The same for a reservation."""
+    dataset, untrusted = reservation.scope.dataset, reservation.untrusted
+    return require_usable_now(connection, reservation, dataset, allow_untrusted=untrusted)
+
+
 def _remedy_for_status(certificate: StoredCertificate) -> str:
     """How a certificate that is not active becomes usable; its status tells who has to act."""
     path = f"/v1/certificates/{certificate.id}"
@@ -270,12 +301,8 @@ def reserve_usable(
 
     Raises ``CertificateNotUsable`` besides.
     """
-    require_usable(
-        current(connection, run.certificate.id),
-        run.scope.dataset,
-        allow_untrusted=run.allow_untrusted,
-        issue=run.certificate,
-    )
+    certificate, untrusted = run.certificate, run.allow_untrusted
+    require_usable_now(connection, certificate, run.scope.dataset, allow_untrusted=untrusted)
     return reserve(connection, run, call)
 
 
@@ -368,12 +395,7 @@ class LockedReservation:
         reservation = self.reservation
         if reservation.state == "reserved" and not is_repeated(self.connection, self.call):
             try:
-                require_usable(
-                    current(self.connection, reservation.certificate_id),
-                    reservation.scope.dataset,
-                    allow_untrusted=reservation.untrusted,
-                    issue=reservation,
-                )
+                require_reserved_usable(self.connection, reservation)
             except CertificateNotUsable as error:
                 raise CertificateNotUsable(
                     f"the run must not begin: {error.message}",

@@ -52,7 +52,6 @@ from affidavit.service.runs.models import (
     StartRequest,
 )
 from affidavit.service.runs.repository import End, Kind, StoredRun, run_leases
-from affidavit.service.store import current
 from affidavit.worker import Renewal
 
 MOST_FAILED_ATTEMPTS = 5
@@ -271,12 +270,7 @@ class LockedRun:
             message = f"the reservation is {reservation.state}."
             return {"code": "reservation_not_usable", "message": message}
         try:
-            transitions.require_usable(
-                current(self.connection, run.certificate_id),
-                reservation.scope.dataset,
-                allow_untrusted=run.untrusted,
-                issue=reservation,
-            )
+            transitions.require_reserved_usable(self.connection, reservation)
         except DomainError as refusal:
             return {"code": refusal.code, "message": refusal.message}
         held.commit()

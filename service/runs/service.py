@@ -51,7 +51,7 @@ from affidavit.service.runs import repository
 from affidavit.service.runs.models import CompletionRequest, RunRequest
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases, runs
-from affidavit.service.store import CertificateStore, current
+from affidavit.service.store import CertificateStore
 
 
 class ReservationNotUsable(DomainError):
@@ -228,14 +228,7 @@ def _enqueue(
         raise ReservationNotUsable(
             f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
         )
-    certificate = current(connection, request.certificate)
-    transitions.require_usable(
-        certificate,
-        reservation.scope.dataset,
-        allow_untrusted=reservation.untrusted,
-        issue=reservation,
-    )
-    assert certificate is not None
+    certificate = transitions.require_reserved_usable(connection, reservation)
     _require_search(request, certificate.bundle)
     run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
     same = {"queue": request.queue, "requested_at": call.at}

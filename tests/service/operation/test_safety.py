@@ -13,16 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore
+from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_envelope
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
 from affidavit.service.ledger.integrity import state_digest
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
+from affidavit.service.tables import certificates
 from tests.service.conftest import EACH_SCOPE
 from tests.waiting import wait_until
 
@@ -143,6 +144,25 @@ def test_reservations_and_runs_are_of_what_was_logged(ask: Any, plan: Any) -> No
         with snapshot(ask.services.engine) as connection:
             messages = [finding.message for finding in audit(connection, [])]
         assert any(found in message for message in messages)
+
+
+def test_an_issue_that_was_not_logged_spends_nothing(ask: Any, plan: Any) -> None:
+    """Whoever can insert rows can sign one with a key of their own."""
+    made, reservation = reserved(ask, plan)
+    issue = (certificates.c.id == made) & (certificates.c.issue == 1)
+    with writer(ask.services.engine).begin() as connection:
+        row = dict(connection.execute(select(certificates).where(issue)).mappings().one())
+        document = json.loads(row["bundle"])
+        payload = read_envelope(document["envelope"]).payload
+        document["envelope"] = sign_envelope(payload, SigningKey.generate()).as_document()
+        row |= {"issue": 2, "bundle": json.dumps(document).encode()}
+        connection.execute(insert(certificates).values(row))
+    run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
+    for path, body in (("/v1/ledgers/toy/reservations", {"certificate": made}), ("/v1/runs", run)):
+        answer = ask("POST", path, "submit", body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged"), answer.text
+    released = ask("POST", f"/v1/reservations/{reservation}/release", "submit", {})
+    assert released.status_code == 200, released.text
 
 
 def test_tokens_end_by_the_databases_clock(ask: Any) -> None:
