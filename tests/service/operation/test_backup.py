@@ -63,7 +63,7 @@ class Place:
         )
 
 
-@pytest.fixture(params=["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.soak)])
+@pytest.fixture(params=[pytest.param("SQLite", marks=pytest.mark.soak), "PostgreSQL"])
 def place(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -> Place:
     url: str = request.getfixturevalue(f"{request.param.lower()}_url")
     (tmp_path / "work").mkdir()
