@@ -347,8 +347,14 @@ def _calls(script: Script, name: str) -> Iterator[ast.Call]:
 
 def _calls_in(values: Values, own: str, name: str) -> Iterator[ast.Call]:
     script = values.script
+    imported = _imported_as(script, name)
     for node in script.nodes:
-        if isinstance(node, ast.Name | ast.Attribute) and _is_it(values, node, own, name):
+        known_as = imported if isinstance(node, ast.Name) else {name}
+        if (
+            isinstance(node, ast.Name | ast.Attribute)
+            and last_name(node) in known_as
+            and _is_it(values, node, own, name)
+        ):
             call = script.parents[node]
             if isinstance(call, ast.Call) and call.func is node:
                 yield valued(values, call)
@@ -358,8 +364,6 @@ def _calls_in(values: Values, own: str, name: str) -> Iterator[ast.Call]:
 
 def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
     """Whether a name or attribute is the function ``name`` of the file ``own``."""
-    if last_name(node) != name and not isinstance(node, ast.Name):
-        return False
     origin = module_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
     while origin is not None:
         inner, named = origin
@@ -367,6 +371,17 @@ def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
             return True
         origin = module_of(inner, ast.Name(named, ast.Load()))
     return False
+
+
+def _imported_as(script: Script, name: str) -> set[str]:
+    """The names by which a file may import what is called ``name`` elsewhere."""
+    found = set[str]()
+    for node in script.nodes:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in (name, "*"):
+                    found.add(alias.asname or name)
+    return found
 
 
 def _place(script: Script) -> str | None:
