@@ -375,13 +375,13 @@ def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
 
 def _imported_as(script: Script, name: str) -> set[str]:
     """The names by which a file may import what is called ``name`` elsewhere."""
-    found = set[str]()
+    names = set[str]()
     for node in script.nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if alias.name in (name, "*"):
-                    found.add(alias.asname or name)
-    return found
+                    names.add(alias.asname or name)
+    return names
 
 
 def _place(script: Script) -> str | None:
