@@ -255,7 +255,7 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
         raise UnsupportedModel(
             "loader: a record is not the same twice although random, numpy.random and torch draw "
             "the same: its data set keeps state of what was read, or draws from a generator of its "
-            "own. Draw from torch's, or draw in losses; or give private an example."
+            "own. Draw from torch's, or draw in losses; or give private an example and a digest."
         )
     if not records.collate_draws or len(places) < 3:
         return example, lambda rows: records.drawn_alike(places[rows])
