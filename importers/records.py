@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from affidavit.importers.script import Script, keywords_of, last_name
+from affidavit.importers.script import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
 from affidavit.importers.training_loop import MODELS, Seen, lot_of, seen_at, steps_of
 
@@ -253,9 +253,7 @@ def _trains(call: ast.Call) -> bool:
 
 
 def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
-    root: ast.expr = node
-    while isinstance(root, ast.Attribute):
-        root = root.value
+    root = root_of(node)
     bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
     return bool(bindings) and all(isinstance(item.node, ast.alias) for item in bindings)
 
@@ -363,7 +361,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
 
 
 def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
-    """Whether a part of the loss is of records that earlier turns of the loop have kept."""
+    """Whether a part of the loss is of records from earlier turns of the loop."""
     if not isinstance(loop, Loop):
         return False
     value = _differentiated(statement) or getattr(statement, "value", None)
@@ -417,7 +415,7 @@ def _shuffled_in(node: ast.AST, shuffled: dict[str, str]) -> set[str]:
 
 
 def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen) -> bool:
-    """Whether rows of a lot stand beside the same rows in another order."""
+    """Whether an expression combines rows of a lot with the same rows in another order."""
     for one, other in ((left, right), (right, left)):
         bases = _shuffled_in(one, shuffled)
         plain = {
@@ -539,7 +537,7 @@ def _is_of_all(
 
 
 def _same(left: ast.expr, sums: list[ast.AST]) -> bool:
-    """Whether what is summed stands beside its own sum, as in ``x - x.mean()``."""
+    """Whether an operand contains what the other sums, as in ``x - x.mean()``."""
     names = {ast.unparse(node) for node in ast.walk(left) if isinstance(node, ast.Name)}
     return any(
         isinstance(part, ast.Name) and part.id in names for item in sums for part in ast.walk(item)
@@ -562,10 +560,7 @@ def set_by_records(values: Values) -> ast.AST | None:
                     args = node.value.args  # type: ignore[attr-defined]
                 case _:
                     continue
-            root: ast.expr = target
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            is_model = (last_name(root) or "").lower().endswith(MODELS[:3])
+            is_model = (last_name(root_of(target)) or "").lower().endswith(MODELS[:3])
             if is_model and any(reads_content(item, at[node]) for item in args):
                 return node
     return None

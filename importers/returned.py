@@ -19,7 +19,7 @@ from affidavit.importers.records import (
     reads_content,
     set_by_records,
 )
-from affidavit.importers.script import Binding, Script, keywords_of, last_name
+from affidavit.importers.script import Binding, Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values, branch, exclude_each_other
 from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
 
@@ -246,10 +246,7 @@ class Returned:
         """Whether an attribute is looked up in ``whole``, in the same scope."""
         if whole is None or not ast.unparse(part).startswith(f"{ast.unparse(whole)}."):
             return False
-        root: ast.expr = part
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        name = getattr(root, "id", "")
+        name = getattr(root_of(part), "id", "")
         resolved = [self.script.resolve(name, self.script.scope_of(n))[0] for n in (part, whole)]
         return resolved[0] is resolved[1]
 
@@ -353,7 +350,7 @@ def _is_it(node: ast.expr, name: str) -> bool:
 def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
     """Whether a statement changes something in place by ``.grad``, as a step of its own would.
 
-    So may gradients of the parameters that are asked for by themselves.
+    So may gradients of the parameters that are computed separately.
     """
     match node:
         case ast.Call(func=ast.Attribute(attr="grad") as function, args=[_, of, *_]):

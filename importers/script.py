@@ -327,11 +327,10 @@ class Script:
 
     def is_of(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
         """Whether a name, or the module that it is looked up in, comes from these packages."""
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        if not isinstance(node, ast.Name):
+        root = root_of(node)
+        if not isinstance(root, ast.Name):
             return False
-        bindings = self.bindings_of(node)
+        bindings = self.bindings_of(root)
         return any(package_of(self.origin(item)[0] or "") in modules for item in bindings)
 
     def defines(self, name: str) -> bool:
@@ -388,6 +387,13 @@ def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
         case ast.Dict(keys=keys, values=values) if inner in values:
             return keys[values.index(inner)] is None
     return False
+
+
+def root_of(node: ast.expr) -> ast.expr:
+    """What a dotted expression is looked up in: ``a`` of ``a.b.c``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
 
 
 def last_name(node: ast.AST) -> str | None:

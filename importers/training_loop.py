@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from affidavit.importers.script import Script, imports_of, keywords_of, last_name
+from affidavit.importers.script import Script, imports_of, keywords_of, last_name, root_of
 from affidavit.importers.script_values import (
     Unreadable,
     Values,
@@ -493,9 +493,10 @@ def lot_of(
         if drawn := drawn_by(loop):
             return loop, drawn, loops[-1]
     passed: Seen = set()
-    for call in values.known_calls(scope) if isinstance(scope, ast.FunctionDef) else ():
+    followed = isinstance(scope, ast.FunctionDef) and depth <= 5
+    for call in values.known_calls(scope) if followed else ():
         outer = lot_of(values, call, reads, depth + 1) if call in script.parents else None
-        if outer is None or depth > 5:
+        if outer is None:
             continue
         at = seen_at(values, call, outer[1], reads, outer[2])
         statement = next((node for node in (call, *script.above(call)) if node in at), call)
@@ -821,9 +822,7 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
 
 def _require_own_name(values: Values, function: ast.expr) -> None:
     """Refuse a ``range`` or a ``tqdm`` that the file itself defines."""
-    root = function
-    while isinstance(root, ast.Attribute):
-        root = root.value
+    root = root_of(function)
     if not isinstance(root, ast.Name):
         raise Unreadable(function, "it is not a function by name")
     bindings = values.script.bindings_of(root)

@@ -344,3 +344,12 @@ def test_a_module_of_the_repository_may_not_change_the_noise(
 def test_expressions_that_are_nested_too_deeply_are_refused() -> None:
     with pytest.raises(MalformedPlan, match="nested too deeply"):
         read(row="x[y] = x[z] + " + "1 + " * 700 + "1")
+
+
+def test_a_function_that_steps_and_calls_itself_is_followed_to_an_end() -> None:
+    update = (
+        "def update(x, y):\n    loss = criterion(model(x), y)\n    loss.backward()\n"
+        "    optimizer.step()\n    update(x, y)\n"
+    )
+    loop = "for x, y in loader:\n    update(x, y)\n"
+    assert scripts.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode()) is not None
