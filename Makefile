@@ -118,7 +118,7 @@ try-trackers: install-trainer
 demo-model: install-trainer
 	@$(BIN)/python -m examples.train.demo_model
 
-# Processes of one thread each, one more than two cores, because some wait and each imports all tests. Compiled modules are kept although the environment
+# Processes of one thread each, one more than two cores, because some wait and each imports all tests. Compiled modules are written although the environment
 # may say otherwise: the tests start hundreds of processes.
 test: install-trainer install-browser $(PROGRAMS)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal

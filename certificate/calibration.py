@@ -8,7 +8,6 @@ multipliers rounded as they are printed: what is returned was itself evaluated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -44,6 +43,7 @@ from affidavit.mechanisms import (
     with_probability,
     with_steps,
 )
+from affidavit.mechanisms.strategies import lots_in_turn
 from affidavit.plan import (
     Event,
     Plan,
@@ -78,7 +78,7 @@ def _attacks_on_shuffled_lots(closed: Lowered) -> tuple[Counted, ...]:
         if lowered.sampled.attained is None or lowered.whole is not None:
             continue
         probability = schedule.sampling_probability(plan, phase)
-        lots = min(steps, math.floor(1 / probability))
+        lots = min(steps, lots_in_turn(plan, phase))
         epoch = ShuffledEpoch(
             lots=lots,
             drawn=float(lots * probability) * (1 - 2.0**-52),

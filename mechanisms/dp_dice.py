@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, WholeRun
 from affidavit.mechanisms.samplers import distance_of, sample
+from affidavit.mechanisms.strategies.participation import lots_in_turn
 from affidavit.plan import (
     Event,
     Gaussian,
@@ -150,7 +151,7 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
             tries = steps // 2
             chance = -math.expm1(tries * math.log1p(-probability)) / UP
         else:
-            tries = min(steps, math.floor(1 / probability))
+            tries = min(steps, lots_in_turn(plan, phase))
             chance = tries * probability / UP
         shift = error * math.sqrt(steps - tries)
         if chance * shift <= probability * math.sqrt(steps):

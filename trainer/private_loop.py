@@ -80,14 +80,13 @@ class _Records:
         self._dataset: Any = loader.dataset
         self._collate: Any = loader.collate_fn
         self._digest = digest
-        self.collate_draws = False
 
     @property
     def digest(self) -> str:
         """Over every record's tensors, unless the digest was said."""
         if self._digest is None:
             with same_draws(0):
-                parts = [digest_of_tensors(*_tensors(self._batch([i]))) for i in range(len(self))]
+                parts = [_digest(self._batch([place])) for place in range(len(self))]
             content = "".join(parts).encode()
             self._digest = digest_of_tensors(
                 torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -113,15 +112,25 @@ class _Records:
 
     def drawn_alike(self, indices: Tensor, seed: int = 0) -> Batch:
         """As ``collate``, where a record draws the same wherever it stands; shape (n,)."""
+        items = self._items(indices)
+        with same_draws(seed):
+            batch: Batch = self._collate(items)
+        return batch
+
+    def collate_draws(self, indices: Tensor) -> bool:
+        """Whether ``collate_fn`` draws random numbers for these records; shape (n,)."""
+        items = self._items(indices)
+        with same_draws(0):
+            before = random_state()
+            self._collate(items)
+            return bool(random_state() != before)
+
+    def _items(self, indices: Tensor) -> list[Any]:
         items = []
         for place in indices.tolist():
             with same_draws(place):
                 items.append(self._dataset[place])
-        with same_draws(seed):
-            before = random_state()
-            batch: Batch = self._collate(items)
-            self.collate_draws = random_state() != before
-        return batch
+        return items
 
     def _batch(self, places: Sequence[int]) -> Batch:
         return self._collate([self._dataset[place] for place in places])
@@ -257,7 +266,7 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
             "the same: its data set keeps state of what was read, or draws from a generator of its "
             "own. Draw from torch's, or draw in losses; or give private an example and a digest."
         )
-    if not records.collate_draws or len(places) < 3:
+    if len(places) < 3 or not records.collate_draws(places):
         return example, lambda rows: records.drawn_alike(places[rows])
     pair = torch.arange(2)
     if _widths(records.drawn_alike(places[pair])) != _widths(example):

@@ -173,7 +173,7 @@ def test_the_shuffled_plans_of_the_paper_have_the_epsilon_of_the_specification(
     assert code == 0
     assert 0.6 * epsilon < result["epsilon"]["lower"] < result["epsilon"]["upper"]
     assert result["epsilon"]["upper"] == pytest.approx(epsilon, abs=6e-5)
-    assert result["mu"] is None  # which is said of what costs exactly as much
+    assert result["mu"] is None  # which is stated of exact costs alone
     assert result["sampling"]["participations"] == k
 
 

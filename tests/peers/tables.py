@@ -19,8 +19,8 @@ from affidavit.accountants.gaussian import GaussianCurve
 LN3 = math.log(3)
 
 
-def asked(question: Any = affidavit.epsilon, **changes: Any) -> Any:
-    """The answer about one release block; a data set of a thousand unless said otherwise."""
+def answer(question: Any = affidavit.epsilon, **changes: Any) -> Any:
+    """The answer about one release block, by default on a data set of a thousand."""
     fields: dict[str, Any] = {
         "adjacency": "add_remove",
         "sampling": "full_batch",
@@ -64,7 +64,7 @@ def test_random_allocation(
     number: int, epochs: int, noise: float, delta: float, least: float, most: float
 ) -> None:
     """Both ends of PLD_accounting 2.0, Feldman and Shenfeld (arXiv:2602.17284)."""
-    found = asked(**bins(number, epochs), noise_multiplier=noise, delta=delta)
+    found = answer(**bins(number, epochs), noise_multiplier=noise, delta=delta)
     assert least <= found.lower <= found <= most
 
 
@@ -78,7 +78,7 @@ def test_balls_and_bins_cost_at_least_what_the_largest_sum_shows(
     there = -np.expm1(norm.logcdf((cut - 1) / noise) + others)
     absent = -np.expm1(norm.logcdf(cut / noise) + others)
     least = float(np.max(there - math.exp(epsilon) * absent))
-    found = asked(affidavit.delta, **bins(200, 1), noise_multiplier=noise, epsilon=epsilon)
+    found = answer(affidavit.delta, **bins(200, 1), noise_multiplier=noise, epsilon=epsilon)
     assert 0.6 * found < least < found
 
 
@@ -96,7 +96,7 @@ def test_noise_of_one_gaussian_release(
     reach: float, epsilon: float, delta: float, variance: float
 ) -> None:
     """``gaussian_noise_test.go`` of google/differential-privacy, which rounds σ up by 1e-3."""
-    found = asked(affidavit.noise_multiplier, epsilon=epsilon, delta=delta)
+    found = answer(affidavit.noise_multiplier, epsilon=epsilon, delta=delta)
     assert math.sqrt(variance) / reach * (1 - 1e-3) < found <= math.sqrt(variance) / reach
 
 
@@ -111,7 +111,7 @@ def test_noise_of_one_gaussian_release(
 )
 def test_delta_of_one_gaussian_release(mu: float, epsilon: float, delta: float) -> None:
     """The same file; its allowance is 1e-10."""
-    found = asked(affidavit.delta, noise_multiplier=1 / mu, epsilon=epsilon)
+    found = answer(affidavit.delta, noise_multiplier=1 / mu, epsilon=epsilon)
     assert found.lower - 1e-12 < delta < found + 1e-12
 
 
@@ -123,7 +123,7 @@ def test_users_of_several_records(
     records: int, rate: float, steps: int, noise: float, epsilon: float
 ) -> None:
     """Mixtures of Gaussians, Charles et al. (arXiv:2407.07737), by dp-accounting's PLD."""
-    found = asked(
+    found = answer(
         dataset={"size": 100_000, "unit": "user", "contributions_per_user": records},
         sampling={"scheme": "poisson", "probability": rate},
         steps=steps,
@@ -153,7 +153,7 @@ def test_the_best_of_several_runs(
 ) -> None:
     """Rényi bounds of Papernot and Steinke (arXiv:2110.03620), by dp-accounting."""
     extra = [{"kind": "repeat_and_select", "name": "search", **selection}]
-    assert asked(noise_multiplier=noise, delta=delta, extra=extra) < epsilon
+    assert answer(noise_multiplier=noise, delta=delta, extra=extra) < epsilon
 
 
 def test_poisson_samples() -> None:
@@ -163,16 +163,16 @@ def test_poisson_samples() -> None:
     for one Gaussian release; the method, written anew, gives δ = 1.000004e-5.
     """
     sampled: dict[str, Any] = {"sampling": {"scheme": "poisson", "probability": 0.01}}
-    published = asked(**sampled, steps=10_000, noise_multiplier=4, delta=1e-5)
+    published = answer(**sampled, steps=10_000, noise_multiplier=4, delta=1e-5)
     assert published < 1.26
-    found = asked(affidavit.delta, **sampled, steps=500, noise_multiplier=2, epsilon=0.4319821)
+    found = answer(affidavit.delta, **sampled, steps=500, noise_multiplier=2, epsilon=0.4319821)
     assert found.lower <= 1.000004e-5 * (1 + 1e-5)
     assert found >= 1.000004e-5 * (1 - 1e-5)
 
 
 def tree(epochs: int, steps: int, noise: float, *, restart: bool) -> tuple[Any, float]:
     """Ours, and ``compute_epsilon_tree`` of google-research/DP-FTRL (arXiv:2103.00039)."""
-    found = asked(
+    found = answer(
         adjacency="zero_out",
         sampling="cyclic",
         size=10 * steps,
