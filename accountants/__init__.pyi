@@ -34,7 +34,6 @@ from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
 from .opacus import opacus_noise as opacus_noise
 from .participations import Counted as Counted
-from .participations import ShuffledEpoch as ShuffledEpoch
 from .post_processing import PostProcessed as PostProcessed
 from .protocol import Accountant as Accountant
 from .protocol import AccountantError as AccountantError
@@ -45,6 +44,7 @@ from .protocol import OutOfReach as OutOfReach
 from .protocol import PrivacyCurve as PrivacyCurve
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
+from .random_allocation import AllocationAccountant as AllocationAccountant
 from .rdp import RdpAccountant as RdpAccountant
 from .registry import CERTAIN as CERTAIN
 from .registry import NAMES as NAMES

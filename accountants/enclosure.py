@@ -83,6 +83,22 @@ class Enclosed:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capped:
+    """A ``curve`` that takes long, and upper ends of it, ``cap``, that do not."""
+
+    curve: PrivacyCurve
+    cap: PrivacyCurve
+
+    def epsilon(self, delta: float) -> Bracket:
+        """The curve's bracket of ε (nats) at ``delta``; raises what it raises."""
+        return self.curve.epsilon(delta)
+
+    def delta(self, epsilon: float) -> Bracket:
+        """The curve's bracket of δ at ``epsilon`` (nats); raises what it raises."""
+        return self.curve.delta(epsilon)
+
+
 @dataclass(frozen=True, slots=True)
 class LeastCurve:
     """The least upper ends of several curves of one event, of which some may be out of reach."""
@@ -141,10 +157,12 @@ class InTurn:
 def closed(
     upper: float, below: tuple[PrivacyCurve, ...], answer: Callable[[PrivacyCurve], Bracket]
 ) -> Bracket:
-    """From the highest ``answer`` of those ``below`` to ``upper``."""
+    """From the highest ``answer`` of those ``below`` to ``upper``, cheap ones first."""
     lower = 0.0
     for curve in below:
         try:
+            if isinstance(curve, Capped) and answer(curve.cap).upper <= lower:
+                continue
             lower = max(lower, answer(curve).lower)
         except AccountantError:
             continue

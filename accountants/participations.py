@@ -48,6 +48,7 @@ from affidavit.plan import (
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    ShuffledEpoch,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -55,20 +56,6 @@ from affidavit.plan import (
 )
 
 Drawn = PoissonSubsampledGaussian | WithoutReplacementGaussian
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShuffledEpoch:
-    """An epoch's ``lots`` lots, in one of which a record is with the chance ``drawn``.
-
-    With the record its lot's sum is two clip norms from the others', ``without`` it so many.
-    Source: docs/theorems/shuffled-lots.md.
-    """
-
-    lots: int
-    drawn: float
-    noise_multiplier: float
-    without: float
 
 
 EDGES = 2048

@@ -15,6 +15,7 @@ from typing import TypeVar
 from affidavit.accountants import (
     Accountant,
     AccountantError,
+    AllocationAccountant,
     Approximating,
     Bracket,
     Counted,
@@ -23,11 +24,9 @@ from affidavit.accountants import (
     PostProcessed,
     PrivacyCurve,
     Sampling,
-    ShuffledEpoch,
     Unsupported,
     attained,
     confirmed_noise,
-    curve_or_none,
     largest_probability,
     least_noise,
     most,
@@ -43,7 +42,6 @@ from affidavit.mechanisms import (
     with_probability,
     with_steps,
 )
-from affidavit.mechanisms.strategies import lots_in_turn
 from affidavit.plan import (
     Event,
     Plan,
@@ -66,27 +64,12 @@ def lower_open(plan: Plan) -> Lowered:
     return replace(lower(stand_in(plan)), plan=plan)
 
 
-def _attacks_on_shuffled_lots(closed: Lowered) -> tuple[Counted, ...]:
-    """What the largest sum of each epoch shows, of each phase whose lots are shuffled."""
-    plan, result = closed.plan, []
+def _attacks(closed: Lowered) -> tuple[Counted, ...]:
+    """What releases of each phase show that an attacker counts."""
     if closed.extra.selection is not None:
         return ()
-    for phase, lowered in zip(plan.phases, closed.phases, strict=True):
-        steps, joint = lowered.steps, lowered.joint
-        if phase.sampling.scheme != "shuffled" or steps is None or joint is None:
-            continue
-        if lowered.sampled.attained is None or lowered.whole is not None:
-            continue
-        probability = schedule.sampling_probability(plan, phase)
-        lots = min(steps, lots_in_turn(plan, phase))
-        epoch = ShuffledEpoch(
-            lots=lots,
-            drawn=float(lots * probability) * (1 - 2.0**-52),
-            noise_multiplier=joint,
-            without=0.0 if plan.adjacency == "replace_one" else 1.0,
-        )
-        result.append(Counted(epoch, steps // lots))
-    return tuple(result)
+    epochs = (phase.attacked for phase in closed.phases)
+    return tuple(Counted(*epoch) for epoch in epochs if epoch is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +99,12 @@ class Solver:
         above, least = self.curve(event), attained(own)
         if isinstance(self.engine, Sampling):
             return above if least == event else Enclosed(above=above, below=())
+        attacks = _attacks(closed)
         if self.engine.name in ONE_SIDED and not alone:
-            attacks = _attacks_on_shuffled_lots(closed)
             return Enclosed(above=above, below=(PostProcessed(event=least), *attacks))
         if least == event:
             return above
-        below = (*self._below(least), *_attacks_on_shuffled_lots(closed))
+        below = (*attacks, *self._below(least))
         return Enclosed(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod
@@ -134,9 +117,9 @@ class Solver:
         try:
             return (self.engine.curve(least),)
         except AccountantError:
-            allocation = curve_or_none("allocation", least)
+            allocation = AllocationAccountant().lower_ends(least)
         contained = PostProcessed(event=least)
-        return (contained,) if allocation is None else (allocation, contained)
+        return (contained,) if allocation is None else (contained, allocation)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""

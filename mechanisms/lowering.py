@@ -21,7 +21,17 @@ from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
 from affidavit.mechanisms.samplers import Sampled, sample
-from affidavit.plan import Composed, Event, Gaussian, Plan, Reason, RefusedPlan, Repeated, schedule
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    Plan,
+    Reason,
+    RefusedPlan,
+    Repeated,
+    ShuffledEpoch,
+    schedule,
+)
 
 if TYPE_CHECKING:
     from affidavit.mechanisms.correlation import Correlation
@@ -67,6 +77,13 @@ class LoweredPhase:
         if self.sampled.attained is not None:
             return self.sampled.attained(joint, steps)
         return self.event(joint, steps)
+
+    @property
+    def attacked(self) -> tuple[ShuffledEpoch, int] | None:
+        """Another thing that shows a record of a phase with nothing open, and how often."""
+        if self.sampled.attacked is None or self.joint is None or self.steps is None:
+            return None
+        return None if self.whole is not None else self.sampled.attacked(self.joint, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

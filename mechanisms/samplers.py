@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from affidavit.plan import (
     MOST_RECORDS,
@@ -60,6 +60,7 @@ from affidavit.plan import (
     Reason,
     RefusedPlan,
     Repeated,
+    ShuffledEpoch,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -86,7 +87,7 @@ class Sampled:
     is sampled. ``distance`` is how far one record moves the sum, in clip norms, where the event
     is a plain Gaussian. ``run`` is the whole phase where that is not ``event`` so many ``times``,
     and ``attained`` what one record can do to it where the lots that it is in are drawn and
-    the event does not use that.
+    the event does not use that. ``attacked`` is what else costs at least something: so many epochs.
     """
 
     event: StepEvent
@@ -96,6 +97,7 @@ class Sampled:
     assumption: str
     run: RunEvent | None = None
     attained: RunEvent | None = None
+    attacked: Callable[[float, int], tuple[ShuffledEpoch, int]] | None = None
 
 
 def sample(plan: Plan, index: int) -> Sampled:
@@ -199,29 +201,31 @@ def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
     if plan.adjacency == "add_remove":
         raise removal_moves_records(plan, index)
     distance = distance_of(plan)
-    return Sampled(
+    known = Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: schedule.participations(plan, phase, steps),
         probability=None,
         distance=distance,
         assumption="each record is in exactly one lot of each epoch; no amplification by "
         "shuffling is claimed",
-        attained=_one_lot_an_epoch(plan, phase) if phase.sampling.scheme == "shuffled" else None,
     )
+    return _shuffled(known, plan, phase) if phase.sampling.scheme == "shuffled" else known
 
 
-def _one_lot_an_epoch(plan: Plan, phase: Phase) -> RunEvent | None:
-    """A record in a random lot of each epoch, if in any; None where all records are in one lot.
+def _shuffled(known: Sampled, plan: Plan, phase: Phase) -> Sampled:
+    """``known`` in a random order each epoch, of which no amplification is claimed.
 
-    Under replace_one all others have the opposite gradient, and so has its replacement.
-    Source: docs/theorems/shuffled-lots.md.
+    A record is in a random lot of each epoch, if in any. Under replace_one all others have the
+    opposite gradient, and so has its replacement. Source: docs/theorems/shuffled-lots.md.
     """
     size, lot = plan.dataset.size, phase.sampling.lot_size
     if size is None or lot is None:
         raise ValueError("a valid plan with shuffled lots has a data set size and a lot size")
     lots = schedule.lots_per_epoch(size, lot)
     places = -(-size // lot)
-    distance = 2.0 if plan.adjacency == "replace_one" else 1.0
+    if places == 1:
+        return known
+    distance, without = (2.0, 0.0) if plan.adjacency == "replace_one" else (1.0, 1.0)
 
     def attained(joint: float, steps: int) -> Event:
         epochs, rest = divmod(steps, lots)
@@ -236,7 +240,17 @@ def _one_lot_an_epoch(plan: Plan, phase: Phase) -> RunEvent | None:
         parts = [Repeated(event=epoch(lots), count=epochs)] if epochs else []
         return Composed(events=(*parts, epoch(rest)) if rest else tuple(parts))
 
-    return attained if places > 1 else None
+    def attacked(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
+        released = min(steps, lots)
+        epoch = ShuffledEpoch(
+            lots=released,
+            drawn=released * lot / size * (1 - 2.0**-52),
+            noise_multiplier=joint,
+            without=without,
+        )
+        return epoch, steps // released
+
+    return replace(known, attained=attained, attacked=attacked)
 
 
 def removal_moves_records(plan: Plan, index: int) -> RefusedPlan:

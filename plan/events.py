@@ -306,6 +306,20 @@ class RandomAllocationGaussian:
             raise ValueError(f"released must be between 1 and {self.bins - 1}, got {self.released}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShuffledEpoch:
+    """No event but an attack: whether any sum of an epoch's ``lots`` shuffled lots is large.
+
+    A record is in one of them with the chance ``drawn``. Its lot's sum is two clip norms from the
+    others' with the record, and ``without`` it so many. Source: docs/theorems/shuffled-lots.md.
+    """
+
+    lots: int
+    drawn: float
+    noise_multiplier: float
+    without: float
+
+
 MOST_BINS = 1024
 """Lots per epoch for which a Gram matrix is held: a million products."""
 

@@ -33,12 +33,13 @@ from typing import Literal
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Enclosed, LeastCurve
+from affidavit.accountants.enclosure import Capped, Enclosed, LeastCurve
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
 from affidavit.accountants.fourier.refinement import refinement
 from affidavit.accountants.protocol import (
+    AccountantError,
     OutOfReach,
     PrivacyCurve,
     Unsupported,
@@ -56,6 +57,7 @@ from affidavit.accountants.random_allocation.directions import Curves, Direction
 from affidavit.accountants.random_allocation.partial_pass import PartialDirection
 from affidavit.accountants.random_allocation.renyi import (
     NOISE_MULTIPLIERS,
+    WIDE_STRIDE,
     RenyiAllocationAccountant,
     check_range,
 )
@@ -174,9 +176,35 @@ class AllocationAccountant:
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        above, below = self._curves(event)
+        least = above
+        if isinstance(above, ComposedAllocationCurve):
+            with suppress(Unsupported):
+                least = LeastCurve((above, RenyiAllocationAccountant().curve(event)))
+        if below is above:
+            return least
+        return Enclosed(above=least, below=() if below is None else (below,))
+
+    def lower_ends(self, event: Event) -> PrivacyCurve | None:
+        """The curve of what ``event`` attains, with a cap; None where none is known."""
+        try:
+            _, below = self._curves(event)
+            if below is None:
+                return None
+            quick = RenyiAllocationAccountant(stride=WIDE_STRIDE)
+            return Capped(curve=below, cap=quick.curve(event))
+        except AccountantError:
+            return None
+
+    def _curves(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve | None]:
+        """The curve that dominates ``event``, and the one that it attains, which may be the same.
+
+        Raises ``Unsupported`` or ``OutOfReach``.
+        """
         parts = leaves(event)
         if not parts:
-            return AllocationCurve(directions=(), relative_width=self.relative_width)
+            empty = AllocationCurve(directions=(), relative_width=self.relative_width)
+            return empty, empty
         allocations = [
             (leaf, count) for leaf, count in parts if isinstance(leaf, RandomAllocationGaussian)
         ]
@@ -191,8 +219,8 @@ class AllocationAccountant:
         if len(parts) == 1 and parts[0][1] == 1:
             once = self._curve(runs[0][0])
             if attained == runs:
-                return once
-            return Enclosed(above=once, below=tuple(self._curve(one) for one, _ in attained))
+                return once, once
+            return once, self._curve(attained[0][0]) if attained else None
         others = directions(
             Composed(
                 events=tuple(
@@ -202,14 +230,10 @@ class AllocationAccountant:
                 )
             )
         )
-        dominating: list[PrivacyCurve] = [_composed(runs, others)]
-        with suppress(Unsupported):
-            dominating.append(RenyiAllocationAccountant().curve(event))
-        least = LeastCurve(tuple(dominating))
+        whole = _composed(runs, others)
         if attained == runs:
-            return least
-        below = (_composed(attained, others),) if attained else ()
-        return Enclosed(above=least, below=below)
+            return whole, whole
+        return whole, _composed(attained, others) if attained else None
 
     def _curve(self, orders: Orders) -> AllocationCurve:
         return AllocationCurve(directions=orders, relative_width=self.relative_width)

@@ -133,6 +133,8 @@ class Direction:
 
     def cut(self, epsilon: float, allowed: float) -> float:
         """The X at which the lattice may end if ``allowed`` of δ may be given away."""
+        if self.side == "add":
+            return math.inf
         return choose_cut(self._others, _ratio(epsilon), allowed)
 
     def saddle(self, epsilon: float, cut: float) -> Saddle:
@@ -144,7 +146,7 @@ class Direction:
         while high - low > 1e-3:
             middle = (low + high) / 2
             tilt = math.exp(middle) / abs(threshold)
-            mean = self.bins * _moments(values, weights, tilt)[1]
+            mean = self.bins * _tilted(values, weights, tilt)[1]
             low, high = (middle, high) if mean - 2 / tilt < threshold else (low, middle)
         tilt = math.exp((low + high) / 2) / abs(threshold)
         log_moment, _, variance = _moments(values, weights, tilt)
@@ -163,6 +165,8 @@ class Direction:
     def about(self, epsilon: float) -> float:
         """About the δ at ``epsilon`` (nats); not a bound."""
         coarse = self.saddle(epsilon, self.cut(epsilon, 1e-12)).delta
+        if self.side == "add":
+            return coarse
         return self.saddle(epsilon, self.cut(epsilon, 0.01 * min(coarse, 1.0))).delta
 
     @property
@@ -351,10 +355,15 @@ def _ratio(epsilon: float) -> float:
 
 def _moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
     """log E exp(tilt V), and mean and variance of the tilted law."""
+    tilted, mean, peak, total = _tilted(values, log_weights, tilt)
+    centred = values - mean
+    return peak + math.log(total), mean, float(tilted @ (centred * centred)) / total
+
+
+def _tilted(values: Array, log_weights: Array, tilt: float) -> tuple[Array, float, float, float]:
+    """The tilted law's weights, of the shape of ``values``; its mean; what they are scaled by."""
     exponents = tilt * values + log_weights
     peak = float(exponents.max())
     tilted = np.exp(exponents - peak)
     total = float(tilted.sum())
-    mean = float(tilted @ values) / total
-    centred = values - mean
-    return peak + math.log(total), mean, float(tilted @ (centred * centred)) / total
+    return tilted, float(tilted @ values) / total, peak, total

@@ -12,6 +12,7 @@ from scipy.stats import norm
 from affidavit.accountants import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.random_allocation.composed import ComposedAllocationCurve
 from affidavit.certificate import certify
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated, plan_from
@@ -63,6 +64,16 @@ def test_no_lower_end_of_a_tree_is_of_nodes_that_nobody_sees() -> None:
     assert lower == pytest.approx(truth.epsilon(DELTA).lower, rel=1e-9)
     bins = {"scheme": "balls_in_bins", "lot_size": 30}
     assert bracket(sampling=bins, steps=2)[0] <= GaussianCurve(mu=5**0.5).epsilon(DELTA).upper
+
+
+def test_an_attack_that_surely_shows_less_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: object, _: float) -> Bracket:
+        raise AssertionError(self)
+
+    monkeypatch.setattr(ComposedAllocationCurve, "epsilon", asked)
+    shuffled = {"sampling": {"scheme": "shuffled", "lot_size": 10}, "optimizer": {"name": "dp_sgd"}}
+    lower, upper = bracket(**shuffled, noise={"kind": "independent"})
+    assert 0.7 * upper < lower
 
 
 def test_a_claim_above_the_truth_holds() -> None:

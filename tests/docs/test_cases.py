@@ -77,7 +77,8 @@ def test_the_accountant_is_outside_the_proved_bracket_at_small_delta() -> None:
     """The digits are round-off, whose sign differs between processors."""
     rows = [row.split() for row in run("python examples/cases/small_delta.py").output.splitlines()]
     for delta, stated, lower, upper, *rest in rows[2:]:
-        assert ("below" in rest) == (float(stated) < float(lower))
+        if stated != lower:
+            assert ("below" in rest) == (float(stated) < float(lower))
         if delta in ("1.0e-13", "1.0e-14"):
             assert not float(lower) <= float(stated) <= float(upper)
 

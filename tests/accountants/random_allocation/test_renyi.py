@@ -81,7 +81,8 @@ def test_the_laplace_transform_is_bounded_from_above_and_closely(tilt: float) ->
 @pytest.mark.parametrize(("bins", "sigma"), [(1, 1.0), (10, 0.5), (100, 1.0), (1000, 3.0)])
 def test_it_is_never_below_the_lattice(bins: int, sigma: float) -> None:
     exact = AllocationAccountant().curve(allocated(bins, sigma)).epsilon(1e-6)
-    assert exact.lower <= upper(allocated(bins, sigma))
+    quick = RenyiAllocationAccountant(stride=renyi.WIDE_STRIDE).curve(allocated(bins, sigma))
+    assert exact.lower <= min(upper(allocated(bins, sigma)), quick.epsilon(1e-6).upper)
     at = exact.upper
     assert RenyiAllocationAccountant().curve(allocated(bins, sigma)).delta(at).upper >= 1e-6
 
@@ -100,7 +101,7 @@ def test_bins_drawn_afresh_lie_between_one_pass_and_bins_that_are_kept() -> None
 
 def test_a_moment_that_is_no_number_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = np.full(ORDERS.size, np.nan)
-    monkeypatch.setattr(renyi, "_divergences", lambda _: (failed, failed))
+    monkeypatch.setattr(renyi, "_divergences", lambda *_: (failed, failed))
     with pytest.raises(OutOfReach, match="numerically"):
         RenyiAllocationAccountant().curve(allocated(10, 1.0))
 
