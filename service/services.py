@@ -106,6 +106,7 @@ class Services:
             self.ledger,
             self.store,
             settings.worker_keys,
+            self.keyring.revoked,
             self.pool,
             spreads=isinstance(engine, RayJobs),
         )

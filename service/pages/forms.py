@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fastapi import Depends, Request, Response
 
@@ -162,4 +162,5 @@ def _same_site(request: Request) -> bool:
     services: Services = request.app.state.services
     if services.public_url is not None and origin == services.public_url:
         return True
-    return services.public_url is None and urlsplit(origin).netloc == request.headers.get("host")
+    host = origin.partition("://")[2]
+    return services.public_url is None and host == request.headers.get("host")

@@ -14,7 +14,7 @@ import asyncio
 import json
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ class HostsNotAvailable(DomainError):
 class RunService:
     """The use cases of runs; ``worker_keys`` is where public records of workers' keys are.
 
-    ``spreads`` says whether runs can be given several hosts.
+    ``revoked`` gives the ids of the keys that the keyset revokes. ``spreads`` says whether runs can
+    be given several hosts.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class RunService:
         ledger: LedgerService,
         store: CertificateStore,
         worker_keys: Path,
+        revoked: Callable[[], Collection[str]],
         pool: AccountingPool,
         *,
         spreads: bool,
@@ -104,6 +106,7 @@ class RunService:
         self._store = store
         self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
+        self._revoked = revoked
         self._spreads = spreads
         self._completions: dict[tuple[str, int, str, str], asyncio.Task[StoredRun]] = {}
 
@@ -197,6 +200,10 @@ class RunService:
             signed = read_provenance(report.provenance, self._worker_keys.public_keys())
         except UnsignedProvenance as error:
             raise BadProvenance(str(error), "Sign with the worker's key.") from None
+        if signed.key_id in self._revoked():
+            raise BadProvenance(
+                "a keyset revokes the key that signed it.", "Give the worker a new key."
+            )
         about = (signed.run, signed.certificate, signed.plan_digest)
         if about != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")

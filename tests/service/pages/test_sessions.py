@@ -184,6 +184,7 @@ def test_sign_in_redirects_only_within_this_service(door: Door, to: str) -> None
     [
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1:9999"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},

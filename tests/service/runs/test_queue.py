@@ -46,8 +46,12 @@ def test_a_run_goes_its_way_once(yard: Yard) -> None:
     assert yard.start(job).json() == {**yard.run(run), "search": None}
     assert yard.say(job, "heartbeat", steps=2).json() == {"cancel": False, "granted": 10}
     assert yard.run(run)["steps"]["reported"] == 2
-    stranger = yard.complete(job, 10, key=SigningKey.generate(), send=False)
-    assert (stranger.status_code, stranger.json()["code"]) == (422, "bad_provenance")
+    services, stolen = yard.client.app.state.services, SigningKey.generate()
+    services.runs._worker_keys.keep(stolen.public)
+    services.keyring._revoked = lambda: {stolen.key_id}
+    for key in (SigningKey.generate(), stolen):
+        refused = yard.complete(job, 10, key=key, send=False)
+        assert (refused.status_code, refused.json()["code"]) == (422, "bad_provenance")
     first = yard.complete(job, 10)
     assert (first.json()["state"], yard.charged(run)) == ("settled", ("settled", 10))
     assert yard.complete(job, 2).json()["code"] == "lease_lost"
