@@ -27,6 +27,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isclose
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection, bindparam, func, select
@@ -188,6 +189,7 @@ class LedgerFinding:
     ``overspent``             a run was admitted that the rule does not admit
     ``charged_above_reserved``  a run was settled on more than it reserved
     ``freed_without_record``  a run without a record was not charged in full
+    ``filter_differs``          the filter is not that of the first budget
     ``reservation_differs``   event and reservation do not say the same of the certificate
     ``cost_differs``          event and reservation do not say the same cost
     ``understated``           a reservation's cost is below that of the events it is for
@@ -266,7 +268,10 @@ def _after(
     body = json.loads(event["body"])
     if event["kind"] == "budget":
         if state is None:
-            return LedgerState.first(body["epsilon"], body["delta"], filter_), []
+            first = LedgerState.first(body["epsilon"], body["delta"], filter_)
+            return first, _first(
+                filter_, Filter.start(float(body["epsilon"]), float(body["delta"]))
+            )
         return state.with_budget(body["epsilon"], body["delta"]), []
     if state is None:
         raise ValueError("the first event of a ledger is its budget")
@@ -285,6 +290,13 @@ def _after(
             return state.settled(cost, charged), _settled(event, body, cost, charged)
         case kind:
             raise ValueError(f"{kind!r} is not a kind of event")
+
+
+def _first(filter_: Filter, expected: Filter) -> Mistakes:
+    same = (filter_.orders, filter_.gaussian_share) == (expected.orders, expected.gaussian_share)
+    if same and all(map(isclose, filter_.weights, expected.weights)):
+        return []
+    return [("filter_differs", "the ledger's filter is not that of its first budget.")]
 
 
 def _reserved(
@@ -339,7 +351,9 @@ def _settled(
         discrepancies.append(
             ("charged_above_reserved", "its charge is higher than its reservation.")
         )
-    if charged != cost and (body["record"] is None or event["steps_run"] != body["steps_run"]):
+    if event["steps_run"] != body["steps_run"]:
+        discrepancies.append(("not_logged", "it is settled on other steps than were logged."))
+    if charged != cost and body["record"] is None:
         discrepancies.append(
             (
                 "freed_without_record",

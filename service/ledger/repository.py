@@ -116,6 +116,7 @@ def add_grant(
     connection: Connection, dataset: str, team: str, may: str, reason: str, call: CommandContext
 ) -> None:
     """Write what ``team`` may do with ``dataset`` from now on, and its entry in the log."""
+    database.hold(connection, f"grants {dataset}")  # they are logged in the order of their rows
     row = {"dataset": dataset, "team": team, "may": may, "reason": reason}
     connection.execute(insert(dataset_grants).values(**row, granted_by=call.actor, at=call.at))
     append(connection, "grant", dataset, row, actor=call.actor, at=call.at)

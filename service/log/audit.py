@@ -17,28 +17,35 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from hashlib import sha256
 from math import isclose, isfinite
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, func, select
+from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
     Approvals,
     BadEnvelope,
+    KeysetError,
+    SignedKeyset,
+    follow_keyset,
     format_instant,
     parse_instant,
     read_envelope,
+    read_keyset,
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.clock import now_of
+from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
-from affidavit.service.ledger.state import reservations
+from affidavit.service.ledger.state import dataset_grants, reservations
 from affidavit.service.ledger.store import orphans
+from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import (
     log_checkpoints,
     log_entries,
@@ -46,10 +53,11 @@ from affidavit.service.log.entries import (
     log_nodes,
     log_pending,
 )
-from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
+from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType, dataset_grant_entry
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
+from affidavit.service.policies.store import policies, tampered, waiver_uses
 from affidavit.service.runs.repository import run_events, runs
-from affidavit.service.tables import certificates, signing_keys
+from affidavit.service.tables import certificate_facets, certificates, signing_keys
 
 # ---- the tree ------------------------------------------------------------------------
 
@@ -78,12 +86,14 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
     expected: Expected = defaultdict(list)
     origins: set[str] = set()
     last = 0
-    for where, note, record in _checkpoints(connection):
+    for where, note, record, size in _checkpoints(connection):
         try:
             checkpoint = open_stored(note, record).checkpoint
         except LogDamaged as error:
             yield AuditFinding("checkpoint_changed", where, f"{error}.")
             continue
+        if checkpoint.size != size:
+            yield AuditFinding("checkpoint_changed", where, "its note is of another tree size.")
         if checkpoint.size < last:
             yield AuditFinding(
                 "checkpoint_changed", where, "it covers fewer entries than the previous one."
@@ -103,14 +113,14 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
     yield from _unsequenced_entries(connection)
 
 
-def _checkpoints(connection: Connection) -> Iterator[tuple[str, str, str]]:
+def _checkpoints(connection: Connection) -> Iterator[tuple[str, str, str, int]]:
     query = (
-        select(log_checkpoints.c.id, log_checkpoints.c.note, signing_keys.c.record)
+        select(log_checkpoints, signing_keys.c.record)
         .outerjoin(signing_keys, signing_keys.c.key_id == log_checkpoints.c.key_id)
         .order_by(log_checkpoints.c.id)
     )
-    for row_id, note, record in connection.execute(query):
-        yield f"log_checkpoints {row_id}", note, record or "{}"
+    for row in connection.execute(query):
+        yield f"log_checkpoints {row.id}", row.note, row.record or "{}", row.tree_size
 
 
 def _rebuild(connection: Connection, tree: Frontier, expected: Expected) -> Iterator[AuditFinding]:
@@ -296,8 +306,15 @@ def audit_rows(connection: Connection) -> Iterator[AuditFinding]:
         yield from _readable(entry_type.table.name, rows)
     yield from entries.unmatched()
     yield from _compare_keys(connection)
-    yield from _readable(certificates.name, _compare_certificates(connection))
-    yield from _readable(runs.name, _compare_runs(connection))
+    for table, findings in (
+        (keysets, _compare_keysets(connection)),
+        (policies, _compare_policies(connection)),
+        (certificates, _compare_certificates(connection)),
+        (approvals, _compare_decisions(connection)),
+        (dataset_grants, _compare_grants(connection)),
+        (runs, _compare_runs(connection)),
+    ):
+        yield from _readable(table.name, findings)
 
 
 class _EntryIndex:
@@ -377,13 +394,88 @@ def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_changed", where, f"{error}.")
 
 
+def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare keysets with the signatures of their roots, and with the keys that they revoke."""
+    revoked: defaultdict[int, dict[str, datetime]] = defaultdict(dict)
+    for row in connection.execute(select(revoked_keys)):
+        revoked[row.version][row.key_id] = row.since
+    last: SignedKeyset | None = None
+    for row in connection.execute(select(keysets).order_by(keysets.c.version)):
+        where = f"keysets {row.version}"
+        try:
+            signed = read_keyset(bytes(row.document))
+            follow_keyset(signed, last)
+        except KeysetError as error:
+            yield AuditFinding("row_changed", where, f"it does not count: {error.message}")
+            continue
+        if (signed.keyset.version, signed.digest) != (row.version, row.digest):
+            yield AuditFinding("row_changed", where, "its document is of another version.")
+        if signed.keyset.revoked_since() != revoked[row.version]:
+            message = "it revokes other keys than revoked_keys has of it."
+            yield AuditFinding("row_changed", where, message)
+        last = signed
+
+
+def _compare_policies(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare the columns of policies and waivers with their signed bytes."""
+    for what in tampered(connection):
+        yield AuditFinding("row_changed", "policies and waivers", f"{what}.")
+
+
+def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare what approvals and revocations are about with the issue whose envelope they name."""
+    for table in (approvals, revocations):
+        named = [table.c[name] == certificates.c[column] for name, column in _DECIDED.items()]
+        query = select(table.c.id).outerjoin(certificates, and_(*named))
+        for row_id in connection.execute(query.where(certificates.c.id.is_(None))).scalars():
+            where = f"{table.name} {row_id}"
+            yield AuditFinding("row_changed", where, "it is not about the issue of its envelope.")
+
+
+_DECIDED = {
+    "certificate_id": "id",
+    "untrusted": "untrusted",
+    "issue": "issue",
+    "envelope_digest": "envelope_digest",
+}
+
+
+def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
+    """Compare the order of grants, of which the newest counts, with that of their entries."""
+    logged, granted = defaultdict(list), defaultdict(list)
+    entries = select(log_entries.c.content).where(log_entries.c.kind == "grant")
+    for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
+        logged[json.loads(content)["subject"]].append(content)
+    for row in connection.execute(select(dataset_grants).order_by(dataset_grants.c.id)):
+        granted[row.dataset].append(dataset_grant_entry(row).content.decode())
+    for dataset, contents in granted.items():
+        if contents != logged[dataset] and sorted(contents) == sorted(logged[dataset]):
+            message = "they are not in the order in which they were logged."
+            yield AuditFinding("row_changed", f"dataset_grants of {dataset}", message)
+
+
 def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     """Compare the columns and results of certificates with their signed bytes."""
-    query = select(certificates).order_by(*certificates.primary_key)
+    facets = certificate_facets.c
+    query = (
+        select(certificates, facets.mechanism, facets.requester)
+        .outerjoin(
+            certificate_facets,
+            and_(
+                facets.certificate_id == certificates.c.id,
+                facets.untrusted == certificates.c.untrusted,
+                facets.issue == certificates.c.issue,
+            ),
+        )
+        .order_by(*certificates.primary_key)
+    )
+    uses = defaultdict(set)
+    for use in connection.execute(select(waiver_uses)):
+        uses[use.certificate_id].add(use.waiver_id)
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
         where = f"certificates {row.id} issue {row.issue}"
         try:
-            differing = _differing_columns(row)
+            differing = _differing_columns(row, uses[row.id])
         except UNREADABLE as error:
             yield AuditFinding("row_changed", where, f"it cannot be read: {error}.")
             continue
@@ -391,7 +483,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_changed", where, f"its signed bytes contradict: {differing}.")
 
 
-def _differing_columns(row: Any) -> list[str]:
+def _differing_columns(row: Any, waivers: Set[str]) -> list[str]:
     bundle = json.loads(bytes(row.bundle))
     envelope = read_envelope(bundle["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
@@ -410,8 +502,12 @@ def _differing_columns(row: Any) -> list[str]:
         "approvals_required": approvals.required,
         "approvals_given": len(approvals.given),
         "not_after": parse_instant(predicate["validity"]["not_after"]),
+        "mechanism": plan.get("optimizer", {}).get("name", "dp_sgd"),
+        "requester": predicate["requester"],
     }
     differing = [name for name, value in signed.items() if getattr(row, name) != value]
+    if not waivers >= {item["waiver"]["id"] for item in predicate.get("waived", ())}:
+        differing.append("waiver_uses")
     if format_instant(row.created_at) != predicate["validity"]["not_before"]:
         differing.append("created_at")
     result = json.loads(row.result)

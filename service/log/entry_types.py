@@ -162,7 +162,8 @@ def _keyset(row: Any) -> LogEntry:
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
-def _dataset_grant(row: Any) -> LogEntry:
+def dataset_grant_entry(row: Any) -> LogEntry:
+    """The entry of a grant's row."""
     body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
     return _entry("grant", row.dataset, row.granted_by, row.at, body)
 
@@ -221,7 +222,7 @@ ENTRY_TYPES = (
         entry=lambda row: proposal_entry(row._mapping),
         comparable=dict,
     ),
-    EntryType(table=dataset_grants, kinds=("grant",), entry=_dataset_grant, comparable=dict),
+    EntryType(table=dataset_grants, kinds=("grant",), entry=dataset_grant_entry, comparable=dict),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),

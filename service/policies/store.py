@@ -26,7 +26,7 @@ their ids grow in the order in which they become visible.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -263,6 +263,16 @@ class PolicyStore:
 # ---- in the transaction of a connection ----------------------------------------------
 
 
+def tampered(connection: Connection) -> Iterator[str]:
+    """What is wrong with policies and waivers, revoked ones too, beside the key directory."""
+    for query, read in ((_with_key(policies), _policy), (_waivers(), _waiver)):
+        for row in connection.execute(query).mappings():
+            try:
+                read(row, {})
+            except PolicyTampered as error:
+                yield str(error)
+
+
 def lock_policies(connection: Connection, *, shared: bool = False) -> None:
     """Lock the policy set until the transaction ends, ``shared`` to rely on it unchanged."""
     hold(connection, LOCK, shared=shared)
@@ -341,7 +351,7 @@ def _head(connection: Connection) -> Head:
 
 def _with_key(table: Any) -> Select[Any]:
     return select(table, signing_keys.c.record.label("key_record")).join_from(
-        table, signing_keys, table.c.key_id == signing_keys.c.key_id
+        table, signing_keys, table.c.key_id == signing_keys.c.key_id, isouter=True
     )
 
 
@@ -446,5 +456,5 @@ def _opened(
     try:
         record = keys.get(row["key_id"]) or json.loads(row["key_record"])
         return open_document(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
-    except (BadSignedDocument, KeyFailure, ValueError) as error:
+    except (BadSignedDocument, KeyFailure, ValueError, TypeError) as error:
         raise PolicyTampered(f"{what} does not match its signature: {error}") from None

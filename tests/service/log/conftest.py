@@ -35,6 +35,11 @@ ARMED = (
     "log_checkpoints",
     "certificates",
     "requests",
+    "certificate_facets",
+    "dataset_grants",
+    "keysets",
+    "revocations",
+    "revoked_keys",
     "signing_keys",
     "tokens",
 )

@@ -10,12 +10,23 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KeyStore, certify
+from affidavit.certificate import (
+    KeyStore,
+    Revocation,
+    Roots,
+    SigningKey,
+    certify,
+    draft_keyset,
+)
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.keys import KeysetStore
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.lifecycle.decisions import revoke
 from affidavit.service.lifecycle.issuance import sign
+from affidavit.service.lifecycle.models import RevocationRequest
 from affidavit.service.log.entries import append
 from affidavit.service.store import CertificateStore, PlanRequest
 from tests.service.log.conftest import KEY, NOON, Log
@@ -141,6 +152,44 @@ def test_signed_bytes_are_changed(log: Log, issued: list[str], tamper: Tamper) -
     assert {"row_without_entry", "entry_without_row", "row_changed"} <= log.codes()
     tamper(f"UPDATE certificates SET bundle = :none WHERE id = '{issued[1]}'", none=b"{}")
     assert {"row_changed", "entry_without_row"} <= log.codes()
+
+
+def test_what_is_relied_on_beside_the_logged_rows_is_changed(
+    log: Log, issued: list[str], tamper: Tamper
+) -> None:
+    """Which keys are revoked, what a revocation is of, the newest grant, who asked."""
+    now, root = datetime.now(UTC), SigningKey.generate()
+    unsigned = draft_keyset(
+        None,
+        roots=Roots.of([root.public], threshold=1),
+        keys=[KEY.public],
+        revoked=[Revocation(key_id=KEY.key_id, since="2099-01-01T00:00:00Z")],
+        issued_at=now,
+        expires_at=now + timedelta(days=1),
+    )
+    keyset = unsigned.signed_by(root).as_bytes()
+    KeysetStore(log.engine).publish(keyset, actor="me", at=now)
+    request = RevocationRequest(code="other", reason="over")
+    revoke(log.engine, issued[0], request, Actor("me", frozenset(Scope)), now)
+    call = CommandContext(actor="me", at=now)
+    for may in ("reserve", "nothing"):
+        LedgerStore(log.engine).grant("toy", "others", may, "", call)
+    log.sequence()
+    assert log.audit() == []
+    for change, told in {
+        "DELETE FROM revoked_keys": "revokes other keys",
+        "UPDATE keysets SET document = :unsigned": "does not count",
+        "UPDATE revocations SET untrusted = NOT untrusted": "the issue of its envelope",
+        "UPDATE dataset_grants SET id = id + 7 WHERE may = 'reserve'": "not in the order",
+        "UPDATE certificate_facets SET requester = 'another'": "requester",
+        "DELETE FROM certificate_facets": "mechanism",
+    }.items():
+        tamper(change, unsigned=unsigned.as_bytes())
+        findings = log.audit()
+        assert {item.code for item in findings} == {"row_changed"}
+        assert any(told in item.message for item in findings), change
+    tamper("UPDATE log_checkpoints SET tree_size = tree_size + 1")
+    assert log.codes() == {"row_changed", "checkpoint_changed"}
 
 
 @pytest.mark.usefixtures("issued")

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.certificate.policy import open_document
+from affidavit.service.log.audit import AuditFinding, audit, snapshot
 from tests.service.conftest import ON_SQLITE
 
 Document = Callable[..., dict[str, Any]]
@@ -276,9 +277,18 @@ def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) ->
         house.restarted()
         answer = house.ask("sam", "POST", "/v1/certificates", plan())
         assert code(answer) == (503, "policy_altered")
+        assert any("the waiver" in finding.message for finding in found(house))
         house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, stored))
     house.restarted()
     assert house.submit("sam", plan()).json()["verdict"] == "certified"
+    assert found(house) == []
+    house.tamper("waiver_uses", "DELETE FROM waiver_uses")
+    assert ["waiver_uses" in finding.message for finding in found(house)] == [True]
+
+
+def found(house: Any) -> list[AuditFinding]:
+    with snapshot(house.engine) as connection:
+        return list(audit(connection, []))
 
 
 def _of(house: Any, column: str, value: str) -> Any:
