@@ -20,6 +20,7 @@ from affidavit.importers.base import Broken, Calibrate, Partial, is_number
 from affidavit.importers.libraries import Library
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import LIGHTNING, Reading, conflict
+from affidavit.importers.records import reductions
 from affidavit.importers.returned import Returned
 from affidavit.importers.script import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
@@ -43,8 +44,15 @@ NEW_ACCOUNTANT = Broken(
 UNCLIPPED = Broken(
     code="unclipped_loss",
     message="with ghost clipping, only the loss that make_private returns clips, and backward() "
-    "may be called on another.",
-    remedy="Form the loss with the criterion that make_private returns.",
+    "may be called on another, or max_grad_norm is set for the noise alone.",
+    remedy="Form the loss with the criterion that make_private returns, and keep max_grad_norm.",
+)
+OTHER_REDUCTION = Broken(
+    code="private_divisor",
+    adjacencies=("add_remove",),
+    message="loss_reduction is not how the loss reduces a lot, so that each gradient is scaled by "
+    "the number of records in the lot before it is clipped. One record more changes the others.",
+    remedy="Give loss_reduction the reduction of the loss.",
 )
 SKIPPED = Broken(
     code="private_call_skipped",
@@ -91,7 +99,9 @@ class OpacusReading(Reading):
             self.broken.append(PRIVATE_DIVISOR)
         if self._makes_several_engines():
             self.broken.append(NEW_ACCOUNTANT)
-        if self._is_ghost() and not self._uses_its_criterion():
+        set_alone = self.script.stored_attributes.get("max_grad_norm", ())
+        moved = any(getattr(item.value, "id", "") != "self" for item in set_alone)
+        if self._is_ghost() and (moved or not self._uses_its_criterion()):
             self.broken.append(UNCLIPPED)
         if self._may_be_skipped():
             self.broken.append(SKIPPED)
@@ -99,8 +109,15 @@ class OpacusReading(Reading):
         self.values.others = frozenset(
             step for step in steps_of(self.values) if returned.is_of_another(step)
         )
-        self.broken += returned.faults()
         return super().partial()
+
+    def judge(self, lot: Any) -> None:
+        """Add also what the script does with what the private call returns."""
+        super().judge(lot)
+        self.broken += Returned(self.values, self.arguments).faults()
+        reduced = self.values.known(self.arguments.get("loss_reduction")) or "mean"
+        if ({"mean", "sum"} - {reduced}) & set(reductions(self.values)):
+            self.broken.append(OTHER_REDUCTION)
 
     def quantity(self, name: str) -> Any:
         """A quantity of the private call, else of its calibration, else of the calls beside it."""

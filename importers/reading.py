@@ -27,11 +27,12 @@ from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
 from affidavit.importers.records import (
     cutting,
+    drawn_from,
     joined_losses,
     joining_model,
+    made_of,
     mixed_rows,
     repeated,
-    rows_of,
     statistics,
 )
 from affidavit.importers.returned import (
@@ -58,6 +59,7 @@ from affidavit.importers.training_loop import (
     joining,
     mixing,
     passes_of,
+    records_at,
     repeating,
     reusing,
     skipping,
@@ -96,8 +98,9 @@ MIXED = Broken(
 )
 JOINED = Broken(
     code="joined_records",
-    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss). "
-    "A record then changes the gradients of the others too, and clipping bounds only its own.",
+    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss), "
+    "or reads others beside it. A record then changes the gradients of the others too, and "
+    "clipping bounds only its own.",
     remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
     "record from that record alone.",
 )
@@ -358,6 +361,7 @@ class Reading(Quantities):
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
         places = [(self.values, "")]
+        self.values.records = records_at(self.values, self.drawn)
         if not steps_of(self.values):
             places += [(other, f" of {other.script.name}") for other, _ in self.helpers]
         for fault, found in FAULTS:
@@ -396,7 +400,12 @@ class Reading(Quantities):
     @cached_property
     def data(self) -> list[ast.AST]:
         """What the rows of the training are made of."""
-        return rows_of(self.values, self.arguments.get("data_loader"))
+        return made_of(self.values, self.drawn)
+
+    @cached_property
+    def drawn(self) -> list[ast.expr]:
+        """What the training draws its lots from."""
+        return drawn_from(self.values, self.arguments.get("data_loader"))
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Every value that the script gives an argument of the private call; None if none."""

@@ -13,7 +13,17 @@ from collections.abc import Iterable, Iterator
 
 from affidavit.importers.script import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
-from affidavit.importers.training_loop import MODELS, Seen, lot_of, seen_at, steps_of
+from affidavit.importers.training_loop import (
+    MODELS,
+    Seen,
+    content_of,
+    drawn_by,
+    lot_of,
+    reads_records,
+    seen_at,
+    steps_of,
+    stored_at,
+)
 
 Loop = ast.For | ast.While
 Lot = tuple[ast.Call, ast.AST, dict[ast.AST, Seen]]
@@ -22,9 +32,6 @@ records at each statement."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
-SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "type", "new_zeros",
-         "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
-"""Attributes and functions that tell the form of a lot, and nothing of its content."""
 JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset")
 REPEATING = ("repeat", "repeat_interleave", "tile")
 CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
@@ -44,13 +51,13 @@ STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value
 # ---- backwards: what rows are made of ---------------------------------------------------------
 
 
-def rows_of(values: Values, loader: ast.expr | None) -> list[ast.AST]:
-    """Whatever the training's rows are made of, as far as the file shows: every expression."""
+def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
+    """What the training draws its lots from: its loader, and what its loops and fits go over."""
     loops = (outer for step in steps_of(values) for outer in values.script.above(step))
     starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
     for fit in values.script.called("fit"):
         starts += [*fit.args[:2], *(v for k, v in keywords_of(fit).items() if k in ("x", "y"))]
-    return made_of(values, [*starts, *([] if loader is None else [loader])])
+    return [*starts, *([] if loader is None else [loader])]
 
 
 def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
@@ -114,6 +121,8 @@ def _repeats(values: Values, node: ast.AST) -> bool:
             return isinstance(left, ast.Name) and ast.dump(left) == ast.dump(right)
         case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
             return not all(isinstance(part, ast.Constant) for part in parts)
+        case ast.BinOp(left=ast.Call(func=ast.Name(id="list" | "sorted")), op=ast.Mult()):
+            return True
         case ast.Subscript(slice=index):
             return _draws_again(values, index)
         case ast.Call():
@@ -191,7 +200,11 @@ def _shares(call: ast.Call) -> bool:
     """Whether one of the parts that are put together has the records of another."""
     parts = getattr(call.args[0] if call.args else None, "elts", [])
     names = [
-        {ast.unparse(node) for node in _content(part) if isinstance(node, ast.Name | ast.Attribute)}
+        {
+            ast.unparse(node)
+            for node in content_of(part)
+            if isinstance(node, ast.Name | ast.Attribute)
+        }
         for part in parts
     ]
     return any(
@@ -229,7 +242,9 @@ def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
 
 def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
     """What computes something of all records together, beside the training."""
-    names = {ast.unparse(node) for node in data if isinstance(node, ast.Name | ast.Attribute)}
+    named = [node for node in data if isinstance(node, ast.Name | ast.Attribute)]
+    names = {ast.unparse(node) for node in named}
+    places = {place for node in named for place in stored_at(values.script, node)}
     loops = {outer for step in steps_of(values) for outer in values.script.above(step)}
     return [
         call
@@ -237,7 +252,9 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
         if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
         and not _trains(call)
         and any(
-            ast.unparse(part) in names and not _is_module(values, part)
+            ast.unparse(part) in names
+            and places.issuperset(stored_at(values.script, part))
+            and not _is_module(values, part)
             for item in (getattr(call.func, "value", call.func), *call.args)
             for part in ast.walk(item)
             if isinstance(part, ast.Name | ast.Attribute)
@@ -261,22 +278,11 @@ def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
 # ---- forwards: from a lot to its loss ---------------------------------------------------------
 
 
-def _content(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of an expression whose content counts, and not only their size."""
-    parts = [node]
-    while parts:
-        part = parts.pop()
-        told = part.func if isinstance(part, ast.Call) else part
-        if last_name(told) not in SIZES or (isinstance(told, ast.Name) and part is told):
-            yield part
-            parts += ast.iter_child_nodes(part)
-
-
 def reads_content(node: ast.AST, seen: Seen) -> bool:
     """Whether an expression has something of the content of what is in ``seen``."""
     return any(
         isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen - {"self"}
-        for part in _content(node)
+        for part in content_of(node)
     )
 
 
@@ -309,10 +315,33 @@ def _differentiated(node: ast.AST) -> ast.expr | None:
     """The loss of ``loss.backward()`` or ``accelerator.backward(loss)``."""
     match node:
         case ast.Expr(value=call):
-            return _differentiated(call)
+            parts = (_differentiated(part) for part in ast.walk(call))
+            return next((loss for loss in parts if loss is not None), None)
         case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
             return args[0] if args else owner
     return None
+
+
+def reductions(values: Values) -> Iterator[str]:
+    """How the losses of lots are reduced, where the text says so: ``sum``, ``mean`` or ``none``."""
+    for _, loop, at in lots_of(values):
+        for statement in losses_of(loop, at):
+            match getattr(statement, "value", None):
+                case ast.Call(
+                    func=ast.Attribute(attr="sum" | "mean" as name), args=[], keywords=[]
+                ):
+                    yield name
+            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+            yield from filter(None, (_reduction(values, call) for call in calls))
+
+
+def _reduction(values: Values, call: ast.Call) -> str | None:
+    """The ``reduction`` of a loss function, or of what makes one, if it is told."""
+    made = values.script.value_of(call.func) if isinstance(call.func, ast.Name) else None
+    told = (keywords_of(item).get("reduction") for item in (call, made)
+            if isinstance(item, ast.Call))  # fmt: skip
+    known = next((value for item in told if (value := values.known(item)) is not None), None)
+    return known if isinstance(known, str) else None
 
 
 def mixed_rows(values: Values) -> ast.AST | None:
@@ -365,7 +394,7 @@ def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AS
     if not isinstance(loop, Loop):
         return False
     value = _differentiated(statement) or getattr(statement, "value", None)
-    names = {n.id for n in _content(value) if isinstance(n, ast.Name)} if value else set()
+    names = {n.id for n in content_of(value) if isinstance(n, ast.Name)} if value else set()
     earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
     stored = {
         node.id for node in ast.walk(loop)
@@ -440,23 +469,33 @@ def joined_losses(values: Values) -> ast.AST | None:
             if isinstance(item, ast.Assign) and _keeps_apart(values, item.value)
             for target in item.targets
         }
+        draws = isinstance(loop, ast.For) and bool(drawn_by(loop))
         for statement in statements:
             for node in ast.walk(statement):
-                if _joins(values, node, at[statement], set(apart)):
+                if _joins(values, node, at[statement], set(apart)) or (
+                    draws and isinstance(node, ast.Call) and _reads_beside(values, node)
+                ):
                     return node
     return None
+
+
+def _reads_beside(values: Values, call: ast.Call) -> bool:
+    """Whether a loss is of records that are not of its lot: all of them, or another lot."""
+    runs = (last_name(call.func) or "").lower().endswith(MODELS) or last_name(call.func) == "next"
+    return runs and any(reads_records(values, item) for item in call.args)
 
 
 def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
     """What joins the records of a lot in a model of this file that is made private."""
     script = values.script
-    classes = [
-        item
-        for part in made_of(values, [] if module is None else [module])
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
-        for binding in script.bindings_of(part.func)
-        if isinstance(item := binding.node, ast.ClassDef)
-    ]
+    classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+            for binding in script.bindings_of(part.func):
+                if isinstance(owner := binding.node, ast.ClassDef) and owner not in classes:
+                    classes.append(owner)
+                    parts += ast.walk(owner)
     for owner in classes:
         for forward in owner.body:
             if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
@@ -471,8 +510,7 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
 
 def _keeps_apart(values: Values, node: ast.expr) -> bool:
     """Whether a call returns a loss for each record."""
-    reduction = keywords_of(node).get("reduction") if isinstance(node, ast.Call) else None
-    return bool(values.known(reduction) == "none")
+    return isinstance(node, ast.Call) and _reduction(values, node) == "none"
 
 
 def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
@@ -548,21 +586,27 @@ def _same(left: ast.expr, sums: list[ast.AST]) -> bool:
 
 
 def set_by_records(values: Values) -> ast.AST | None:
-    """What sets a weight of a model by records of a lot, beside the step."""
-    for _, _, at in lots_of(values):
-        for node in at:
-            match node:
-                case ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as at_it]):
-                    target, args = at_it.value, [node.value]
-                case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=name))) if (
-                    name in ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_")
-                ):
-                    args = node.value.args  # type: ignore[attr-defined]
-                case _:
-                    continue
-            is_model = (last_name(root_of(target)) or "").lower().endswith(MODELS[:3])
-            if is_model and any(reads_content(item, at[node]) for item in args):
-                return node
+    """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
+    lots = [at for _, _, at in lots_of(values)]
+    for node in values.script.nodes:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as at_it])
+                | ast.AugAssign(target=ast.Attribute(attr="data" | "weight" | "bias") as at_it)
+            ):
+                target, args = at_it.value, [node.value]
+            case ast.Expr(
+                value=ast.Call(func=ast.Attribute(value=target, attr=name), args=args)
+            ) if name in ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer"):
+                pass
+            case _:
+                continue
+        if (last_name(root_of(target)) or "").lower().endswith(MODELS[:3]) and any(
+            reads_records(values, item)
+            or any(reads_content(item, at[node]) for at in lots if node in at)
+            for item in args
+        ):
+            return node
     return None
 
 

@@ -254,7 +254,10 @@ class Returned:
         """Whether a trainer, as Lightning's, steps what the script gives it."""
         around = self.script.above(self.values.ignored) if self.values.ignored else ()
         named = (getattr(outer, "name", None) for outer in around)
-        return "configure_optimizers" in named or bool(self.script.called("fit"))
+        trainers = any(
+            (last_name(call.func) or "").endswith("Trainer") for call in self.script.calls
+        )
+        return "configure_optimizers" in named or trainers or bool(self.script.called("fit"))
 
     def _loops(self, step: ast.AST, depth: int = 0) -> Iterator[ast.For]:
         """The loops around a step, and around the calls of its function."""

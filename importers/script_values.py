@@ -98,6 +98,8 @@ class Values:
     """Statements of which one runs where ``ignored`` does not: other branches of a condition."""
     others: frozenset[ast.AST] = frozenset()
     """Steps of other optimisers than the private one, as of a GAN's generator: none is released."""
+    records: frozenset[ast.AST] = frozenset()
+    """Where names are set to what holds all records of the training."""
     plain_loaders: bool = False
     """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
     literals: set[ast.Constant] = field(default_factory=set)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -50,6 +50,12 @@ HALF_PRECISION = {
     "fp16": (True,),
 }
 """What makes trainers scale their losses by a ``GradScaler``."""
+SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "type", "new_zeros",
+         "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
+"""Attributes and functions that tell the form of a lot, and nothing of its content."""
+OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMemoryManager", "zip",
+              "list", "iter", "from_numpy", "tensor", "as_tensor", "Tensor", *WRAPPERS)  # fmt: skip
+"""What holds the records that it is given, and nothing else."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -143,6 +149,12 @@ def accumulation(values: Values) -> ast.AST | None:
             case ast.keyword(arg="accumulate_grad_batches", value=value) if (
                 values.known(value) != 1
             ):
+                return node
+            case ast.Call(func=function, keywords=told) if (
+                (last_name(function) or "").endswith("TrainingArguments")
+                and any(item.arg == "gradient_accumulation_steps" and values.known(item.value) != 1
+                        for item in told)
+            ):  # fmt: skip
                 return node
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as opened)]) if last_name(
                 opened.func
@@ -521,19 +533,112 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
 
 
 def _measured(values: Values, scope: ast.AST, place: ast.AST) -> Seen:
-    """The calls in ``scope``, but for training, of or with the model, on the private loader."""
+    """The calls in ``scope``, but for training, that measure the model on its own records."""
     script, trains = values.script, last_name(getattr(place, "func", place))
     return {
         call
         for call in script.calls
         if script.scope_of(call) is scope
         and last_name(call.func) != trains
-        and any(
-            (last_name(item) or "").lower().endswith(MODELS)
-            for item in (getattr(call.func, "value", call), *call.args)
-        )
-        and any(is_private_loader(values, item, 0) for item in call.args)
+        and (_is_of_records(values, call) or _looks_at_records(values, call))
     }
+
+
+def _is_of_records(values: Values, call: ast.Call) -> bool:
+    """Whether a call is of or with the model, and is given its own records."""
+    return any(
+        (last_name(item) or "").lower().endswith(MODELS)
+        for item in (call.func, getattr(call.func, "value", call), *call.args)
+    ) and any(is_private_loader(values, i, 0) or reads_records(values, i) for i in call.args)
+
+
+def _looks_at_records(values: Values, call: ast.Call) -> bool:
+    """Whether a function of this file that takes no step reads them by names of its own."""
+    function = values.script.function_of(call.func)
+    return (
+        function is not None
+        and not _goes_over(function, "step")
+        and any(reads_records(values, statement) for statement in function.body)
+    )
+
+
+def content_of(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an expression whose content counts, and not only their size."""
+    parts = [node]
+    while parts:
+        part = parts.pop()
+        told = part.func if isinstance(part, ast.Call) else part
+        if last_name(told) not in SIZES or (isinstance(told, ast.Name) and part is told):
+            yield part
+            parts += ast.iter_child_nodes(part)
+
+
+def reads_records(values: Values, node: ast.AST) -> bool:
+    """Whether an expression names what holds all records of the training, beside their number."""
+    return any(
+        isinstance(part, ast.Name | ast.Attribute)
+        and bool(places := stored_at(values.script, part))
+        and values.records.issuperset(places)
+        for part in content_of(node)
+    )
+
+
+def stored_at(script: Script, node: ast.AST) -> list[ast.AST]:
+    """Where a name, or an attribute of ``self``, is set."""
+    if isinstance(node, ast.Attribute):
+        own = getattr(node.value, "id", "") == "self"
+        return list(script.stored_attributes.get(node.attr, ())) if own else []
+    return [item.node for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
+
+
+def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[ast.AST]:
+    """Where names are set to what holds the records of these loaders, arrays or data sets.
+
+    They are followed back along names, to what is a part of other data.
+    """
+    script, told = values.script, set[ast.AST]()
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.Name() | ast.Attribute() if places := stored_at(script, node):
+                own = [place for place in places if not values.is_rebound(place)]
+                if len(own) > 1 or told.issuperset(places):
+                    continue
+                told.update(places)
+                for place in own:
+                    if isinstance(place, ast.arg) and isinstance(node, ast.Name):
+                        todo += values.passed_to(node, place)
+                    outer = script.parents[place]
+                    todo.append(getattr(outer, "value", getattr(outer, "context_expr", None)))
+            case ast.Call(func=function, args=args) if last_name(function) in OF_RECORDS:
+                keywords = keywords_of(node)
+                todo += args[1:] if last_name(function) == "Subset" else args
+                todo += [keywords.get("dataset"), keywords.get("data_loader")]
+            case ast.Call() if (made := values.returned(node)) is not node:
+                todo.append(made)
+            case ast.Call(func=ast.Attribute(value=ast.Name() as base), args=[]):
+                todo.append(base)  # x.float()
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                todo += parts
+    while True:  # other names, and loaders beside the training's own
+        others = {
+            item.targets[0]
+            for item in script.nodes
+            if isinstance(item, ast.Assign) and len(item.targets) == 1
+            and isinstance(item.targets[0], ast.Name | ast.Attribute)
+            and not told.isdisjoint(stored_at(script, _held(item.value)))
+        }  # fmt: skip
+        if told >= others:
+            return frozenset(told)
+        told |= others
+
+
+def _held(node: ast.expr) -> ast.expr:
+    """What a loader or data set is made of, if it is the whole of one other."""
+    while isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
+        node = keywords_of(node).get("dataset") or next(iter(node.args), node.func)
+    return node
 
 
 def drawn_by(loop: ast.For | ast.While) -> Seen:
@@ -889,6 +994,8 @@ def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
     if isinstance(binding.node, ast.arg):
         return _is_passed_loader(values, node, binding.node, depth)
     made = None if binding.value is None else values.returned(binding.value)
+    if isinstance(made, ast.Name) and depth <= 20:
+        return _is_plain_loader(values, made, depth + 1)
     return isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"
 
 

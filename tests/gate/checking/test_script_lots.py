@@ -198,6 +198,7 @@ def test_what_is_settled_before_the_loop_may_skip_a_lot(test: str) -> None:
         (TRAIN + GHOST + "for e in range(3):\n    train(model, criterion, loader, optimizer)\n",
          set()),
         (GHOST + EACH + LOSS.replace("criterion(", "F.nll("), {"unclipped_loss"}),
+        (GHOST + "optimizer.max_grad_norm = 0.1\n" + EACH + LOSS, {"unclipped_loss"}),
         (GHOST + "criterion = CrossEntropyLoss()\n" + EACH + LOSS, {"unclipped_loss"}),
         (TRAIN + GHOST + "train(model, CrossEntropyLoss(), loader, optimizer)\n",
          {"unclipped_loss"}),

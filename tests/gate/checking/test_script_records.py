@@ -60,6 +60,7 @@ def broken(**parts: str) -> set[str]:
         "from sklearn.utils import resample\ndata = Rows(resample(X))",
         "data = all + all",
         "data = data.concatenate(data)",
+        "data = list(zip(X, y)) * 3",
         "data = ConcatDataset([data] * 4)",
         "index = np.random.choice(9, 9)\ndata = Subset(data, index)",
         "data = Subset(data, torch.randint(0, 9, (9,)))",
@@ -115,10 +116,22 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = (loss * y).sum() / y.sum()",
         "loss = F.cross_entropy(out, y, reduction='none').max()",
         "each = F.cross_entropy(out, y, reduction='none'); loss = each.topk(3)[0].mean()",
+        "loss = CE(out, y).topk(3)[0].mean()",
+        "loss = loss + f(model(rows))",
+        "loss = loss + f(model(next(iter(loader))))",
     ],
 )
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
-    assert broken(loss=loss) == {"joined_records"}
+    data = "rows = some()\ndata = TensorDataset(rows)\nCE = nn.CrossEntropyLoss(reduction='none')"
+    assert broken(data=data, loss=loss) == {"joined_records"}
+
+
+def test_the_loss_of_a_backward_within_another_call_is_read() -> None:
+    loop = LOOP.format(row="pass", loss="loss = out.var(0).mean()", after="pass")
+    text = HEAD + PRIVATE + loop.replace("loss.backward()", "seen.append(loss.backward())")
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    assert "joined_records" in {item.code for item in partial.broken}
 
 
 @pytest.mark.parametrize(
@@ -224,8 +237,63 @@ def test_a_lot_is_followed_into_the_function_that_steps(
 )
 def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -> None:
     model = f"class Net(nn.Module):\n    def forward(self, x):\n        {line}\n        return x\n"
-    for made, expected in (("m = Net()\n", {code} - {None}), ("spare = Net()\n", set())):
-        assert broken(data=model + made) == expected
+    outer = "class Outer(nn.Module):\n    def __init__(self):\n        self.net = Net()\n"
+    for made, expected in (
+        ("m = Net()\n", {code} - {None}),
+        ("m = Outer()\n", {code} - {None}),
+        ("spare = Net()\n", set()),
+    ):
+        assert broken(data=model + outer + made) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "after", "code"),
+    [
+        ("", "if f(model(rows)) > 9: break", "data_dependent_stop"),
+        ("def look():\n    return f(rows)", "if look() > 9: break", "data_dependent_stop"),
+        ("train = DataLoader(data)", "if f(train, model) > 9: break", "data_dependent_stop"),
+        ("val = DataLoader(Subset(all, i))", "if f(val, model) > 9: break", None),
+        ("def look():\n    return len(rows)", "if e * look() > 9: break", None),
+        ("model.weight.data = rows.T @ rows", "pass", "other_optimizer"),
+        ("model.weight.data = torch.load(w)", "pass", None),
+        ("", "model.bias += out.mean(0)", "other_optimizer"),
+        ("", "model.register_buffer('mean', out.mean(0))", "other_optimizer"),
+    ],
+)
+def test_all_records_decide_nothing_beside_the_step(
+    data: str, after: str, code: str | None
+) -> None:
+    rows = "rows = some()\ndata = TensorDataset(rows)\n"
+    codes = broken(data=rows + data, after=after) - {"mixed_records"}
+    assert codes == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
+    ("loss", "scaled"),
+    [
+        ("loss = F.mse(out, y, reduction='sum')", True),
+        ("loss = (out - y).abs().sum()", True),
+        ("loss = F.mse(out, y, reduction='mean')", False),
+        ("pass", False),
+    ],
+)
+def test_a_loss_that_is_reduced_otherwise_does_not_provide_add_remove(
+    loss: str, scaled: bool
+) -> None:
+    faults = [item.code for item in read(loss=loss).broken if item.applies("add_remove", ())]
+    assert faults == ["private_divisor"] * (2 if scaled else 1)
+    assert not any(item.applies("zero_out", ()) for item in read(loss=loss).broken)
+
+
+def test_a_trainer_that_draws_its_own_lots_is_not_certified() -> None:
+    text = (
+        "args = TrainingArguments(gradient_accumulation_steps={})\n"
+        "Trainer(model, args, train_dataset=data, optimizers=(optimizer, None)).train()\n"
+    )
+    for count, codes in ((1, {"other_loader"}), (4, {"other_loader", "accumulated_lots"})):
+        partial = scripts.read((HEAD + PRIVATE + text.format(count)).encode())
+        assert partial is not None
+        assert {item.code for item in partial.broken} - {"private_divisor"} == codes
 
 
 def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
