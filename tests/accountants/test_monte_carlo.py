@@ -325,6 +325,7 @@ def test_a_smaller_failure_probability_widens_the_bracket() -> None:
 # ---- the seed -----------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_the_same_event_gives_the_same_numbers_on_any_number_of_workers() -> None:
     event = binned([[1.0, 0.5, 0.2], [0.5, 1.0, 0.5], [0.2, 0.5, 1.0]], 0.9)
     result = [

@@ -205,6 +205,7 @@ def test_no_score_costs_more_than_the_upper_end(mean: float, shape: float, name:
     assert true <= curve.delta(epsilon).upper * (1 + 1e-9)
 
 
+@pytest.mark.soak
 def test_selected_runs_are_above_a_threshold_as_often_as_is_claimed() -> None:
     """Sampled: geometric K, and what is below 0 comes first."""
     source, repeats = np.random.default_rng(20260101), 200_000

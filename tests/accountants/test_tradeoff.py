@@ -101,6 +101,7 @@ def test_blind_guessing_ends_both(trade: TradeOff) -> None:
     assert trade.true_positive_rate(1.0).upper == 1.0
 
 
+@pytest.mark.ordinary("not rare")
 def test_the_advantage_is_the_largest_difference_of_rates(trade: TradeOff) -> None:
     best = Bracket(lower=0.0, upper=0.0)
     for index in range(201):

@@ -131,6 +131,7 @@ def test_no_row_of_the_front_is_beaten_and_every_other_is(advice: Advice) -> Non
             assert bool(better) != bool(twins)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("few_draws")
 def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: MakePlan) -> None:
     changes = {

@@ -122,6 +122,7 @@ def test_a_target_between_the_proved_ends_is_neither_met_nor_missed(
     assert {reason.code for reason in result.reasons} <= {verdict}
 
 
+@pytest.mark.ordinary("optimal")
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
 def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) -> None:
     shaped = [
@@ -148,6 +149,7 @@ def test_steps_found_fit_and_one_more_does_not(make_plan: Any) -> None:
     assert more.verdict == "under_noised"
 
 
+@pytest.mark.soak
 def test_epsilon_is_answered_and_its_delta_is_found_again(make_plan: Any) -> None:
     requested = certify(make_plan(target={"delta": 1e-6}), second_opinion=False)
     assert requested.verdict == "certified"
@@ -163,6 +165,7 @@ def test_k_equal_blocks_cost_what_one_block_at_sigma_over_root_k_costs(make_plan
     assert many.epsilon == one.epsilon
 
 
+@pytest.mark.soak
 def test_replacing_costs_what_half_the_noise_costs(make_plan: Any) -> None:
     replaced = certify(make_plan(adjacency="replace_one"), second_opinion=False)
     halved = certify(make_plan(releases=blocks(2.3395 / 2)), second_opinion=False)
@@ -343,6 +346,7 @@ def test_a_metric_that_only_another_engine_reaches_lowers_nothing(plan_of: Any, 
         assert result.epsilon.upper >= alone.epsilon.lower
 
 
+@pytest.mark.ordinary("once")
 @pytest.mark.parametrize("drawn", ["once", "each_epoch"])
 def test_bins_that_are_kept_within_a_phase_are_thrown_anew_for_the_next(
     plan_of: Any, drawn: str

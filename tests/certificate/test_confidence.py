@@ -87,6 +87,7 @@ def test_the_signed_statement_carries_them(found: Assessment) -> None:
     assert stated["predicate"]["accountants"][0]["seed"] == found.confidence.seed
 
 
+@pytest.mark.soak
 def test_no_print_leaves_it_out(found: Assessment, certified: Certified) -> None:
     missed = certified(target={"epsilon": 0.5, "delta": 1e-4})
     assert missed.verdict == "under_noised"

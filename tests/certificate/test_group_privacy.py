@@ -98,6 +98,7 @@ def test_groups_that_are_accounted_anew_are_exact() -> None:
     assert replaced == affidavit.epsilon(POISSON, adjacency="replace_one")
 
 
+@pytest.mark.soak
 def test_a_group_in_cut_lots_costs_what_its_users_do() -> None:
     one, two = affidavit.epsilon(CUT), group_epsilon(CUT, records=2)
     user = affidavit.epsilon(CUT, unit="user", contributions_per_user=2)
@@ -206,6 +207,7 @@ def test_the_bound_of_a_larger_group_satisfies_a_policy_about_a_smaller_one() ->
         assert [reason.code for reason in reasons] == codes
 
 
+@pytest.mark.soak
 def test_a_group_that_no_finite_bound_covers_is_no_error() -> None:
     result = judged(affidavit.load(FIXED, noise_multiplier=0.2), records=150, epsilon=1.0)
     assert [reason.code for reason in result.reasons] == ["policy_group_cap"]

@@ -278,6 +278,7 @@ def test_a_field_of_several_blocks_is_one_change(plan_of: PlanOf) -> None:
     assert changed(with_noise(9, 9, 9), change) == with_noise(9, 10, 12)
 
 
+@pytest.mark.soak
 @given(documents, documents)
 @settings(max_examples=15)
 def test_contributions_sum_to_the_difference_of_the_bounds(

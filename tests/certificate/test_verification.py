@@ -55,6 +55,7 @@ def test_a_good_bundle_passes_every_step(
     assert verified.predicate["verdict"] == "under_noised"
 
 
+@pytest.mark.soak
 def test_the_largest_plan_verifies(make_plan: Any, key: SigningKey) -> None:
     releases = [
         {"name": f"block-{place}", "clip_norm": 0.1, "noise_multiplier": 100.5}

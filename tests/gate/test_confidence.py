@@ -53,6 +53,7 @@ def test_issued_verified_and_recomputed_to_the_same_numbers(
     assert "with confidence 0.999999999" in verified.stdout.splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_other_numbers_from_the_same_seed_are_found_out(
     run: Run, issued: tuple[str, Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_fault_has_a_code_and_a_line_of_its_own(
         assert "test_entry.py" in line
 
 
+@pytest.mark.soak
 def test_an_interrupted_command_decides_nothing() -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "affidavit", "check", "-"],

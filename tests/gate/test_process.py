@@ -14,6 +14,7 @@ import pytest
 Make = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.soak
 def test_certify_from_a_pipe(affidavit: Any, document: Make) -> None:
     done = affidavit("certify", "-", "--json", stdin=json.dumps(document()))
     assert done.returncode == 0

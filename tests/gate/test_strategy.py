@@ -136,6 +136,7 @@ def test_noise_that_no_plan_can_name_by_a_file_is_not_exported(
     assert not target.exists()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("few_draws")
 def test_advice_names_the_front_and_who_is_comparable_with_whom(
     plan: Callable[..., str], run: Run

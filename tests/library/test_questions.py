@@ -189,6 +189,7 @@ def test_a_solved_plan_is_closed(plan: affidavit.Plan) -> None:
     assert affidavit.check(answer.plan).noise_multiplier == answer.noise_multiplier
 
 
+@pytest.mark.soak
 def test_a_curve_agrees_with_the_questions(plan: affidavit.Plan) -> None:
     curve = affidavit.curve(plan)
     assert curve.epsilon(1e-5).lower <= affidavit.epsilon(plan)

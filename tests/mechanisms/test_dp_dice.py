@@ -108,6 +108,7 @@ def test_no_stream_moves_the_releases_by_more_than_either_bound(
     )
 
 
+@pytest.mark.soak
 def test_a_search_over_streams_does_not_pass_the_bound_and_comes_near_it() -> None:
     """Hill climbing in the plane, three participations, from random streams."""
     draw = np.random.default_rng(7)

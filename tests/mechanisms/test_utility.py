@@ -46,6 +46,7 @@ def test_the_momentum_has_the_predicted_norm(momentum: np.ndarray) -> None:
     assert np.linalg.norm(momentum) == pytest.approx(predicted, rel=0.01)
 
 
+@pytest.mark.soak
 def test_five_steps_multiply_it_by_about_the_predicted_gain(momentum: np.ndarray) -> None:
     output = orthogonalise(momentum)
     assert gain(degree=2, steps=5) == pytest.approx(1.875**5)

@@ -17,6 +17,7 @@ def test_every_session_looks(request: pytest.FixtureRequest) -> None:
     assert "rooms_by_their_full_name_only" in request.fixturenames
 
 
+@pytest.mark.ordinary("gate-1-1")
 @pytest.mark.parametrize(
     ("name", "workers", "code"), [("plan", "0", 1), ("gate", "1", 1), ("plants", "0", 0)]
 )

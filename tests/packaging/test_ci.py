@@ -126,6 +126,7 @@ def test_the_cached_environment_is_that_of_this_python_and_these_files(tmp_path:
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.soak
 def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None:
     _valid("vendor.gitlab-ci", "ci/gitlab.yml")
     job = _load("ci/gitlab.yml")["affidavit"]
@@ -137,6 +138,7 @@ def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None
         assert (project / name).stat().st_size > 0
 
 
+@pytest.mark.soak
 def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
     subprocess.run(
         [BIN / "pre-commit", "validate-manifest", REPOSITORY / ".pre-commit-hooks.yaml"],

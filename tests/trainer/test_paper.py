@@ -65,6 +65,7 @@ def test_tokens_that_are_no_characters_have_a_text(paper: Any) -> None:
     assert paper.text_of([half, word]) == "\ufffdword"
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of the packages that generate and score
 def test_a_slice_ends_in_a_conformant_record_and_scores(
     paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
     assert trainers.begun == []
 
 
+@pytest.mark.soak
 def test_the_command_line_hands_a_search_to_its_program() -> None:
     command = [sys.executable, "-m", "affidavit", "search", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)

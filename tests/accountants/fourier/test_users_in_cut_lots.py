@@ -169,6 +169,7 @@ def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
     assert cut.upper == pytest.approx(mixture.upper, rel=1e-4)
 
 
+@pytest.mark.ordinary("zero_out")
 @pytest.mark.parametrize("neighbours", ["add_remove", "zero_out"])
 def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(
     neighbours: Adjacency,
@@ -205,6 +206,7 @@ def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
     assert curve.epsilon(1e-6).upper <= displaced
 
 
+@pytest.mark.soak
 def test_more_records_and_smaller_lots_cost_more() -> None:
     def upper(records: int, largest: int) -> float:
         case = leaf(records, 5000, largest, "add_remove", q=0.02, sigma=3.0)

@@ -60,7 +60,7 @@ def hockey_stick(p: Array, q: Array) -> Array:
     return np.array([np.maximum(p - alpha * q, 0).sum() * step for alpha in ALPHAS])
 
 
-@pytest.mark.ordinary("2-6-2-*", "4-6-*")
+@pytest.mark.ordinary("2-6-2-*")
 @pytest.mark.parametrize(
     ("records", "size", "lot", "sigma"),
     [

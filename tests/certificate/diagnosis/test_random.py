@@ -192,8 +192,6 @@ def _listed(found: Diagnosis, code: str) -> int | None:
 @pytest.mark.ordinary(
     "clip_not_joint",
     "adjacency_factor",
-    "microbatch_rate",
-    "sum_or_mean",
     "accountant_reset",
     "user_as_example",
 )

@@ -167,6 +167,7 @@ REQUESTED = {
 """Files with too little noise, and the line that says it."""
 
 
+@pytest.mark.ordinary("plan.yaml-gitlab", "train.py-github")
 @pytest.mark.usefixtures("pipeline")
 @pytest.mark.parametrize("host", ["github", "gitlab"])
 @pytest.mark.parametrize("name", REQUESTED)

@@ -57,7 +57,9 @@ def indented(text: str, by: int) -> str:
     return "".join(" " * by + line + "\n" for line in text.splitlines())
 
 
-@pytest.mark.ordinary("not two.*", "not list.*", "not config.*", "not plans.*")
+@pytest.mark.ordinary(
+    "not two.*", "not list.*", "not config.*", "not plans.*", "not plan.*", "not pyproject.*"
+)
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
@@ -99,6 +101,7 @@ def test_a_fix_changes_one_number_of_the_larger_file(run: Any, before: str) -> N
     assert old.split("0.8123")[0] == new[: len(old.split("0.8123")[0])]
 
 
+@pytest.mark.soak
 def test_every_plan_of_one_file_is_fixed_where_it_stands_by_then(run: Any, checked: Any) -> None:
     """The first fix makes the file longer, and moves what comes after it."""
     plans = "".join(f"run{number}:\n  plan:\n{indented(WEAK, 4)}" for number in range(3))

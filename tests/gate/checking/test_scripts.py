@@ -156,6 +156,7 @@ CALIBRATED = LENET.replace("make_private(", "make_private_with_epsilon(").replac
 CALIBRATED = CALIBRATED.replace("= 500", "= 6000").replace("= 20\n", "= 2\n")
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_noise_that_opacus_calibrates_is_judged_as_opacus_calibrates_it(checked: Any) -> None:
     from opacus.accountants.utils import get_noise_multiplier

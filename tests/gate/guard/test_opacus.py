@@ -78,6 +78,7 @@ def outcomes(
     return result
 
 
+@pytest.mark.soak
 def test_every_planted_mistake_ends_in_silence_without_the_guard(outcomes: dict[str, Any]) -> None:
     assert {name: item["unguarded"] for name, item in outcomes.items()} == dict.fromkeys(
         outcomes, "finished"

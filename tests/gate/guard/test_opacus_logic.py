@@ -120,6 +120,7 @@ def test_a_virtual_step_is_no_release(begin: Begin, tmp_path: Path) -> None:
     assert script.guard.steps_left == STEPS - 1
 
 
+@pytest.mark.ordinary("not changes9-*")
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

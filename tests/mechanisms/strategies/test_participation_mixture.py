@@ -84,6 +84,7 @@ def test_weights_are_a_law_for_few_and_for_many_participations(steps: int, rate:
     assert mean >= (1 - (1 - rate) ** steps) * 0.9
 
 
+@pytest.mark.soak
 def test_the_law_is_near_that_of_sampled_participations() -> None:
     steps, rate, sigma, delta = 400, 0.02, 5.0, 1e-4
     strategy, rng = square_root(steps), np.random.default_rng(11)

@@ -50,6 +50,7 @@ def test_the_trainer_passes(stage: Stage, claims: Claims) -> None:
     assert result.epsilon <= result.certified
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_low_epsilon(stage: Stage, claims: Claims) -> None:
     """Both plans are certified to mean something: the best guess is right 68 times in 100."""

@@ -153,6 +153,7 @@ def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
         assert result.findings == ()
 
 
+@pytest.mark.soak
 def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
     """A real ``kill -9`` after a random delay, most of them while gradients are computed."""
     plan, out, drawn = plan_with(steps=60), tmp_path / "run", random.Random(seeded(3))

@@ -266,7 +266,7 @@ def test_users_have_no_more_records_than_certified(
         begin()
 
 
-@pytest.mark.ordinary("not detached", "not probing")
+@pytest.mark.ordinary("not detached", "not probing", "not swapping", "not evaluating")
 @pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, averaging, swapping])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Loop
@@ -580,6 +580,7 @@ AUGMENTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.ordinary("collate_fn", "torch")
 @pytest.mark.parametrize("source", AUGMENTED)
 def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_resuming(
     tmp_path: Path, source: str

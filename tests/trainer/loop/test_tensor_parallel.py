@@ -85,6 +85,7 @@ def refused(folder: Path) -> None:
         trained(folder, "muon", "heads", by_heads)
 
 
+@pytest.mark.soak
 def test_gradients_that_no_rank_has_are_refused(tmp_path: Path) -> None:
     certified(tmp_path, ["muon"], transformer=True)
     assert on_ranks(2, in_a_group, refused, tmp_path) == [0, 0]

@@ -92,6 +92,7 @@ def restarted(cluster: Cluster, sent: signal.Signals, away: float = 0.0) -> None
     cluster.start()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("database_url", ["own_postgresql"], indirect=True)
 def test_postgresql_crashes_and_starts_again_while_runs_go_on(
     crowd: Crowd, request: pytest.FixtureRequest
