@@ -90,6 +90,7 @@ def test_beside_balls_in_bins_it_costs_at_most_its_own_loss() -> None:
     assert result.width <= 1e-3 * result.upper
 
 
+@pytest.mark.soak
 def test_a_loss_beyond_the_exponentials_of_doubles_is_bracketed() -> None:
     """1609.858667821509 is by quadrature in 40 digits, as above."""
     releases = (

@@ -314,6 +314,7 @@ def test_bets_reject_what_is_false_and_keep_what_is_true() -> None:
     assert log_capital_below(hits, 20_000, 0.95, 1.0) == -math.inf
 
 
+@pytest.mark.soak
 def test_a_smaller_failure_probability_widens_the_bracket() -> None:
     event = binned([[1.0, 0.5], [0.5, 1.0]])
     loose = MonteCarloAccountant(failure_probability=0.05).curve(event)

@@ -61,6 +61,7 @@ def test_one_release_is_attacked_where_its_loss_is_rare(
         assert once(lower * 1.1, q, sigma) < delta
 
 
+@pytest.mark.soak
 def test_an_attack_gains_what_is_claimed_of_it() -> None:
     """The best threshold and count, evaluated in 60 digits."""
     q, sigma, steps, delta = 0.3, 0.9, 40, 1e-10

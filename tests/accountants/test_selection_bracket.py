@@ -309,6 +309,7 @@ def test_the_bracket_of_sampled_runs_is_narrow(run: Event, width: float) -> None
     assert upper(event, 1e-4) < high
 
 
+@pytest.mark.soak
 def test_one_step_is_below_what_a_lattice_of_its_outcomes_allows() -> None:
     """The worst of some scores of one subsampled step, in both orders, lies inside the bracket."""
     q, sigma, epsilon = 0.3, 1.0, 3.0

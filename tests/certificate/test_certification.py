@@ -159,6 +159,7 @@ def test_epsilon_is_answered_and_its_delta_is_found_again(make_plan: Any) -> Non
     assert back.delta.upper == pytest.approx(1e-6, rel=1e-6)
 
 
+@pytest.mark.soak
 def test_k_equal_blocks_cost_what_one_block_at_sigma_over_root_k_costs(make_plan: Any) -> None:
     many = certify(make_plan(releases=blocks(14.0)), second_opinion=False)
     one = certify(make_plan(releases=blocks(2.0, count=1)), second_opinion=False)

@@ -109,6 +109,7 @@ def test_what_is_certain_has_none(plan_of: Callable[..., Plan]) -> None:
     assert "confidence" not in certain.accountants[0].as_dict()
 
 
+@pytest.mark.soak
 def test_the_same_plan_gives_the_same_numbers(found: Assessment, certified: Certified) -> None:
     again = certified()
     assert (again.epsilon, again.confidence) == (found.epsilon, found.confidence)

@@ -41,6 +41,7 @@ def issued(
     return plan, bundle, stated.stdout
 
 
+@pytest.mark.soak
 def test_issued_verified_and_recomputed_to_the_same_numbers(
     run: Run, issued: tuple[str, Path, str]
 ) -> None:

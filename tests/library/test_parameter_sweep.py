@@ -51,6 +51,7 @@ def test_a_target_is_swept_beside_what_is_proved() -> None:
     assert result[0]["noise_multiplier"] > result[1]["noise_multiplier"]
 
 
+@pytest.mark.soak
 def test_lines_of_a_plot(swept: affidavit.Sweep) -> None:
     ax = swept.plot()
     assert ax.get_xlabel() == "steps"

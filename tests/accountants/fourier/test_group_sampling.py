@@ -211,6 +211,7 @@ def test_no_vectors_of_a_users_records_exceed_the_pair() -> None:
         assert worst(aligned, math.exp(epsilon)) == pytest.approx(bound, rel=1e-3)
 
 
+@pytest.mark.soak
 def test_dp_accounting_encloses_the_same_run() -> None:
     records, q, sigma, steps, delta = 3, 0.05, 3.0, 20, 1e-5
     bracket = FourierAccountant().curve(run(records, q, sigma, steps)).epsilon(delta)

@@ -196,6 +196,7 @@ def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set(
     assert of_one_record(two)[0] is None
 
 
+@pytest.mark.soak
 def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
     """Twice the move of a record, whoever takes its place, and not four times."""
     run = Repeated(event=leaf(3, 20_000, 300, "replace_one", q=0.015, sigma=12.0), count=500)
@@ -233,6 +234,7 @@ def test_lots_that_hold_everybody_are_never_cut() -> None:
     assert cut.upper == pytest.approx(plain.upper, rel=1e-3)
 
 
+@pytest.mark.soak
 def test_users_of_whom_some_record_is_nearly_always_drawn_have_an_answer() -> None:
     case = leaf(3, 3, 1, "zero_out", q=0.7472414896981409, sigma=8.019528290142492)
     curve = FourierAccountant().curve(case)

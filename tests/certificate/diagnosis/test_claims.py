@@ -112,6 +112,7 @@ def test_what_nothing_explains_is_wrong_all_the_same(plan_of: PlanOf) -> None:
     assert result.corrected.epsilon.upper <= 0.0017312345 * (1 + 1e-6)
 
 
+@pytest.mark.soak
 def test_beyond_the_two_sided_engine_a_claim_still_meets_a_floor(plan_of: PlanOf) -> None:
     """σ_joint = 0.1 is below what the two-sided engine takes."""
     blocks = [{**BLOCKS["releases"][0], "noise_multiplier": 0.7}]  # type: ignore[index]

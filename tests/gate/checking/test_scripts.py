@@ -111,6 +111,7 @@ def test_fields_of_pyproject_that_differ_are_an_error(checked: Any) -> None:
     assert (code, rules(document)) == (2, {"given_conflict"})
 
 
+@pytest.mark.soak
 def test_a_rate_that_opacus_rounds_is_the_rounded_one(checked: Any) -> None:
     """q = 1/⌈60000/64⌉ over 938 steps a pass; with drop_last the last lot does not count."""
     write(LENET.replace("= 500", "= 64").replace("= 0.5", "= 1.0"))

@@ -119,6 +119,7 @@ class TestGolden:
         assert own.sensitivity(APART).exact
         assert own.sensitivity(APART).value * own.errors(Workload()).rms == pytest.approx(loss)
 
+    @pytest.mark.soak
     def test_banded_inverse(self) -> None:
         column = optimal_banded_inverse(1000, Workload(), APART, bands=4)
         own = Toeplitz.from_noise(column, 1000)
@@ -341,6 +342,7 @@ class TestBuffered:
         )
         assert loss < 1.03 * least
 
+    @pytest.mark.soak
     def test_same_input_same_bits(self) -> None:
         first, second = (optimal_blt(500, 3, Workload(), APART) for _ in range(2))
         assert first[0].tobytes() == second[0].tobytes()

@@ -89,6 +89,7 @@ def by_increments(steps: int) -> Array:
     return np.asarray(np.linalg.inv(prefix) @ weighted @ np.linalg.inv(strategy))
 
 
+@pytest.mark.ordinary("not 200-*")
 @pytest.mark.parametrize(("steps", "separation", "true"), [(40, 10, 2.513), (200, 50, 3.996)])
 def test_the_cholesky_factor_of_a_gram_matrix_is_not_its_strategy(
     steps: int, separation: int, true: float

@@ -53,6 +53,7 @@ def test_a_record_is_source_bos_target_eos_and_the_source_does_not_count(tmp_pat
     assert counted[0].tolist() == [place > len(source.encode()) for place in range(len(expected))]
 
 
+@pytest.mark.soak
 def test_gpt2_tokens_begin_and_end_with_endoftext(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text('{"source": "name : Blue Spice", "target": "Blue Spice is a pub."}\n')
@@ -211,6 +212,7 @@ def test_options_that_mean_nothing_are_refused(name: str, argument: str, message
         DATA[name](argument)
 
 
+@pytest.mark.soak
 def test_the_verses_are_all_there_without_notes() -> None:
     data = DATA["bible"]("longest=64")
     assert len(data) == 31_102

@@ -530,6 +530,7 @@ def test_a_layer_that_is_left_out_at_random_trains(tmp_path: Path) -> None:
     assert run.outcome is not None
 
 
+@pytest.mark.soak
 def test_what_was_compiled_before_the_run_trains_and_works_after_it(tmp_path: Path) -> None:
     model = network()
     plain = copy.deepcopy(model)
