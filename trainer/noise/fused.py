@@ -1,10 +1,10 @@
 """The variates of ``affidavit.trainer.noise.normal`` in one kernel, for accelerators.
 
-In tensor operations a keystream costs some two thousand passes over memory. Here each lane
-of a Triton program holds the state of a ChaCha20 block in registers, makes the three blocks
-that sixteen pairs of variates take, and writes the variates: memory is touched once. Words,
-their order and the transform are those of ``normal``; only the last digits of logarithm, sine
-and cosine are the device's.
+A keystream that is made on the processor has to be copied. Here each lane of a Triton program
+holds the state of a ChaCha20 block in registers, makes the three blocks that sixteen pairs of
+variates take, and writes the variates: memory is touched once. Words, their order and the
+transform are those of ``normal``; only the last digits of logarithm, sine and cosine are the
+device's.
 
 Triton comes with PyTorch for CUDA. Without it, or on another device, nothing here is used. The
 kernel runs on a processor too under ``TRITON_INTERPRET=1``, which is how it is tested.

@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from affidavit.trainer.noise import grid
-from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, derived_key, words
+from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, derived_key, raw_words
 from affidavit.trainer.noise.grid import add_on_grid, grid_of
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
@@ -33,12 +33,17 @@ def released(x: Tensor, scale: float, step: int = 0) -> Tensor:
     return sums
 
 
+def words(key: bytes, *, count: int) -> Tensor:
+    """The first words of the stream, not negative."""
+    return raw_words(key, step=0, tensor=1, count=count).long() & 0xFFFFFFFF
+
+
 def by_mpmath(x: float, place: int, scale: float) -> int:
     """The steps of the grid at ``place`` in 400 digits, from the words of the streams."""
     pair, side = divmod(place, 2)
-    stream = words(KEY, step=0, tensor=1, count=4 * pair + 4).tolist()[-4:]
+    stream = words(KEY, count=4 * pair + 4).tolist()[-4:]
     own = derived_key(KEY, "affidavit further bits of grid noise")
-    more = words(own, step=0, tensor=1, count=WORDS_PER_BLOCK * (pair + 1)).tolist()[-16:]
+    more = words(own, count=WORDS_PER_BLOCK * (pair + 1)).tolist()[-16:]
     with mpmath.workdps(400):
         uniform, turn = (
             mpmath.fsum(
@@ -96,7 +101,7 @@ def test_the_bound_of_the_error_holds_and_leaves_few_entries_open() -> None:
         for x in (border - 2.0**-52, border + 2.0**-52, border - 2.0**-40, border + 2.0**-40):
             sums = torch.full((place + 1,), x, dtype=torch.float64)
             assert int(released(sums, scale)[place] / grid_of(scale)) == by_mpmath(x, place, scale)
-    stream = words(KEY, step=0, tensor=1, count=2 * COUNT + 2).view(-1, 4)
+    stream = words(KEY, count=2 * COUNT + 2).view(-1, 4)
     open_ = grid._rounded(torch.zeros(len(stream), 2, dtype=torch.float64), stream, scale)[1]
     assert int(open_.sum()) <= 5
 
