@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.optimal.loss import (
     DIVERGED,
+    NotOffered,
     Numbers,
     Objective,
     ToeplitzLoss,
@@ -69,7 +70,8 @@ def optimal_blt(
 ) -> tuple[Array, Array]:
     """Decays θ in (0, 1), decreasing, and scales ω > 0 with Σ ω < 1; shape (buffers,) each.
 
-    Raises ``NotOffered`` and ``TooLarge`` for learning rates, as ``ToeplitzLoss.of`` does.
+    Raises ``NotOffered`` for the largest error under learning rates, and ``TooLarge`` for these
+    over too many steps.
     """
     if buffers < 1:
         raise ValueError("a buffered strategy needs at least one buffer")
@@ -165,9 +167,12 @@ def _squared_error(
         return lambda rates, inverse: squared_error(
             rates, inverse, steps, workload.momentum, objective
         )
-    quadratic = ToeplitzLoss.of(
-        steps=steps, workload=workload, participation=participation, objective=objective
-    ).quadratic
+    if objective == "max":
+        raise NotOffered(
+            "the largest error under learning rates is optimised by dense strategies only"
+        )
+    loss = ToeplitzLoss.of(steps=steps, workload=workload, participation=participation)
+    quadratic = loss.quadratic
     assert quadratic is not None
 
     def error(rates: Numbers, inverse: Numbers) -> Numbers:

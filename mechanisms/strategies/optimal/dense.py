@@ -99,21 +99,16 @@ def optimal_dense(
     matrix: Array,
     participation: Participation,
     objective: Objective = "rms",
-    weights: Array | None = None,
-    tolerance: float = TOLERANCE,
 ) -> tuple[Array, float]:
     """C of shape (T, T), lower triangular with sensitivity 1, and its proved relative gap.
 
-    ``matrix`` is the workload A, lower triangular without zeros on its diagonal;
-    ``weights`` w > 0 of its rows (for ``rms``) are equal by default. The gap is that of the
-    squared loss: (error · sens)² ≤ (1 + gap) · (error · sens)² of every other strategy.
+    ``matrix`` is the workload A, lower triangular without zeros on its diagonal. The gap is that
+    of the squared loss: (error · sens)² ≤ (1 + gap) · (error · sens)² of every other strategy.
     Raises ``TooLarge`` and, for ``fixed_epoch`` with k·b < T, ``NotOffered``.
     """
     steps = len(matrix)
     if steps > LARGEST_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {steps} steps")
-    if weights is not None and objective == "max":
-        raise NotOffered("the largest error is optimised without weights of the steps")
     most, separation = participation.most(steps), participation.separation
     if participation.schema == "fixed_epoch" and most * separation < steps and most > 1:
         raise NotOffered("a dense strategy for a fixed order needs every step to lie in an epoch")
@@ -121,23 +116,23 @@ def optimal_dense(
     patterns = max(separation, -(-steps // most)) if most > 1 else steps
     goal = _Goal(
         matrix=matrix / np.max(np.abs(matrix)),
-        weights=np.full(steps, 1 / steps) if weights is None else weights / np.sum(weights),
+        weights=np.full(steps, 1 / steps),
         participation=participation,
         largest=objective == "max",
     )
     uneven = float(np.min(np.abs(np.diagonal(goal.matrix)))) < UNEVEN
     first, *others = DAMPING if uneven else (0.0, *DAMPING)
-    best, loss, bound = goal.attempt(patterns, tolerance, first)
+    best, loss, bound = goal.attempt(patterns, first)
     for damping in others:
         if loss <= (1 + POOR) * bound:
             break
         # Rows or columns of A that hardly count leave X undetermined to a double.
-        other, smaller, higher = goal.attempt(patterns, tolerance, damping)
+        other, smaller, higher = goal.attempt(patterns, damping)
         best, loss = (other, smaller) if smaller < loss else (best, loss)
         bound = max(bound, higher)
     candidates = _separated(goal, objective) if free else []
     if goal.largest and not loss <= (1 + POOR) * bound:
-        candidates.append(replace(goal, largest=False).attempt(patterns, tolerance, 0.0)[0])
+        candidates.append(replace(goal, largest=False).attempt(patterns, 0.0)[0])
     for candidate in candidates:
         value = goal.loss(candidate)
         best, loss = (candidate, value) if value < loss else (best, loss)
@@ -155,9 +150,7 @@ class _Goal:
     participation: Participation
     largest: bool
 
-    def attempt(
-        self, patterns: int, tolerance: float, damping: float
-    ) -> tuple[Array, float, float]:
+    def attempt(self, patterns: int, damping: float) -> tuple[Array, float, float]:
         """C, its squared loss and a bound on every squared loss, from one search.
 
         ``damping`` adds rows that weigh the injected noise itself, relative to A's columns.
@@ -170,7 +163,7 @@ class _Goal:
             weights = np.concatenate([weights, np.full(steps, 1 / steps)]) / 2
         most = -(-steps // patterns)
         dual = Dual.of(matrix, weights, patterns=patterns, most=most, searched=self.largest)
-        point = dual.solve(tolerance)
+        point = dual.solve(TOLERANCE)
         strategy = dual.strategy(point)
         rows = dual.row_weights(point)[:steps]
         bound = smallest_error(self.matrix, dual.factors(point), rows / np.sum(rows))

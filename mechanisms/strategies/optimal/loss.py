@@ -4,10 +4,9 @@ Its value and gradient in the first column of C, or of N = C⁻¹, cost O(T · p
 coefficients up to ``DIRECT`` and O(T log T) beyond. It does not change when the column is
 scaled. The error is that of the workload:
 
-* Toeplitz workloads: e = a * n with a the first column of A, and
-  rms² = Σ_t (1 - t/T) e_t², max² = Σ_t e_t² (the last step has the largest error);
+* Toeplitz workloads: e = a * n with a the first column of A, and rms² = Σ_t (1 - t/T) e_t²;
 * learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once, in
-  O(T²), up to ``LARGEST_DENSE`` steps; the largest error is not offered there.
+  O(T²), up to ``LARGEST_DENSE`` steps.
 
 The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, and for ``min_separation`` with more
 bands than the separation its reverse running maximum: what ``sensitivity`` proves, without
@@ -93,22 +92,16 @@ class ToeplitzLoss:
         steps: int,
         workload: Workload,
         participation: Participation,
-        objective: Objective = "rms",
         noise_bands: int | None = None,
     ) -> ToeplitzLoss:
         """The loss; ``noise_bands`` says how many coefficients N has, all by default.
 
-        Raises ``NotOffered`` for the largest error under learning rates.
+        Raises ``TooLarge`` for learning rates over too many steps.
         """
         weights = quadratic = None
         workload = at_unit_rate(workload)
         if workload.learning_rates is None:
-            rms = objective == "rms"
-            weights = 1 - np.arange(steps) / steps if rms else np.ones(steps)
-        elif objective == "max":
-            raise NotOffered(
-                "the largest error under learning rates is optimised by dense strategies only"
-            )
+            weights = 1 - np.arange(steps) / steps
         else:
             quadratic = _quadratic(workload, steps, noise_bands or steps)
         return cls(
@@ -147,7 +140,7 @@ class ToeplitzLoss:
         return float(np.log(error) + np.log(size)), gradient
 
     def squared_error(self, noise: Array) -> tuple[float, Array]:
-        """rms² or max² at unit noise for N's first column, and its gradient, (T,) or (p,)."""
+        """rms² at unit noise for N's first column, and its gradient, (T,) or (p,)."""
         if self.quadratic is not None:
             pulled = self.quadratic[: len(noise), : len(noise)] @ noise
             return float(noise @ pulled), 2 * pulled

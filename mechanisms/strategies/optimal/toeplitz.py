@@ -31,9 +31,8 @@ and Upadhyay, arXiv:2202.11205 (the start).
 sensitivity are both closed in λ. With N = I - λS and S the shift, the variance of step t of
 A·N·z is a quadratic r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]², q_t = Σ_j A[t,j] A[t,j+1]
 and p_t = r_t - A[t,0]²; for the prefix sum the rms² is 1 + (1-λ)² (T-1)/2. The three sums need
-one pass over the steps, O(T), and every λ is then O(1) (for the largest error of a workload
-with learning rates, O(T)). The sensitivity is the closed form of ``bidiagonal``, evaluated in
-O(log k).
+one pass over the steps, O(T), and every λ is then O(1). The sensitivity is the closed form of
+``bidiagonal``, evaluated in O(log k).
 
 A is not negative, so that λ < 0 has a larger error at the sensitivity of |λ|: only 0 ≤ λ ≤ 1
 is searched. The product is not convex in λ: it is scanned on a grid that is dense towards 1,
@@ -58,7 +57,6 @@ from scipy.optimize import minimize_scalar
 
 from affidavit.mechanisms.strategies.numerics import lfilter
 from affidavit.mechanisms.strategies.optimal.loss import (
-    Objective,
     ToeplitzLoss,
     at_unit_rate,
     cross,
@@ -83,15 +81,12 @@ def optimal_toeplitz(
     participation: Participation,
     *,
     bands: int | None = None,
-    objective: Objective = "rms",
 ) -> Array:
     """First column of C, c_0 = 1, of shape (min(bands, T),), all T entries by default.
 
-    O(T · bands) or O(T log T) a step of the search. Raises ``NotOffered`` and ``TooLarge``.
+    O(T · bands) or O(T log T) a step of the search. Raises ``TooLarge``.
     """
-    loss = ToeplitzLoss.of(
-        steps=steps, workload=workload, participation=participation, objective=objective
-    )
+    loss = ToeplitzLoss.of(steps=steps, workload=workload, participation=participation)
     width = min(bands or steps, steps)
     if participation.most(steps) == 1 or width <= participation.separation:
         return _free(loss.of_strategy, _root(width), _iterations(steps))
@@ -110,18 +105,16 @@ def optimal_banded_inverse(
     participation: Participation,
     *,
     bands: int,
-    objective: Objective = "rms",
 ) -> Array:
     """First column of N = C⁻¹, n_0 = 1, of shape (min(bands, T),).
 
-    O(T · bands) a step of the search. Raises ``NotOffered`` and ``TooLarge``.
+    O(T · bands) a step of the search. Raises ``TooLarge``.
     """
     width = min(bands, steps)
     loss = ToeplitzLoss.of(
         steps=steps,
         workload=workload,
         participation=participation,
-        objective=objective,
         noise_bands=width,
     )
     roots = [
@@ -197,10 +190,9 @@ def best_lambda(
     steps: int,
     workload: Workload,
     participation: Participation,
-    objective: Objective = "rms",
 ) -> float:
     """λ in [0, 1] with the least error times sensitivity; O(T) once, O(1) for the prefix sum."""
-    error = squared_error(steps, workload, objective)
+    error = squared_error(steps, workload)
 
     def loss(rate: float) -> float:
         return error(rate) * squared_sensitivity(rate, steps, participation)
@@ -233,16 +225,12 @@ def squared_sensitivity(rate: float, steps: int, participation: Participation) -
     return float(whole[0] * earlier.products[0, 0] + stacked[0] ** 2 * last[0])
 
 
-def squared_error(steps: int, workload: Workload, objective: Objective) -> Callable[[float], float]:
-    """λ ↦ mean (``rms``) or largest (``max``) variance over the steps, at unit noise."""
+def squared_error(steps: int, workload: Workload) -> Callable[[float], float]:
+    """λ ↦ the mean variance over the steps, at unit noise."""
     if workload.is_prefix_sum:
-        weight = (steps - 1) / 2 if objective == "rms" else steps - 1
-        return lambda rate: 1 + (1 - rate) ** 2 * weight
-    own, shifted, later = _row_products(steps, at_unit_rate(workload))
-    if objective == "rms":
-        a, b, c = float(np.mean(own)), float(np.mean(shifted)), float(np.mean(later))
-        return lambda rate: a - 2 * rate * b + rate * rate * c
-    return lambda rate: float(np.max(own - 2 * rate * shifted + rate * rate * later))
+        return lambda rate: 1 + (1 - rate) ** 2 * ((steps - 1) / 2)
+    own, shifted, later = map(np.mean, _row_products(steps, at_unit_rate(workload)))
+    return lambda rate: float(own - 2 * rate * shifted + rate * rate * later)
 
 
 def _row_products(steps: int, workload: Workload) -> tuple[Array, Array, Array]:

@@ -203,14 +203,6 @@ class TestDense:
         least = squared_error(ordered, np.tri(steps)) * entry_sum(ordered, epochs)
         assert loss / (1 + gap) == pytest.approx(least, rel=1e-4)
 
-    def test_weights_are_the_objective(self) -> None:
-        late = np.linspace(0.1, 2, 12)
-        weighted, gap = optimal_dense(np.tri(12), EPOCHS, weights=late)
-        even, _ = optimal_dense(np.tri(12), EPOCHS)
-        scaled = np.sqrt(late)[:, None] * np.tri(12)
-        assert gap < 1e-4
-        assert squared_error(weighted, scaled) < squared_error(even, scaled)
-
     def test_from_the_lower_right(self) -> None:
         """chol(X) itself would have the wrong column norms: the published mistake."""
         strategy, _ = optimal_dense(
@@ -229,8 +221,6 @@ class TestDense:
             optimal_dense(np.tri(2049), ONCE)
         with pytest.raises(NotOffered, match="epoch"):
             optimal_dense(np.tri(13), EPOCHS)
-        with pytest.raises(NotOffered, match="without weights"):
-            optimal_dense(np.tri(3), ONCE, "max", np.ones(3))
 
 
 class TestConvergenceAware:
