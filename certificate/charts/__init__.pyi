@@ -1,6 +1,5 @@
 from .chart import Axis as Axis
 from .chart import Band as Band
-from .chart import Bars as Bars
 from .chart import Chart as Chart
 from .chart import Dots as Dots
 from .chart import Line as Line

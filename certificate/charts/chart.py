@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Point = tuple[float, float]
@@ -57,17 +57,6 @@ class Dots:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bars:
-    """Bars from the bottom of the chart, one for each (category, value).
-
-    The categories of the first bars of a chart take the place of its x axis's numbers.
-    """
-
-    name: str
-    values: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceLine:
     """A line across the chart at one value of an axis, such as a target."""
 
@@ -76,7 +65,7 @@ class ReferenceLine:
     axis: Literal["x", "y"]
 
 
-Mark = Line | Band | Dots | Bars | ReferenceLine
+Mark = Line | Band | Dots | ReferenceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +77,6 @@ class Chart:
     y: Axis
     marks: tuple[Mark, ...]
     description: str = ""
-    legend: bool = field(default=True)
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

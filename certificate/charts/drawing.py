@@ -21,9 +21,7 @@ from html import escape
 from typing import NamedTuple, assert_never
 
 from affidavit.certificate.charts.chart import (
-    Axis,
     Band,
-    Bars,
     Chart,
     Dots,
     Line,
@@ -97,9 +95,6 @@ class _Plot:
 
     x: Scale
     y: Scale
-    categories: tuple[str, ...]
-    bars: tuple[int, ...]
-    """Which marks are bars, which stand side by side."""
 
     def at(self, x: float, y: float) -> str:
         return f"{_number(self.x.position(x))},{_number(self.y.position(y))}"
@@ -129,21 +124,11 @@ def _panel(chart: Chart, left: float, top: float, width: float, height: float) -
 
 
 def _plot(chart: Chart, width: float, height: float) -> _Plot:
-    bars = [mark for mark in chart.marks if isinstance(mark, Bars)]
-    categories = tuple(category for category, _ in bars[0].values) if bars else ()
-    right, bottom = width - _RIGHT, height - _BOTTOM
-    xs, ys = zip(*_extent(chart), strict=True) if any(True for _ in _extent(chart)) else ((), ())
-    if categories:
-        counted = Axis(label=chart.x.label)
-        x = Scale(axis=counted, low=-0.5, high=len(categories) - 0.5, start=_LEFT, end=right)
-    else:
-        x = Scale.over(chart.x, xs, _LEFT, right)
-    floor = [0.0] if bars and chart.y.scale == "linear" else []
+    corners = list(_extent(chart))
+    xs, ys = zip(*corners, strict=True) if corners else ((), ())
     return _Plot(
-        x=x,
-        y=Scale.over(chart.y, [*ys, *floor], bottom, _TOP),
-        categories=categories,
-        bars=tuple(i for i, mark in enumerate(chart.marks) if isinstance(mark, Bars)),
+        x=Scale.over(chart.x, xs, _LEFT, width - _RIGHT),
+        y=Scale.over(chart.y, ys, height - _BOTTOM, _TOP),
     )
 
 
@@ -157,8 +142,6 @@ def _extent(chart: Chart) -> Iterator[tuple[float, float]]:
                 )
             case Band(points=triples):
                 yield from ((x, end) for x, low, high in triples for end in (low, high))
-            case Bars(values=values):
-                yield from ((math.nan, value) for _, value in values)
             case ReferenceLine(axis="x", at=at):
                 yield at, math.nan
             case ReferenceLine(at=at):
@@ -185,8 +168,6 @@ def _mark(mark: Mark, index: int, plot: _Plot) -> str:
             return _area(triples, plot, colour)
         case Dots(points=points, labels=labels):
             return _dots(points, labels, plot, colour)
-        case Bars(values=values):
-            return _bars(values, plot, colour, plot.bars.index(index))
         case ReferenceLine():
             return _rule(mark, plot, colour)
         case _:
@@ -284,24 +265,6 @@ def _free_base(
     return box.bottom - 2
 
 
-def _bars(values: Sequence[tuple[str, float]], plot: _Plot, colour: str, which: int) -> str:
-    result = []
-    share = 0.7 / len(plot.bars)
-    for category, value in values:
-        if category not in plot.categories or not is_shown(plot.y.axis, value):
-            continue
-        place = plot.categories.index(category)
-        begin = place - 0.35 + which * share
-        left, right = plot.x.position(begin), plot.x.position(begin + share)
-        base = plot.y.position(max(plot.y.low, min(0.0, plot.y.high)))
-        top, bottom = sorted((plot.y.position(value), base))
-        result.append(
-            f'<rect x="{_number(left)}" y="{_number(top)}" width="{_number(right - left)}" '
-            f'height="{_number(bottom - top)}" fill="{colour}" fill-opacity=".75"/>'
-        )
-    return "".join(result)
-
-
 def _rule(rule: ReferenceLine, plot: _Plot, colour: str) -> str:
     scale, other = (plot.x, plot.y) if rule.axis == "x" else (plot.y, plot.x)
     if not is_shown(scale.axis, rule.at):
@@ -323,7 +286,7 @@ def _grid(plot: _Plot) -> str:
         _number(item) for item in (plot.x.start, plot.x.end, plot.y.start, plot.y.end)
     )
     lines = []
-    for tick in () if plot.categories else plot.x.ticks():
+    for tick in plot.x.ticks():
         at = _number(plot.x.position(tick.value))
         lines.append(f"M{at},{bottom}V{top}")
     for tick in plot.y.ticks():
@@ -335,9 +298,7 @@ def _grid(plot: _Plot) -> str:
 def _labels(chart: Chart, plot: _Plot) -> str:
     bottom, middle = plot.y.start, (plot.y.start + plot.y.end) / 2
     result = []
-    for place, category in enumerate(plot.categories):
-        result.append(_text(plot.x.position(place), bottom + 15, category, anchor="middle"))
-    for tick in () if plot.categories else plot.x.ticks():
+    for tick in plot.x.ticks():
         result.append(_text(plot.x.position(tick.value), bottom + 15, tick.text, anchor="middle"))
     for tick in plot.y.ticks():
         result.append(_text(_LEFT - 6, plot.y.position(tick.value) + 4, tick.text, anchor="end"))
@@ -353,7 +314,7 @@ def _legend_rows(chart: Chart, width: float) -> list[list[int]]:
     rows: list[list[int]] = []
     used = math.inf
     for index, mark in enumerate(chart.marks):
-        if not (mark.name and chart.legend):
+        if not mark.name:
             continue
         length = _entry_width(mark)
         if used + length > width:
@@ -389,7 +350,7 @@ def _key(mark: Mark, index: int, across: float, down: float) -> str:
                 f'<circle cx="{_number(across + 9)}" cy="{y}" r="4" fill="{colour}" '
                 'stroke="currentColor" stroke-width=".8"/>'
             )
-        case Bars() | Band():
+        case Band():
             return (
                 f'<rect x="{x}" y="{_number(down - 5)}" width="18" height="10" fill="{colour}" '
                 f'fill-opacity=".4" stroke="{colour}"/>'

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from affidavit.certificate.charts import Axis, Band, Bars, Chart, Dots, Line, ReferenceLine, draw
+from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, ReferenceLine, draw
 from affidavit.service.pages.response import PRIVATE, is_fragment
 
 SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -59,8 +59,6 @@ def data_of(chart: Chart) -> str:
                 series.append({"name": mark.name, **_series(mark.points), "dots": True})
             case ReferenceLine():
                 across.append({"name": mark.name, "at": mark.at, "axis": mark.axis})
-            case Bars():
-                raise TypeError("bars have no interactive form")
     return json.dumps(
         {
             "title": chart.title,

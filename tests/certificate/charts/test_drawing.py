@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from affidavit.certificate.charts import (
     Axis,
     Band,
-    Bars,
     Chart,
     Dots,
     Line,
@@ -58,9 +57,7 @@ def test_whatever_is_drawn_is_well_formed_and_finite(
             Line(name=name, points=line),
             Band(name=name, points=bands),
             Dots(name=name, points=dots, labels=(name,)),
-            Bars(name=name, values=((name, at),))
-            if at > 0
-            else ReferenceLine(name=name, at=at, axis="y"),
+            ReferenceLine(name=name, at=at, axis="y"),
             x=x,
             y=y,
             title=name,
@@ -97,10 +94,7 @@ def test_text_is_escaped_wherever_it_stands() -> None:
             description=hostile,
             x=Axis(label=hostile),
             y=Axis(label=hostile),
-            marks=(
-                Dots(name=hostile, points=((1, 1),), labels=(hostile,)),
-                Bars(name=hostile, values=((hostile, 2.0),)),
-            ),
+            marks=(Dots(name=hostile, points=((1, 1),), labels=(hostile,)),),
         )
     )
     root = tree(text)
@@ -162,22 +156,6 @@ def test_dots_outside_the_axes_are_left_out_and_those_on_the_frame_are_whole() -
     text = draw(chart(dots, x=Axis(label="x", low=0, high=1), y=Axis(label="y", low=0, high=1)))
     assert text.count("<circle") == 2
     assert "<circle" not in re.findall(r"<g clip-path.*?</g>", text)[0]
-
-
-def test_bars_of_several_series_stand_side_by_side() -> None:
-    one = Bars(name="", values=(("a", 1.0), ("b", 2.0)))
-    other = Bars(name="", values=(("b", 3.0),))
-    root = tree(draw(chart(one, other)))
-    bars = [
-        (float(item.get("x", "")), float(item.get("width", "")), float(item.get("height", "")))
-        for item in root.iter(SVG + "rect")
-        if item.get("fill-opacity") == ".75"
-    ]
-    assert len(bars) == 3
-    (_, _, low), (left, width, middle), (right, _, high) = bars
-    assert left + width == pytest.approx(right, abs=0.02)
-    assert low < middle < high
-    assert (middle, high) == (pytest.approx(2 * low, abs=0.1), pytest.approx(3 * low, abs=0.1))
 
 
 def test_a_line_is_broken_where_it_cannot_be_shown() -> None:

@@ -16,7 +16,6 @@ import pytest
 from affidavit.certificate.charts import (
     Axis,
     Band,
-    Bars,
     Chart,
     Dots,
     Line,
@@ -54,24 +53,13 @@ DOTS = Chart(
     ),
     description="Five mechanisms, of which two lie in one place.",
 )
-BARS = Chart(
-    title="Spent",
-    x=Axis(label="ε"),
-    y=Axis(label="", low=0.0, high=9.0),
-    legend=False,
-    marks=(
-        Bars(name="spent", values=(("toy", 1.25), ("a longer name", 7.5), ("none", 0.0))),
-        Bars(name="left", values=(("toy", 0.75), ("a longer name", 0.5), ("none", 3.0))),
-    ),
-)
 NOTHING = Chart(title="Nothing", x=Axis(label="x"), y=Axis(label="y"), marks=())
 
 PICTURES = {
     "curve": lambda: draw(CURVE, standalone=True),
     "dots": lambda: draw(DOTS, width=300, height=240),
-    "bars": lambda: draw(BARS, width=640, height=200, standalone=True),
     "panels": lambda: draw_panels(
-        "Four at once", (CURVE, DOTS, BARS, NOTHING), width=400, height=260, standalone=True
+        "Three at once", (CURVE, DOTS, NOTHING), width=400, height=260, standalone=True
     ),
 }
 
