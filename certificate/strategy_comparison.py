@@ -30,7 +30,7 @@ from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Chart, Line, draw
 from affidavit.mechanisms import Correlation, Streamed, lower
-from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy, TooLarge, identity
+from affidavit.mechanisms.strategies import Strategy, TooLarge, identity
 from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from
 
 Array = NDArray[np.float64]
@@ -190,24 +190,10 @@ def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Array | None]
     workload = Correlation(plan=plan, index=0).workload
     try:
         per_step = strategy.errors(workload).per_step
+        injected = strategy.variances(lambda noise: noise)
     except TooLarge:
         return None, None
-    return float(np.sqrt(np.mean(_variances(strategy)))), per_step
-
-
-def _variances(strategy: Strategy) -> Array:
-    """Σ_j N[t, j]² for each step t."""
-    first = strategy.noise_coefficients
-    if first is not None:
-        return np.asarray(np.cumsum(first**2))
-    steps = strategy.steps
-    if steps > LARGEST_ERROR:
-        raise TooLarge(f"noise over {steps} steps without Toeplitz structure")
-    result = np.zeros(steps)
-    width = max(1, 4_000_000 // steps)
-    for start in range(0, steps, width):
-        result += np.sum(strategy.noise_columns(start, min(start + width, steps)) ** 2, axis=1)
-    return result
+    return float(np.sqrt(np.mean(injected))), per_step
 
 
 MOST_POINTS = 400

@@ -33,7 +33,7 @@ References: Choquette-Choo, Ganesh, Haque, Steinke and Thakurta, arXiv:2410.0626
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,23 +223,29 @@ class Strategy(ABC):
         return self.strategy_matrix()
 
     def errors(self, workload: Workload) -> Errors:
-        """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``.
-
-        O(T) where N and A are Toeplitz, O(T²) otherwise, in blocks of columns.
-        """
+        """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``."""
         if self.steps > LARGEST_VECTOR:
             raise TooLarge(f"errors over {self.steps} steps")
+        toeplitz = workload.learning_rates is None
+        return Errors(per_step=np.sqrt(self.variances(workload.apply, toeplitz=toeplitz)))
+
+    def variances(self, apply: Callable[[Array], Array], *, toeplitz: bool = True) -> Array:
+        """Variances of (A·N·z)_t at unit z, shape (T,); raises ``TooLarge``.
+
+        ``apply`` multiplies columns, of shape (T,) or (T, n), by A, which is ``toeplitz`` or not.
+        O(T) where N and A are Toeplitz, O(T²) otherwise, in blocks of columns.
+        """
         first = self.noise_coefficients
-        if first is not None and workload.learning_rates is None:
-            return Errors(per_step=np.sqrt(np.cumsum(workload.apply(first) ** 2)))
+        if first is not None and toeplitz:
+            return np.asarray(np.cumsum(apply(first) ** 2))
         if self.steps > LARGEST_ERROR:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
-        variance = np.zeros(self.steps)
+        result = np.zeros(self.steps)
         width = max(1, 4_000_000 // self.steps)
-        for start in range(0, self.steps, width):
-            block = self.noise_columns(start, min(start + width, self.steps))
-            variance += np.einsum("ij,ij->i", *(2 * [workload.apply(block)]))
-        return Errors(per_step=np.sqrt(variance))
+        for start in range(0, self.draws, width):
+            block = apply(self.noise_columns(start, min(start + width, self.draws)))
+            result += np.einsum("ij,ij->i", block, block)
+        return result
 
     def _require_dense(self) -> None:
         if self.steps > LARGEST_DENSE:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from affidavit.mechanisms import noise_multiplier
-from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy
+from affidavit.mechanisms.strategies import Strategy, TooLarge
 from affidavit.plan import Optimizer as Settings
 from affidavit.plan import Plan, Reason, RefusedPlan, pointer_to, schedule
 from affidavit.trainer.shards import Shards
@@ -37,7 +37,6 @@ Array = NDArray[np.float64]
 
 AUXILIARY = "aux"
 """How the release of the tensors that are no hidden matrices is named in a plan."""
-ENTRIES_AT_A_TIME = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,10 +91,9 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
         return _filtered(np.ones(steps), momentum**2)
     if strategy.injected is not strategy:
         return _momentum_variance(strategy.injected, momentum, steps)
-    if (first := strategy.noise_coefficients) is not None:
-        variance: Array = np.cumsum(_filtered(first, momentum) ** 2)
-        return variance
-    if strategy.steps > LARGEST_ERROR:
+    try:
+        return strategy.variances(partial(_filtered, decay=momentum))
+    except TooLarge:
         raise RefusedPlan(
             Reason(
                 code="too_large",
@@ -105,14 +103,7 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
                 remedy="Use an optimiser that needs no noise variance (dp_sgd, dp_adam, dp_muon) "
                 "without denoise, or Toeplitz noise.",
             )
-        )
-    variance = np.zeros(strategy.steps)
-    width = max(1, ENTRIES_AT_A_TIME // strategy.steps)
-    for start in range(0, strategy.draws, width):
-        columns = strategy.noise_columns(start, min(start + width, strategy.draws))
-        rows = _filtered(columns, momentum)
-        variance += np.einsum("ij,ij->i", rows, rows)
-    return variance
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -137,6 +137,8 @@ def test_errors_are_the_row_norms_of_the_workload_times_the_noise(
     assert result.per_step == pytest.approx(rows, rel=1e-8)
     assert result.max == pytest.approx(rows.max())
     assert result.rms == pytest.approx(float(np.sqrt(np.mean(rows**2))))
+    injected = np.sum(strategy.noise_matrix() ** 2, axis=1)
+    assert strategy.variances(lambda noise: noise) == pytest.approx(injected, rel=1e-9)
 
 
 @every_kind
