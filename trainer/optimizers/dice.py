@@ -40,14 +40,9 @@ from torch import Tensor
 from affidavit.plan import Plan, schedule
 from affidavit.trainer.numerics import clip_weights
 from affidavit.trainer.optimizers.inputs import refused
-from affidavit.trainer.optimizers.sgd import SGD
 
 ROUNDING = 1 - 2.0**-20
 """Taken off C₂ for the norm's own rounding and for that to float32 of what is added."""
-
-
-class Dice(SGD):
-    """``dp_dice``: the update from released values."""
 
 
 class ErrorFeedback:

@@ -22,11 +22,10 @@ from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, RefusedPlan, extension, installed
 from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW, CorrMom
 from affidavit.trainer.optimizers.base import DPOptimizer
-from affidavit.trainer.optimizers.dice import Dice
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
 from affidavit.trainer.optimizers.muon import Muon, MuonBC
-from affidavit.trainer.optimizers.sgd import SGD, CorrSGD, MatrixSGD, SGDLowpass
+from affidavit.trainer.optimizers.sgd import SGD, SGDLowpass
 from affidavit.trainer.shards import Shards
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
@@ -40,13 +39,13 @@ OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
     "dp_muon": Muon,
     "dp_muonbc": MuonBC,
     "dp_corrmom": CorrMom,
-    "dp_corrsgd": CorrSGD,
+    "dp_corrsgd": SGD,
     "dp_disk": DiSK,
-    "dp_dice": Dice,
-    "dp_matrix_se": MatrixSGD,
-    "dp_matrix_se_lambda": MatrixSGD,
-    "dp_matrix_me": MatrixSGD,
-    "dp_matrix_me_lambda": MatrixSGD,
+    "dp_dice": SGD,
+    "dp_matrix_se": SGD,
+    "dp_matrix_se_lambda": SGD,
+    "dp_matrix_me": SGD,
+    "dp_matrix_me_lambda": SGD,
 }
 
 

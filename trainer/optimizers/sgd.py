@@ -2,14 +2,19 @@
 
     d_t = G̃_t + λ θ,   M_t = β M_(t-1) + d_t,   θ ← θ - η M_t,   M_0 = 0
 
-as in ``torch.optim.SGD``; the weight decay λ is an l2 penalty. It is also the rule of
-DP-CorrSGD and of the matrix mechanisms, whose difference lies in the noise.
+as in ``torch.optim.SGD``; the weight decay λ is an l2 penalty. It is also the rule of DP-CorrSGD,
+of DP-Dice and of the matrix mechanisms, whose difference lies in what is released: the noise
+w = N z of exactly the certified strategy comes with the mean. Some public trainers multiply it
+here once more by the weighting Λ_τ that the strategy was *chosen* by, which leaves far less noise
+than was accounted; nothing here touches it.
 
 >>> theta, buffer = update(torch.tensor(1.0), torch.tensor(0.5), None, learning_rate=0.1)
 >>> round(float(theta), 6), buffer is None
 (0.95, True)
 
-Reference: Abadi et al., arXiv:1607.00133, Algorithm 1.
+References: Abadi et al., arXiv:1607.00133, Algorithm 1; Wang, An Optimization View of DP LLM
+Fine-tuning, Theorems 7 to 9 (CorrSGD); arXiv:2202.08312, arXiv:2211.06530 (matrix mechanisms);
+arXiv:2302.01463 (Λ_τ).
 """
 
 from __future__ import annotations
@@ -92,25 +97,3 @@ class SGDLowpass(DPOptimizer):
             return heavy_ball(parameter, smooth, state, at)
 
         return filtered
-
-
-class CorrSGD(SGD):
-    """DP-CorrSGD: plain SGD on means whose noise is anti-correlated across steps.
-
-    The parameters are then prefix sums of the releases, whose noise is Σ w_s = z_t + (1-λ) Σ z_s
-    over s < t. The rule is DP-SGD's; momentum is 0 unless the plan gives it.
-
-    Reference: Wang, An Optimization View of DP LLM Fine-tuning, Theorems 7 to 9.
-    """
-
-
-class MatrixSGD(SGD):
-    """DP-Matrix, single-epoch and multi-epoch, convergence-aware or not: SGD on strategy noise.
-
-    The four differ in how the strategy of the noise was chosen, which was settled when the plan
-    was certified. The noise w = N z of exactly that strategy comes with the release. Some public
-    trainers multiply it here once more by the weighting that the strategy was *chosen* by, which
-    leaves far less noise than was accounted; nothing here touches it.
-
-    References: arXiv:2202.08312; arXiv:2211.06530; arXiv:2302.01463 (Λ_τ).
-    """
