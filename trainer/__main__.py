@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,7 +36,7 @@ from affidavit.trainer.options import FOLDERS, FileRefused
 if TYPE_CHECKING:
     from affidavit.trainer.adapters import DataAdapter, ModelAdapter
     from affidavit.trainer.loop import Outcome
-    from affidavit.trainer.settings import Precision, Schedule, Trial
+    from affidavit.trainer.settings import Trial
 
 err = Console(stderr=True, soft_wrap=True)
 SCORE = "score"
@@ -107,9 +107,13 @@ def main(
         Path | None, typer.Option(help="Trial file written by affidavit search.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")
+    ] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16 (autocast).")] = "float32",
+    precision: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="float32 or bfloat16 (autocast).")
+    ] = "float32",
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the model with torch.compile.")
     ] = False,
@@ -126,7 +130,8 @@ def main(
         typer.Option(min=1, help="Steps between parameter digests in the record; same default."),
     ] = None,
     schedule: Annotated[
-        str, typer.Option(help="Learning rate schedule: constant, linear or cosine.")
+        Literal["constant", "linear", "cosine"],
+        typer.Option(help="Learning rate schedule: constant, linear or cosine."),
     ] = "constant",
     warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 0,
     show_private: Annotated[
@@ -161,13 +166,13 @@ def main(
 
     searched = None if trial is None else _trial(trial)
     settings = Settings(
-        device=_one_of("--device", device, ("auto", "cpu", "cuda")),
+        device=device,
         microbatch=microbatch,
-        precision=_precision(precision),
+        precision=precision,
         compile=compile_model,
         checkpoint_every=checkpoint_every,
         digest_every=digest_every,
-        schedule=_schedule(schedule),
+        schedule=schedule,
         warmup=warmup,
         learning_rate=None if searched is None else searched.learning_rate,
         show_private=show_private,
@@ -295,22 +300,6 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
         _end(Exit.USAGE, "file_refused", f"the run may not read this file: {error}")
     except (ValueError, OSError, ImportError) as error:
         _end(Exit.USAGE, "bad_source", f"cannot load the data or model: {error}")
-
-
-def _precision(value: str) -> Precision:
-    _one_of("--precision", value, ("float32", "bfloat16"))
-    return value  # type: ignore[return-value]  # it is one of them
-
-
-def _schedule(value: str) -> Schedule:
-    _one_of("--schedule", value, ("constant", "linear", "cosine"))
-    return value  # type: ignore[return-value]  # it is one of them
-
-
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        _end(Exit.USAGE, "usage", f"{option} {value}: choose one of {', '.join(known)}.")
-    return value
 
 
 def _end(status: Exit, code: str, message: str) -> NoReturn:
