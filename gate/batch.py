@@ -78,8 +78,6 @@ def batch(
         if ray is None:
             results = certify_lines(remaining, jobs=jobs, engine=engine, **options)
         else:
-            from affidavit.gate.batch import certify_on
-
             results = certify_on(ray, remaining, engine=engine, **options)
         with nullcontext() if output is None else output.open("ab", buffering=0) as written:
             try:

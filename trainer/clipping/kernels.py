@@ -26,7 +26,6 @@ from affidavit.trainer.clipping.layers import (
     ScaleUse,
     Taps,
     run_embedding,
-    run_flipped_linear,
     run_group_norm,
     run_layer_norm,
     run_linear,
@@ -49,7 +48,9 @@ KERNELS: dict[type[nn.Module], Kernel] = {
 }
 """By the class of the layer."""
 
-BY_NAME: dict[str, Kernel] = {"transformers.pytorch_utils.Conv1D": run_flipped_linear}
+BY_NAME: dict[str, Kernel] = {
+    "transformers.pytorch_utils.Conv1D": partial(run_linear, flipped=True),
+}
 """By the class's full name, where its package need not be installed."""
 
 AGREEMENT = 1e-9

@@ -228,17 +228,11 @@ def _along(values: Tensor, like: Tensor, dim: int) -> Tensor:
 # ---- one forward for each kind of module ---------------------------------------------
 
 
-def run_linear(layer: nn.Linear, taps: Taps, records: int, x: Tensor) -> Tensor:
-    """A linear layer on x (n, ..., in); raises ``MixedRecords`` without a dimension of records."""
-    return _linear(layer, taps, records, x, flipped=False)
+def run_linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool = False) -> Tensor:
+    """A linear layer on x (n, ..., in), with W (out, in), or (in, out) where ``flipped``.
 
-
-def run_flipped_linear(layer: Any, taps: Taps, records: int, x: Tensor) -> Tensor:
-    """The ``Conv1D`` of Hugging Face's GPT-2: y = x W + b with W (in, out)."""
-    return _linear(layer, taps, records, x, flipped=True)
-
-
-def _linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool) -> Tensor:
+    Raises ``MixedRecords`` without a dimension of records.
+    """
     if x.ndim < 2:
         raise MixedRecords(
             f"a linear layer got an input of shape {tuple(x.shape)}, without a dimension of "
