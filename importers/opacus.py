@@ -54,6 +54,12 @@ OTHER_REDUCTION = Broken(
     "the number of records in the lot before it is clipped. One record more changes the others.",
     remedy="Give loss_reduction the reduction of the loss.",
 )
+SEVERAL_DEVICES = Broken(
+    code="noise_of_a_device",
+    message="its trainer runs on several devices, of which each draws lots and adds noise of its "
+    "own.",
+    remedy="Train on one device.",
+)
 SKIPPED = Broken(
     code="private_call_skipped",
     message="the private call is in a try whose handler continues: if the call fails, the script "
@@ -115,6 +121,8 @@ class OpacusReading(Reading):
         """Add also what the script does with what the private call returns."""
         super().judge(lot)
         self.broken += Returned(self.values, self.arguments).faults()
+        if self._runs_on_several_devices():
+            self.broken.append(SEVERAL_DEVICES)
         reduced = self.values.known(self.arguments.get("loss_reduction")) or "mean"
         if ({"mean", "sum"} - {reduced}) & set(reductions(self.values)):
             self.broken.append(OTHER_REDUCTION)
@@ -329,6 +337,16 @@ class OpacusReading(Reading):
         call = statement.value if isinstance(statement, ast.Expr) else None
         leaves = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
         return leaves or isinstance(statement, ast.Raise)
+
+    def _runs_on_several_devices(self) -> bool:
+        """Whether Lightning's trainer is given several devices, or may be."""
+        told = (keywords_of(call) for call in self.script.called("Trainer"))
+        counts = (item[key] for item in told for key in ("devices", "num_nodes", "gpus")
+                  if key in item)  # fmt: skip
+        known = map(self.values.known, counts)
+        single = (0, 1, "1", "auto")
+        return any(value not in single and len(value if isinstance(value, list) else "ab") != 1
+                   for value in known)  # fmt: skip
 
     def _is_ghost(self) -> bool:
         """Whether gradients are clipped by a second backward pass, or may be."""

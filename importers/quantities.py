@@ -133,7 +133,7 @@ class Quantities:
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
         """Why training may take place elsewhere than in one call, None if it does not."""
-        if len(nodes) > 1:
+        if not exclude_each_other(self.script, *nodes):
             lines = ", ".join(str(node.lineno) for node in nodes)
             return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
         other = self._use_beside(call, nodes, OTHER_TRAINING)

@@ -33,6 +33,7 @@ from affidavit.importers.records import (
     made_of,
     mixed_rows,
     repeated,
+    set_by_records,
     statistics,
 )
 from affidavit.importers.returned import (
@@ -118,6 +119,12 @@ STOPPED = Broken(
     remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
     "learning rate and choose the model likewise.",
 )
+WRITTEN = OTHER_OPTIMIZER.model_copy(
+    update={
+        "message": "a weight is set by records, beside the step, which alone clips and adds noise.",
+        "remedy": "Learn it in the step, or set it by public data.",
+    }
+)
 FAULTS = (
     (ACCUMULATED, accumulation),
     (REPEATED, repeating),
@@ -126,6 +133,7 @@ FAULTS = (
     (JOINED, lambda values: joining(values) or joined_losses(values)),
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
+    (WRITTEN, set_by_records),
 )
 """What a script may do, each with what finds the node that does it."""
 LIGHTNING = ("lightning", "pytorch_lightning")
@@ -439,7 +447,9 @@ class Reading(Quantities):
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
             )
-        if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(*SAME):
+        if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(
+            *SAME, "Trainer"
+        ):
             self.notes.append(f"{name}: one process trains.")
         if (window := cutting(self.values, self.data)) is not None:
             line = getattr(window, "lineno", "?")

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from affidavit.importers.script import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
 from affidavit.importers.training_loop import (
+    LOSS_METHODS,
     MODELS,
     Seen,
     content_of,
     drawn_by,
+    loss_methods,
     lot_of,
     reads_records,
     seen_at,
@@ -26,9 +28,9 @@ from affidavit.importers.training_loop import (
 )
 
 Loop = ast.For | ast.While
-Lot = tuple[ast.Call, ast.AST, dict[ast.AST, Seen]]
+Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 """A step, the loop that draws its lots or the function that is given them, and the names with
-records at each statement."""
+records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
@@ -41,6 +43,9 @@ OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean")
 OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logsumexp")
 SUMS = ("mean", "sum")
 EXTREMES = ("max", "min", "amax", "amin")
+WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
+           "assign_add", "assign_sub", "set_weights")  # fmt: skip
+"""Methods that set weights, or what is saved with them."""
 STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
               "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
               "search", *OF_ALL,
@@ -292,6 +297,8 @@ def lots_of(values: Values) -> Iterator[Lot]:
         if (lot := lot_of(values, step, reads_content)) is not None:
             region, drawn, widest = lot
             yield step, region, seen_at(values, step, drawn, reads_content, widest)
+    for method, drawn in loss_methods(values):
+        yield None, method, seen_at(values, method.body[0], drawn, reads_content)
 
 
 def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
@@ -301,6 +308,8 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
     needed, found = set[str](), list[ast.stmt]()
     for node in body * 2:
         value = _differentiated(node)
+        if isinstance(node, ast.Return) and getattr(loop, "name", None) in LOSS_METHODS:
+            value = _loss_returned(node.value)
         if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             stored = {last_name(part) for target in targets for part in ast.walk(target)}
@@ -312,14 +321,35 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
 
 
 def _differentiated(node: ast.AST) -> ast.expr | None:
-    """The loss of ``loss.backward()`` or ``accelerator.backward(loss)``."""
+    """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="step" | "virtual_step")):
+            return keywords_of(node).get("loss")
         case ast.Expr(value=call):
             parts = (_differentiated(part) for part in ast.walk(call))
             return next((loss for loss in parts if loss is not None), None)
         case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
             return args[0] if args else owner
     return None
+
+
+def _loss_in(statement: ast.stmt) -> ast.AST:
+    """A statement of a loss, without what a method returns beside it."""
+    loss = _loss_returned(statement.value) if isinstance(statement, ast.Return) else None
+    return statement if loss is None else loss
+
+
+def _loss_returned(node: ast.expr | None) -> ast.expr | None:
+    """The loss that a method returns to its trainer: alone, first of several, or by its name."""
+    match node:
+        case ast.IfExp(orelse=other):
+            return _loss_returned(other)
+        case ast.Tuple(elts=[first, *_]):
+            return first
+        case ast.Dict(keys=keys, values=values):
+            named = zip(keys, values, strict=True)
+            return next((v for k, v in named if getattr(k, "value", None) == "loss"), None)
+    return node
 
 
 def reductions(values: Values) -> Iterator[str]:
@@ -353,7 +383,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
             seen = at[statement] - outputs
             if _carries(values, loop, statement, at):
                 return statement
-            for node in ast.walk(statement):
+            for node in ast.walk(_loss_in(statement)):
                 if isinstance(node, ast.BinOp) and _meets(node.left, node.right, shuffled, seen):
                     return node
                 if outputs:
@@ -450,11 +480,10 @@ def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen
         plain = {
             ast.unparse(part)
             for part in ast.walk(other)
-            if isinstance(part, ast.Name | ast.Attribute)
+            if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
         }
-        if bases & plain & {name for name in seen if isinstance(name, str)} and not (
-            bases & _shuffled_in(other, shuffled)
-        ):
+        drawn = {base for base in bases & plain if base.partition("[")[0] in seen}
+        if drawn and not bases & _shuffled_in(other, shuffled):
             return True
     return False
 
@@ -471,7 +500,7 @@ def joined_losses(values: Values) -> ast.AST | None:
         }
         draws = isinstance(loop, ast.For) and bool(drawn_by(loop))
         for statement in statements:
-            for node in ast.walk(statement):
+            for node in ast.walk(_loss_in(statement)):
                 if _joins(values, node, at[statement], set(apart)) or (
                     draws and isinstance(node, ast.Call) and _reads_beside(values, node)
                 ):
@@ -589,21 +618,23 @@ def set_by_records(values: Values) -> ast.AST | None:
     """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
     lots = [at for _, _, at in lots_of(values)]
     for node in values.script.nodes:
+        statement: ast.AST = node
         match node:
             case (
-                ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as at_it])
-                | ast.AugAssign(target=ast.Attribute(attr="data" | "weight" | "bias") as at_it)
+                ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as target])
+                | ast.AugAssign(target=ast.Attribute(attr="data" | "weight" | "bias") as target)
             ):
-                target, args = at_it.value, [node.value]
-            case ast.Expr(
-                value=ast.Call(func=ast.Attribute(value=target, attr=name), args=args)
-            ) if name in ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer"):
-                pass
+                args = [node.value]
+            case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if name in WRITING:
+                statement = values.script.parents[node]
             case _:
                 continue
-        if (last_name(root_of(target)) or "").lower().endswith(MODELS[:3]) and any(
+        root: ast.AST = target.value
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        if (last_name(root) or "").lower().endswith(MODELS[:3]) and any(
             reads_records(values, item)
-            or any(reads_content(item, at[node]) for at in lots if node in at)
+            or any(reads_content(item, at[statement]) for at in lots if statement in at)
             for item in args
         ):
             return node
@@ -618,6 +649,8 @@ def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
     script = values.script
     steps = steps_of(values)
     for step, loop, at in lots_of(values):
+        if step is None:
+            continue
         formed, cleared = False, set[str]()
         calls = [c for c, _ in script.method_calls("backward", "step", "zero_grad")]
         for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):

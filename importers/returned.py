@@ -17,7 +17,6 @@ from affidavit.importers.records import (
     losses_of,
     lots_of,
     reads_content,
-    set_by_records,
 )
 from affidavit.importers.script import Binding, Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values, branch, exclude_each_other
@@ -143,9 +142,8 @@ class Returned:
                 )
                 for step in steps
             )
-            or (steps and any(_moves_by_gradient(self.script, node) for node in self.script.nodes))
+            or any(_moves_by_gradient(self.script, node) for node in self.script.nodes)
             or any(map(self._tunes_the_module, lots_of(self.values)))
-            or set_by_records(self.values) is not None
             or any(
                 self._is_private(step) and self.is_of_another(other)
                 for step, other in learners(self.values)
@@ -163,6 +161,8 @@ class Returned:
     def _tunes_the_module(self, lot: Lot) -> bool:
         """Whether another optimiser steps on the private loader by what the private module says."""
         step, loop, at = lot
+        if step is None:
+            return False
         beside = (item for item in steps_of(self.values) if loop in self.script.above(item))
         if not (self.is_of_another(step) and isinstance(loop, ast.For)) or any(
             map(self._is_private, beside)
@@ -254,10 +254,10 @@ class Returned:
         """Whether a trainer, as Lightning's, steps what the script gives it."""
         around = self.script.above(self.values.ignored) if self.values.ignored else ()
         named = (getattr(outer, "name", None) for outer in around)
-        trainers = any(
-            (last_name(call.func) or "").endswith("Trainer") for call in self.script.calls
+        calls = (last_name(call.func) or "" for call in self.script.calls)
+        return "configure_optimizers" in named or any(
+            name == "fit" or "Trainer" in name for name in calls
         )
-        return "configure_optimizers" in named or trainers or bool(self.script.called("fit"))
 
     def _loops(self, step: ast.AST, depth: int = 0) -> Iterator[ast.For]:
         """The loops around a step, and around the calls of its function."""
@@ -271,6 +271,9 @@ class Returned:
 
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""
+        if isinstance(name, ast.Attribute) and not steps_of(self.values):
+            uses = (node for node in self.script.nodes if isinstance(node, ast.Attribute))
+            return not any(n.attr == name.attr and isinstance(n.ctx, ast.Load) for n in uses)
         return isinstance(name, ast.Name) and all(
             map(self.values.is_rebound, self.script.reads_of(name.id))
         )

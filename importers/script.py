@@ -349,7 +349,12 @@ class Script:
             node
             for node in self.nodes
             if (isinstance(node, ast.Name) and node.id == name and self._may_be(node, function))
-            or (isinstance(node, ast.Attribute) and node.attr == name and method)
+            or (
+                isinstance(node, ast.Attribute)
+                and node.attr == name
+                and method
+                and (_names(node.value, "self") or function not in self.above(node))
+            )
         ]
 
     def _may_be(self, node: ast.Name, function: ast.AST) -> bool:

@@ -38,6 +38,8 @@ MODELS = ("model", "net", "module", "self")
 """Ends of the names of what is trained, or of what holds it."""
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
+LOSS_METHODS = ("training_step", "compute_loss")
+"""Methods that trainers give a lot, and that return its loss."""
 LOT_STATISTICS = (
     "BatchNormalization", "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm",
 )  # fmt: skip
@@ -394,7 +396,30 @@ def skipping(values: Values) -> ast.AST | None:
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
                 if not tests or not all(_is_public(values, test, made) for test in tests):
                     return node
+    for method, drawn in loss_methods(values):
+        made = {*_made_in(method), *drawn}
+        for node in ast.walk(method):
+            if (
+                isinstance(node, ast.Return)
+                and values.known(node.value) is None
+                and (node.value is None or isinstance(node.value, ast.Constant))
+            ):
+                tests = [
+                    o.test for o in inside(values.script, node, method) if isinstance(o, ast.If)
+                ]
+                if not all(_is_public(values, test, made) for test in tests):
+                    return node
     return None
+
+
+def loss_methods(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
+    """The methods whose loss a trainer differentiates, each with the name of its lot."""
+    for method in (item for name in LOSS_METHODS for item in values.script.functions.get(name, ())):
+        owner = values.script.parents[method]
+        bases = [last_name(base) or "" for base in getattr(owner, "bases", ())]
+        lots = [a.arg for a in method.args.args[1:] if not a.arg.lower().endswith(MODELS)]
+        if lots and any(base.endswith(("Module", "Trainer")) for base in bases):
+            yield method, {lots[0]}
 
 
 def stopping(values: Values) -> ast.AST | None:
@@ -407,7 +432,8 @@ def stopping(values: Values) -> ast.AST | None:
         drawn = drawn_by(loop) if loop is not None else lot[1] if lot is not None else None
         if drawn is not None and (end := _ends_by(values, step, drawn, 0)) is not None:
             return end
-    return None
+    fits = (_ends_by(values, fit, set(), 0) for fit in values.script.called("fit"))
+    return next((end for end in fits if end is not None), None)
 
 
 def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST | None:

@@ -450,10 +450,19 @@ for x in loader:
          "save_best_only=False)])\n", None),
         (KERAS, "model.fit(", "model.compile(optimizer='adam')\nmodel.fit(", "other_optimizer"),
         (KERAS, "model.compile(", "model.compile(optimizer='adam')\nmodel.compile(", None),
+        (KERAS, "model.fit(", "x = load()\nmodel.layers[0].set_weights(x)\nmodel.fit(",
+         "other_optimizer"),
+        (KERAS, "model.fit(", "x = load()\nfor e in range(3):\n    if model.evaluate(x) > 9:\n"
+         "        break\n    model.fit(", "data_dependent_stop"),
+        (KERAS, "model.fit(", "x = load()\nfor e in range(3):\n    if model.evaluate(a) > 9:\n"
+         "        break\n    model.fit(", None),
         (PRIVATE_MODEL, "", "", None),
         (KERAS, "model.compile(", "model.add(BatchNormalization())\nmodel.compile(",
          "joined_records"),
         (ENGINE, "", "", None),
+        (ENGINE, "step()", "step(loss=f(m(x)).topk(3))", None),
+        (ENGINE, "    optimizer.step()", "    loss = f(m(x), reduction='none')\n"
+         "    optimizer.step(loss=loss.topk(3).values)", "joined_records"),
         (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
         (ENGINE, "attach(optimizer)", "attach(other)", "other_optimizer"),
     ],
@@ -466,6 +475,16 @@ def test_what_the_private_call_makes_is_what_trains(
     codes = {item.code for item in partial.broken}
     known = {"other_optimizer", "data_dependent_stop", "joined_records"}
     assert codes & known == ({code} if code else set())
+
+
+def test_one_of_two_fits_that_exclude_each_other_trains() -> None:
+    fit = "model.fit(x, y, epochs=3, batch_size=9{})\n"
+    either = (
+        "if w is None:\n    " + fit.format("") + "else:\n    " + fit.format(", sample_weight=w")
+    )
+    partial = scripts.read(KERAS.replace(fit.format(""), either).encode())
+    assert partial is not None
+    assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 9)
 
 
 def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
@@ -499,6 +518,13 @@ trainer.fit(Module(), DPLightningDataModule(data))
         ("max_epochs=3", "max_epochs=3, accumulate_grad_batches=4", {"accumulated_lots"}),
         ("max_epochs=3", "max_epochs=3, precision='16-mixed'", {"skipped_lots"}),
         ("max_epochs=3", "max_epochs=3, precision='bf16-mixed'", set()),
+        ("max_epochs=3", "max_epochs=3, devices=[0, 1]", {"noise_of_a_device"}),
+        ("max_epochs=3", "max_epochs=3, devices=[0]", set()),
+        (
+            "    def conf",
+            "    def on_end(self):\n        w -= w.grad\n    def conf",
+            {"other_optimizer"},
+        ),
         ("trainer = T", "torch.set_printoptions(precision=16)\ntrainer = T", set()),
         ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
     ],
@@ -507,6 +533,33 @@ def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: s
     partial = scripts.read(LIGHTNING.replace(old, new).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("x = x + x.flip(0)", "mixed_records"),
+        ("loss = loss + out.var(0).mean()", "joined_records"),
+        ("if x.mean() > 1: return None", "skipped_lots"),
+        ("if self.current_epoch > 9: return None", None),
+        ("self.log('spread', out.std())", None),
+    ],
+)
+def test_the_loss_that_a_trainer_is_returned_is_of_one_lot(line: str, code: str | None) -> None:
+    method = (
+        "class Module(LightningModule):\n    def training_step(self, batch, i):\n"
+        "        x, y = batch\n        {}\n        out = self(x)\n        loss = f(out, y)\n"
+        "        {}\n        return {{'loss': loss, 'out': out.std()}}\n"
+    )
+    early = line.startswith(("x =", "if"))
+    method = method.format(line if early else "pass", "pass" if early else line)
+    hugging = method.replace("LightningModule", "Trainer").replace("batch, i", "model, batch")
+    for text in (method, hugging.replace("training_step", "compute_loss")):
+        head = text.rstrip() + "\n" + LIGHTNING.partition("class Module(LightningModule):\n")[2]
+        partial = scripts.read(("from opacus import PrivacyEngine\n" + head).encode())
+        assert partial is not None
+        codes = {item.code for item in partial.broken} - {"private_divisor"}
+        assert codes == ({code} if code else set())
 
 
 FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"

@@ -294,6 +294,11 @@ def test_a_trainer_that_draws_its_own_lots_is_not_certified() -> None:
         partial = scripts.read((HEAD + PRIVATE + text.format(count)).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+    held = "t = Trainer(args)\nt.model, t.optimizer, t.train_dataloader = engine.make_private("
+    private = PRIVATE.replace("model, optimizer, loader = engine.make_private(", held)
+    partial = scripts.read((HEAD + private + "t.train()\n").encode())
+    assert partial is not None
+    assert "other_loader" in {item.code for item in partial.broken}
 
 
 def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
