@@ -7,6 +7,7 @@ its content, or it has an idempotency key.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -200,8 +201,26 @@ MAX_RECONNECTS = 30
 """Failed reconnects in a row before giving up."""
 TEMPORARY = (429, 502, 503, 504)
 FINAL_STATES = ("settled", "failed", "cancelled", "lost")
-FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, RecursionError)
+NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""What a request raises that no server answers, or whose URL names none."""
+FAILURES = (*NO_ANSWER, ValueError, TypeError, RecursionError)
 """What a broken connection or stream raises."""
+
+
+def read_at_most(response: httpx.Response, most: int, seconds: float) -> bytes:
+    """The body of a streamed ``response``, of ``most`` bytes when decompressed.
+
+    Raises ``httpx.HTTPError`` where it is more, or takes longer than ``seconds``.
+    """
+    body, end = bytearray(), time.monotonic() + seconds
+    for part in response.iter_bytes():
+        body += part
+        if len(body) > most:
+            raise httpx.RemoteProtocolError(f"the answer is longer than {most} bytes")
+        if time.monotonic() > end:
+            raise httpx.ReadTimeout(f"the answer takes longer than {seconds:g} s")
+    return bytes(body)
+
 
 Answer = TypeVar("Answer")
 

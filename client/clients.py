@@ -169,7 +169,7 @@ class Client(_Requests):
     def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
             return self._http.request(**self._options(call))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except calls.NO_ANSWER as error:
             return error
 
     def runs(self, **filters: str) -> Iterator[Run]:
@@ -238,7 +238,7 @@ class AsyncClient(_Requests):
     async def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
             return await self._http.request(**self._options(call))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except calls.NO_ANSWER as error:
             return error
 
     async def runs(self, **filters: str) -> AsyncIterator[Run]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -60,7 +61,11 @@ def connect(
 
 def require_url(server: str) -> None:
     """End the command unless ``server`` is an HTTP URL."""
-    if _URL.fullmatch(server) is None:
+    try:
+        valid = _URL.fullmatch(server) is not None and urlsplit(server).port != 0
+    except ValueError:
+        valid = False
+    if not valid:
         stop(f"--server {server[:80]} is not a URL: use http://HOST or https://HOST.")
 
 

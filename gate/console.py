@@ -17,8 +17,15 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
-from affidavit.certificate import KeyFailure, KeysetError, malformed_result, write_atomically
+from affidavit.certificate import (
+    KeyFailure,
+    KeysetError,
+    malformed_result,
+    printable,
+    write_atomically,
+)
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
 from affidavit.gate.render import print_excerpt, reason_line
@@ -27,8 +34,19 @@ from affidavit.plan import MalformedPlan, Reason
 # Rich takes a pipe for a terminal of 80 columns, and breaks the numbers of wide tables in two.
 TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 WIDEST = None if TERMINAL or "COLUMNS" in os.environ else 200
-out = Console(soft_wrap=True, highlight=False, width=WIDEST)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class _Console(Console):
+    """A console whose cursor and colours no text from elsewhere, signed or sent, can change."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """``text`` as Rich reads it, its control characters written as escapes."""
+        plain = (char if char in "\n\t" else printable(char) for char in text)
+        return super().render_str("".join(plain), **options)
+
+
+out = _Console(soft_wrap=True, highlight=False, width=WIDEST)
+err = _Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def say(text: str) -> None:

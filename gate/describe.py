@@ -14,7 +14,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.certificate import printable
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
 from affidavit.mechanisms import Mechanism, all_mechanisms
@@ -128,7 +127,7 @@ def mechanisms(
     if name not in known:
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
-        stop(f"unknown mechanism {printable(name[:80])}; {hint}")
+        stop(f"unknown mechanism {name[:80]}; {hint}")
     if as_json:
         print_json(known[name].as_dict())
     else:

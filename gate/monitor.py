@@ -36,6 +36,7 @@ from affidavit.certificate.log import (
     read_inclusion,
     tile_path,
 )
+from affidavit.client import read_at_most
 from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
 from affidavit.gate.client import require_url, token_for
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop
@@ -45,7 +46,7 @@ from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_tru
 from affidavit.plan import MalformedPlan, load_json
 
 TIMEOUT = 30.0
-MOST_BYTES = 32 * 1024 * 1024
+MOST_BYTES, MOST_SECONDS = 32 * 1024 * 1024, 300.0
 
 
 class Unreadable(Exception):
@@ -56,7 +57,9 @@ class HttpSource:
     """A log below a URL, as tlog-tiles."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {"Accept-Encoding": "identity"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT)
         self._url = url.rstrip("/")
 
@@ -84,8 +87,9 @@ class HttpSource:
 
     def _get(self, path: str) -> bytes:
         try:
-            response = self._client.get(f"{self._url}/{path}")
-        except httpx.HTTPError as error:
+            with self._client.stream("GET", f"{self._url}/{path}") as response:
+                content = read_at_most(response, MOST_BYTES, MOST_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:
             raise MissingTile(f"the log does not have {path}")
@@ -94,9 +98,9 @@ class HttpSource:
                 f"access to {path} is denied: set AFFIDAVIT_TOKEN to a token with the scope "
                 "audit, or ask the operator to make entries public."
             )
-        if not response.is_success or len(response.content) > MOST_BYTES:
+        if not response.is_success:
             raise Unreadable(f"{path}: the log answered {response.status_code}.")
-        return response.content
+        return content
 
 
 def monitor(

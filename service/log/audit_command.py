@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
-from affidavit.certificate import KeyFailure, PublicKey
+from affidavit.certificate import KeyFailure, PublicKey, printable
 from affidavit.certificate.log import (
     BadNote,
     BadTimestamp,
@@ -145,7 +145,7 @@ def _print_findings(
     findings: Sequence[AuditFinding], size: int, pending: int, external: int
 ) -> None:
     for finding in findings[:SHOWN]:
-        typer.echo(f"{finding.code}  {finding.where}: {finding.message}")
+        typer.echo(printable(f"{finding.code}  {finding.where}: {finding.message}"))
     if len(findings) > SHOWN:
         typer.echo(f"... and {len(findings) - SHOWN} more; --json prints them all.")
     if findings:

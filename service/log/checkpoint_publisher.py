@@ -14,7 +14,8 @@ that is kept elsewhere. The setting lists destinations, separated by commas:
     one. The witness is ``affidavit witness`` or any other. Its cosignatures are kept and served if
     they are by ``KEY``, its verifier key.
 
-Publishing runs in a thread of its own, so that a network that hangs does not stop the log.
+Publishing runs in threads of its own, so that a network that hangs does not stop the log, nor a
+witness that never ends its answer the other destinations.
 What cannot be delivered is logged and retried; a checkpoint that is superseded meanwhile is
 skipped, because the next one covers it.
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from affidavit.certificate.log import (
     encode_base64,
     read_checkpoint,
 )
+from affidavit.client import read_at_most
 from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
@@ -46,8 +49,8 @@ TIMEOUT = 10.0
 TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
 STAMP_QUERY = "application/timestamp-query"
-MOST_CHARACTERS = 10_000
-"""Of a witness's answer that are read."""
+MOST_BYTES = 100_000
+"""Of an answer that are read."""
 PERIOD = 0.5
 RETRY = 10.0
 """Seconds before a failed delivery is retried."""
@@ -142,7 +145,7 @@ class WitnessDestination(UrlDestination):
         if self._key is None or self._cosignatures is None:
             return
         try:
-            self._cosignatures.keep(stored.note, response.text[:MOST_CHARACTERS], self._key)
+            self._cosignatures.keep(stored.note, response.text, self._key)
         except (NotCosigned, BadNote) as error:
             raise PublishError(f"the witness {self.name}: {error}") from None
 
@@ -199,9 +202,13 @@ def published_checkpoints(places: Iterable[Destination]) -> list[Checkpoint]:
 
 
 def post(url: str, content: bytes, media: str) -> httpx.Response:
-    """The response to a POST; raises ``PublishError`` if there is none."""
+    """The response to a POST; raises ``PublishError`` if there is none, or it is too much."""
+    sent = {"Content-Type": media, "Accept-Encoding": "identity"}
     try:
-        return httpx.post(url, content=content, headers={"Content-Type": media}, timeout=TIMEOUT)
+        with httpx.stream("POST", url, content=content, headers=sent, timeout=TIMEOUT) as response:
+            body = read_at_most(response, MOST_BYTES, TIMEOUT)
+            got = {"content-type": response.headers.get("content-type", "")}
+            return httpx.Response(response.status_code, headers=got, content=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None
@@ -244,52 +251,55 @@ def _parse_size(text: str) -> int:
 
 
 class CheckpointPublisher:
-    """The publishing thread of one process; ``newest`` returns its newest checkpoint."""
+    """The publishing threads of one process; ``newest`` returns its newest checkpoint."""
 
     def __init__(
         self, places: Sequence[Destination], newest: Callable[[], StoredCheckpoint | None]
     ) -> None:
         self._places = places
         self._newest = newest
-        self._sent: dict[int, str] = {}
+        self._sent: dict[Destination, str] = {}
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start the thread if there are any destinations."""
-        if self._places:
-            self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
-            self._thread.start()
+        """Start a thread for each destination: one that hangs delays no other."""
+        for place in self._places:
+            thread = threading.Thread(
+                target=self._run, args=(place,), name="publisher", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
 
     def stop(self) -> None:
         """Deliver the newest checkpoint, then stop."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
-            self._thread = None
+        end = time.monotonic() + STOP_SECONDS
+        while self._threads:
+            self._threads.pop().join(max(0.0, end - time.monotonic()))
 
     def publish(self) -> bool:
         """Deliver the newest checkpoint everywhere; returns whether all destinations have it."""
-        newest = self._newest()
-        if newest is None:
-            return True
-        all_delivered = True
-        for number, place in enumerate(self._places):
-            if self._sent.get(number) == newest.note:
-                continue
-            try:
-                place.send(newest)
-                self._sent[number] = newest.note
-            except PublishError as failure:
-                log.error("a checkpoint was not published to %s: %s", place.name, failure)
-                all_delivered = False
-            except Exception:
-                log.exception("publishing a checkpoint failed unexpectedly; it is retried")
-                all_delivered = False
-        return all_delivered
+        delivered = [self._deliver(place) for place in self._places]
+        return all(delivered)
 
-    def _run(self) -> None:
+    def _deliver(self, place: Destination) -> bool:
+        newest = self._newest()
+        if newest is None or self._sent.get(place) == newest.note:
+            return True
+        try:
+            place.send(newest)
+        except PublishError as failure:
+            log.error("a checkpoint was not published to %s: %s", place.name, failure)
+            return False
+        except Exception:
+            log.exception("publishing a checkpoint failed unexpectedly; it is retried")
+            return False
+        self._sent[place] = newest.note
+        return True
+
+    def _run(self, place: Destination) -> None:
         pause = PERIOD
         while not self._stopped.wait(pause):
-            pause = PERIOD if self.publish() else RETRY
-        self.publish()
+            pause = PERIOD if self._deliver(place) else RETRY
+        self._deliver(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import math
 from collections.abc import Callable
 from typing import Any
@@ -182,3 +183,16 @@ def test_a_stream_goes_on_after_the_last_event(monkeypatch: pytest.MonkeyPatch) 
 
     assert asyncio.run(run()) == [1, 2]
     assert last == [None, "1", "2"]
+
+
+@pytest.mark.parametrize(("most", "seconds"), [(10**6, 60.0), (10**8, -1.0)])
+def test_an_answer_is_read_up_to_a_size_and_a_time(most: int, seconds: float) -> None:
+    """The size is that of what is decompressed."""
+    packed = {"headers": {"content-encoding": "gzip"}, "content": gzip.compress(bytes(10**7))}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, **packed))
+    with (
+        httpx.Client(transport=transport) as client,
+        client.stream("GET", "http://log") as response,
+        pytest.raises(httpx.HTTPError, match="longer"),
+    ):
+        calls.read_at_most(response, most, seconds)

@@ -90,5 +90,7 @@ def test_a_log_is_followed_from_round_to_round(
 
 def test_a_log_that_cannot_be_read_is_undecided(url: str, keys: Path, run: Any) -> None:
     assert run("monitor", "http://127.0.0.1:1", "--keys", str(keys)).exit_code == 3
-    assert run("monitor", "ftp://x", "--keys", str(keys)).exit_code == 2
+    assert run("monitor", "http://..", "--keys", str(keys)).exit_code == 3
+    for no_url in ("ftp://x", "http://[", "http://x:99999"):
+        assert run("monitor", no_url, "--keys", str(keys)).exit_code == 2
     assert run("monitor", url, "--keys", "none.json").exit_code == 2

@@ -258,6 +258,8 @@ def test_verify_is_1_where_something_is_wrong(issued: list[str], run: Run, tampe
     code, told = run("audit", "verify", "--json")
     assert (code, json.loads(told)["consistent"]) == (1, False)
     assert [load["code"] for load in json.loads(told)["findings"]] == ["row_changed"]
+    tamper("UPDATE tokens SET id = :clear", clear="\x1b[2J")
+    assert "tokens \\x1b[2J: no log entry" in run("audit", "verify")[1]
 
 
 @pytest.mark.usefixtures("issued")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.service.__main__ import main
 from affidavit.service.log.checkpoint_publisher import (
+    MOST_BYTES,
     CheckpointPublisher,
     FileDestination,
     PublishError,
@@ -37,6 +39,7 @@ from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
+from tests.waiting import wait_until
 
 NAME = "witness.example.com"
 
@@ -102,6 +105,27 @@ def test_the_publisher_tries_again_and_sends_nothing_twice(log: Log, tmp_path: P
     publisher.start()
     publisher.stop()
     assert place.read_text() == (tmp_path / "first").read_text() == stored[0].note
+
+
+def test_one_that_does_not_end_its_answer_delays_no_other(
+    log: Log, tmp_path: Path, listening: Any
+) -> None:
+    """Nor does one that answers too much fill the memory."""
+    much, ended = b"x" * (MOST_BYTES + 1), threading.Event()
+
+    def late(_body: bytes, _headers: Any) -> Answer:
+        ended.wait(10)
+        return 204, "text/plain", b""
+
+    stored, place = log.grow(1), tmp_path / "checkpoint"
+    with pytest.raises(PublishError, match="RemoteProtocolError"):
+        UrlDestination(listening(lambda *_: (200, "text/plain", much))).send(stored)
+    hanging = UrlDestination(listening(late))
+    publisher = CheckpointPublisher([hanging, FileDestination(place)], lambda: stored)
+    publisher.start()
+    wait_until(place.exists, seconds=5)
+    ended.set()
+    publisher.stop()
 
 
 def test_destinations_in_the_setting(log: Log) -> None:
