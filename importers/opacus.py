@@ -147,6 +147,11 @@ class OpacusReading(Reading):
     def scheme(self) -> str | None:
         """``poisson``; without Poisson sampling what the loader draws, if the text shows it."""
         node = self.arguments.get("poisson_sampling")
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]) if last_name(
+                kind
+            ) == "DPDataLoader" and self.script.called("DPLightningDataModule"):
+                node = None  # it draws Poisson lots before
         own = (
             None if node is None else self.read(node, "/sampling/scheme", "poisson_sampling", bool)
         )
@@ -202,7 +207,9 @@ class OpacusReading(Reading):
         trainers, fits = self.script.called("Trainer"), self.script.called("fit")
         if len(trainers) != 1 or len(fits) != 1:
             where = fits[-1] if fits else self.call
-            raise Unreadable(where, f"fit() is called {len(fits)} times in this file")
+            what = "fit() is called" if len(trainers) == 1 else "a Trainer is made"
+            count = len(fits if len(trainers) == 1 else trainers)
+            raise Unreadable(where, f"{what} {count} times in this file")
         epochs = self.values.known(keywords_of(trainers[0]).get("max_epochs"))
         if not isinstance(epochs, int) or epochs < 1:
             raise Unreadable(trainers[0], "its max_epochs cannot be determined")

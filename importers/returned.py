@@ -18,7 +18,7 @@ from affidavit.importers.records import (
     lots_of,
     reads_content,
 )
-from affidavit.importers.script import Binding, Script, keywords_of, last_name, root_of
+from affidavit.importers.script import Binding, Script, keywords_of, last_name
 from affidavit.importers.script_values import Values, branch, exclude_each_other
 from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
 
@@ -214,41 +214,26 @@ class Returned:
         binding = self.script.binding_of(node)
         own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
         made = binding.value if binding is not None and not own else None
+        modules = [item for item in (self.module, self.names[0]) if item is not None]
+        places = {place for module in modules for place in self._places(module)}
         return isinstance(made, ast.Call) and any(
-            last_name(part) in PARAMETERS
-            and (self._is_part_of(part, module) or self._is_passed(part.value, module, 0))
+            last_name(part) in PARAMETERS and not places.isdisjoint(self._owners(part.value))
             for part in ast.walk(made)
             if isinstance(part, ast.Attribute)
-            for module in (self.module, self.names[0])
         )
 
-    def _is_passed(self, node: ast.expr, whole: ast.expr | None, depth: int) -> bool:
-        """Whether a parameter of a function is given ``whole``."""
-        binding = self.script.binding_of(node)
-        if not isinstance(whole, ast.Name) or binding is None or depth > 20:
-            return False
-        if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
-            passed = self.values.passed_to(node, binding.node)
-            return any(
-                self._is_name(item, whole) or self._is_passed(item, whole, depth + 1)
-                for item in passed
-            )
-        return False
+    def _places(self, node: ast.expr) -> list[object]:
+        """Where a name or attribute gets its value, or else where the name is looked up."""
+        places: list[object] = [*self._bound(node)]
+        if places or not isinstance(node, ast.Name):
+            return places
+        return [(node.id, self.script.resolve(node.id, self.script.scope_of(node))[0])]
 
-    def _is_name(self, node: ast.expr, whole: ast.Name) -> bool:
-        """Whether a name is looked up where ``whole`` is."""
-        if not isinstance(node, ast.Name) or node.id != whole.id:
-            return False
-        places = [self.script.resolve(whole.id, self.script.scope_of(n))[0] for n in (node, whole)]
-        return places[0] is places[1]
-
-    def _is_part_of(self, part: ast.Attribute, whole: ast.expr | None) -> bool:
-        """Whether an attribute is looked up in ``whole``, in the same scope."""
-        if whole is None or not ast.unparse(part).startswith(f"{ast.unparse(whole)}."):
-            return False
-        name = getattr(root_of(part), "id", "")
-        resolved = [self.script.resolve(name, self.script.scope_of(n))[0] for n in (part, whole)]
-        return resolved[0] is resolved[1]
+    def _owners(self, node: ast.expr) -> Iterator[object]:
+        """The places of an expression, and of what it is a part of."""
+        yield from self._places(node)
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            yield from self._owners(node.value)
 
     def _is_for_a_trainer(self) -> bool:
         """Whether a trainer, as Lightning's, steps what the script gives it."""

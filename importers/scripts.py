@@ -272,7 +272,9 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
             (*library.private.names, *library.private.makers)
         )
     ):
-        raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
+        message = f"its {name} may not be {library.name}'s."
+        line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
+        raise not_imported(kind, message, "Write a plan.", line)
     replaced = set(REPLACED) - set(library.methods)
     for use in () if method else uses_of(script, call):
         if use.attr in replaced or (not isinstance(use.ctx, ast.Load) and use.attr not in HARMLESS):

@@ -575,7 +575,7 @@ def _is_of_records(values: Values, call: ast.Call) -> bool:
     return any(
         (last_name(item) or "").lower().endswith(MODELS)
         for item in (call.func, getattr(call.func, "value", call), *call.args)
-    ) and any(is_private_loader(values, i, 0) or reads_records(values, i) for i in call.args)
+    ) and any(reads_records(values, item) for item in call.args)
 
 
 def _looks_at_records(values: Values, call: ast.Call) -> bool:

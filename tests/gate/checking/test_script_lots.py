@@ -520,6 +520,7 @@ trainer.fit(Module(), DPLightningDataModule(data))
         ("max_epochs=3", "max_epochs=3, precision='bf16-mixed'", set()),
         ("max_epochs=3", "max_epochs=3, devices=[0, 1]", {"noise_of_a_device"}),
         ("max_epochs=3", "max_epochs=3, devices=[0]", set()),
+        ("norm=1.0)", "norm=1.0, poisson_sampling=isinstance(loader, DPDataLoader))", set()),
         (
             "    def conf",
             "    def on_end(self):\n        w -= w.grad\n    def conf",
@@ -532,6 +533,7 @@ trainer.fit(Module(), DPLightningDataModule(data))
 def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
     partial = scripts.read(LIGHTNING.replace(old, new).encode())
     assert partial is not None
+    assert partial.data["sampling"]["scheme"] == "poisson"
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
 
 
