@@ -20,7 +20,7 @@ from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
 from affidavit.service.identity.second_person import SecondPerson
-from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.identity.tokens import TokenRepository, last_revocations
 from affidavit.service.keys import Keyring, KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
@@ -74,7 +74,9 @@ class Services:
             RevokedKeys(KeysetStore(self._aside), self.clock.now),
             self.clock.now,
         )
-        self.second_person = SecondPerson(self.engine, self.keysets.administrators)
+        self.second_person = SecondPerson(
+            self.engine, self.keysets.administrators, last_revocations
+        )
         self.policies = PolicyStore(self.engine, self.keyring.public_records, self.clock.now)
         self.sequencer = Sequencer(
             self.engine,

@@ -4,8 +4,9 @@ Budgets, policies, keysets, grants to other teams, and tokens, because whoever m
 is two people with the next one. How many is part of the keyset (``administrators``): t of n root
 keys sign it, and as many administrators as the one before asks for publish it, so that nobody
 loosens it alone. Each administrator sends the same request. That of the last is carried out, in one
-transaction with the note that it was. A request counts for ``LASTS``, and once. What only takes a
-right away needs one. Whoever submits or approves plans may ask for a budget too: it waits for the
+transaction with the note that it was. A request counts for ``LASTS``, and once, and no longer than
+until a token of whoever made it is revoked: it may have been stolen. What only takes a right away
+needs one. Whoever submits or approves plans may ask for a budget too: it waits for the
 administrators, and is none of theirs. One administrator can decline what waits. A waiver, which
 loosens a policy for a plan, takes as many approvers.
 
@@ -77,12 +78,21 @@ class _Otherwise(Exception):
 
 
 class SecondPerson:
-    """The rule behind one engine; ``administrators`` is how many the newest keyset wants."""
+    """The rule behind one engine; ``administrators`` is how many the newest keyset wants.
 
-    def __init__(self, engine: Engine, administrators: Callable[[], int]) -> None:
+    ``revocations`` reads when a token of each person was revoked last.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        administrators: Callable[[], int],
+        revocations: Callable[[Connection], Mapping[str, datetime]],
+    ) -> None:
         self._engine = engine
         self._writer = writer(engine)
         self._administrators = administrators
+        self._revocations = revocations
 
     def carry_out(
         self,
@@ -109,7 +119,8 @@ class SecondPerson:
         def note(connection: Connection, *, to_carry_out: bool) -> int:
             """Store the request if it is, or is not, the last one needed; how many agree."""
             hold(connection, f"proposal {digest}")
-            agreed = len(_proposers(connection, digest, at - LASTS) - {actor.name}) + counts
+            proposers = _proposers(connection, digest, at - LASTS, self._revocations(connection))
+            agreed = len(proposers - {actor.name}) + counts
             if (counts and agreed >= needed) != to_carry_out:
                 raise _Otherwise
             entry = {"kind": kind if counts else f"{kind}_request", "carried_out": to_carry_out}
@@ -163,15 +174,17 @@ class SecondPerson:
         )
         open_: dict[str, Proposal] = {}
         with self._engine.connect() as connection:
-            set_at = _set_at(connection)
+            set_at, revoked = _set_at(connection), self._revocations(connection)
             for row in connection.execute(query):
                 content = json.loads(row.content)
                 kind = row.kind.partition("_")[0]
                 # What was altered in the table is no longer what its log entry is about.
                 if digest_of({"kind": kind, **content}) != row.digest:
                     continue
-                earlier = open_.pop(row.digest, None)
                 is_open = not row.carried_out and not row.kind.endswith("_declined")
+                if is_open and row.at <= revoked.get(row.proposer, now - LASTS):
+                    continue
+                earlier = open_.pop(row.digest, None)
                 if is_open and dataset in (None, content["dataset"]):
                     proposers = [] if earlier is None else earlier.proposers
                     open_[row.digest] = Proposal(
@@ -229,8 +242,13 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
     append(connection, "proposal", row["digest"], body, actor=row["proposer"], at=row["at"])
 
 
-def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]:
-    """Who has agreed since it was last carried out or declined, by rows that were logged."""
+def _proposers(
+    connection: Connection, digest: str, since: datetime, revoked: Mapping[str, datetime]
+) -> set[str]:
+    """Who has agreed since it was last carried out or declined, by rows that were logged.
+
+    ``revoked`` is when a token of a person was revoked last.
+    """
     query = (
         select(admin_proposals)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
@@ -241,6 +259,8 @@ def _proposers(connection: Connection, digest: str, since: datetime) -> set[str]
     proposers: set[str] = set()
     for row in connection.execute(query).mappings():
         if proposal_entry(row).content.decode() in entries:
-            is_over = row["carried_out"] or row["kind"].endswith("_declined")
-            proposers = set() if is_over else {*proposers, row["proposer"]}
+            if row["carried_out"] or row["kind"].endswith("_declined"):
+                proposers = set()
+            elif row["at"] > revoked.get(row["proposer"], since):
+                proposers.add(row["proposer"])
     return proposers

@@ -380,6 +380,14 @@ _QUERY = (
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
+def last_revocations(connection: Connection) -> dict[str, datetime]:
+    """When a token of each person was revoked last, by the names of what they do."""
+    query = _QUERY.where(token_revocations.c.revoked_at.is_not(None))
+    ordered = query.order_by(token_revocations.c.revoked_at)
+    revoked = map(_token, connection.execute(ordered).mappings())
+    return {token.actor.name: token.revoked_at for token in revoked if token.revoked_at}
+
+
 def _person(text: str) -> str:
     """The name under which everything that a person does is recorded."""
     if PERSON.fullmatch(text) is None:

@@ -37,6 +37,7 @@ POLICY = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy
 ADMINS = {name: ["admin"] for name in ("ada", "bob", "cyd")}
 OTHERS = {"dana": ["submit"], "omar": ["audit"], "pat": ["approve"], "quin": ["approve"]}
 NOW = datetime.now(UTC).replace(microsecond=0)
+TOY = "/v1/ledgers/toy"
 
 
 @pytest.fixture
@@ -117,6 +118,20 @@ def test_nothing_takes_effect_before_enough_people_asked_for_the_same(ask: Any) 
     assert ask("cyd", budget, larger) == NEEDED
     with snapshot(ask.services.engine) as connection:
         assert list(audit(connection, [])) == []
+
+
+def test_whose_token_was_revoked_has_not_agreed(ask: Any) -> None:
+    """Or a thief of one token after the other would be two people."""
+    assert ask("ada", f"{TOY}/budget", BUDGET) == (201, "")
+    ask.publish(2)
+    (stolen,) = (token for token in ask.services.tokens.all() if token.name == "ada")
+    larger = {**BUDGET, "epsilon": 9}
+    assert ask("ada", "/v1/policies", POLICY) == ask("ada", f"{TOY}/budget", larger) == NEEDED
+    assert len(ask.read("omar", f"{TOY}/proposals")) == 1
+    ask.services.tokens.revoke(stolen.id, "stolen", by="me", at=datetime.now(UTC))
+    assert ask.read("omar", f"{TOY}/proposals") == []
+    assert ask("bob", "/v1/policies", POLICY) == NEEDED
+    assert ask("cyd", "/v1/policies", POLICY) == (201, "")
 
 
 def copy_proposal(ask: Any, **changes: str) -> None:
