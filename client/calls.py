@@ -200,7 +200,6 @@ RECONNECT_DELAY = 1.0
 MAX_RECONNECTS = 30
 """Failed reconnects in a row before giving up."""
 TEMPORARY = (429, 502, 503, 504)
-FINAL_STATES = ("settled", "failed", "cancelled", "lost")
 NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 """What a request raises that no server answers, or whose URL names none."""
 FAILURES = (*NO_ANSWER, ValueError, TypeError, RecursionError)
