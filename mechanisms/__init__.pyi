@@ -5,6 +5,7 @@ from .additional_releases import Extras as Extras
 from .additional_releases import jointly as jointly
 from .additional_releases import lower_extra as lower_extra
 from .attachments import attach as attach
+from .attachments import read_plan as read_plan
 from .catalogue import CLIPPED_SUM as CLIPPED_SUM
 from .catalogue import CORRELATED_SUM as CORRELATED_SUM
 from .catalogue import all_mechanisms as all_mechanisms

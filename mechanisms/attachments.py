@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.plan import MalformedPlan, Matrix, Plan, Reason
+from affidavit.plan import MalformedPlan, Matrix, Plan, Reason, parse_plan, syntax_of
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in ``path`` and the files that it names; raises ``MalformedPlan``, ``OSError``."""
+    raw = path.read_bytes()
+    plan = parse_plan(raw, syntax_of(path.name.lower(), raw))
+    attach(plan, path.parent)
+    return plan
 
 
 def attach(plan: Plan, directory: Path) -> None:

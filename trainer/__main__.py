@@ -11,9 +11,10 @@ PyTorch takes seconds to load, so whatever needs it is imported once the files h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,8 +29,8 @@ from affidavit.certificate import (
     VerificationOptions,
     write_atomically,
 )
-from affidavit.mechanisms import attach
-from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
+from affidavit.mechanisms import read_plan
+from affidavit.plan import Plan, PlanError
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.options import FOLDERS, FileRefused
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from affidavit.trainer.loop import Outcome
     from affidavit.trainer.settings import Trial
 
+T = TypeVar("T")
 err = Console(stderr=True, soft_wrap=True)
 SCORE = "score"
 """The file of a trial's folder with its mean loss on the public data."""
@@ -155,8 +157,8 @@ def main(
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
     read = _plan(plan)
-    bundle = _bytes(certificate)
-    listed = None if status is None else _bytes(status)
+    bundle = _read(certificate, Path.read_bytes)
+    listed = None if status is None else _read(status, Path.read_bytes)
     trusted, policy = _trusted(keys or [], keyset or [], root)
 
     from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
@@ -251,20 +253,17 @@ def _print(outcome: Outcome, out: Path) -> None:
 
 
 def _plan(path: Path) -> Plan:
-    raw = _bytes(path)
     try:
-        result = parse_plan(raw, syntax_of(str(path), raw))
-        attach(result, path.parent)
+        return _read(path, read_plan)
     except PlanError as error:
         for reason in error.reasons:
             err.print(f"{escape(str(path))}: {escape(str(reason))}", highlight=False)
         raise typer.Exit(Exit.USAGE) from None
-    return result
 
 
-def _bytes(path: Path) -> bytes:
+def _read(path: Path, read: Callable[[Path], T]) -> T:
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         _end(Exit.USAGE, "unreadable", f"cannot read {path}: {error.strerror}.")
 

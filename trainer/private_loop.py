@@ -46,8 +46,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from affidavit.certificate import PublicKey, TrustRoot
-from affidavit.mechanisms import attach
-from affidavit.plan import Plan, parse_plan, syntax_of
+from affidavit.mechanisms import read_plan
+from affidavit.plan import Plan
 from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import UnsupportedModel
@@ -198,7 +198,7 @@ def private(
     if optimizer is not None:
         _require_optimizer(optimizer)
     if not isinstance(plan, Plan):
-        plan = _plan(Path(plan))
+        plan = read_plan(Path(plan))
     bundle = certificate if isinstance(certificate, bytes) else Path(certificate).read_bytes()
     if plan.optimizer.name in ("dp_disk", "dp_dice"):
         raise UnsupportedModel(
@@ -536,13 +536,6 @@ def _require_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer: {type(optimizer).__name__} evaluates several gradients per step, but a "
             "step releases one. Use an optimiser that evaluates one, like SGD or AdamW."
         )
-
-
-def _plan(path: Path) -> Plan:
-    raw = path.read_bytes()
-    result = parse_plan(raw, syntax_of(str(path), raw))
-    attach(result, path.parent)
-    return result
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

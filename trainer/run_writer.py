@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 import affidavit
-from affidavit.certificate import Canaries
+from affidavit.certificate import VERSION, Canaries, format_instant
 from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter
@@ -57,7 +57,6 @@ def code_reference() -> dict[str, str]:
 
 WEIGHTS = "weights.pt"
 OPENING = "opening.json"
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +159,7 @@ class RunWriter:
         """This second; of a trial when its search began, for the time would tell its number."""
         if self._trial is not None:
             return self._trial.at
-        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return format_instant(datetime.now(UTC))
 
     def of_data(self, data: DataAdapter) -> str:
         """The commitment to the data set."""

@@ -38,8 +38,8 @@ from affidavit.certificate import (
     statement_in,
     write_atomically,
 )
-from affidavit.mechanisms import attach
-from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
+from affidavit.mechanisms import read_plan
+from affidavit.plan import Plan, PlanError
 
 OPENING = "search.json"
 RELEASED = "run"
@@ -250,12 +250,9 @@ def _opening(
 
 def _plan(path: Path) -> Plan:
     try:
-        raw = path.read_bytes()
-        result = parse_plan(raw, syntax_of(str(path), raw))
-        attach(result, path.parent)
+        return read_plan(path)
     except (OSError, PlanError) as error:
         _stop(f"{path}: {error}")
-    return result
 
 
 def _stop(message: str) -> NoReturn:
