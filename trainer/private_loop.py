@@ -531,7 +531,8 @@ def _require_loader(loader: Any) -> None:
 
 
 def _require_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    if signature(type(optimizer).step).parameters["closure"].default is Parameter.empty:
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
         raise UnsupportedModel(
             f"optimizer: {type(optimizer).__name__} evaluates several gradients per step, but a "
             "step releases one. Use an optimiser that evaluates one, like SGD or AdamW."

@@ -503,6 +503,24 @@ def test_loaders_losses_and_optimisers_of_other_kinds_are_refused(
         run_of(tmp_path / "run", model, **REFUSED[message](model))
 
 
+class Closureless(torch.optim.SGD):
+    """Takes no closure."""
+
+    def step(self) -> None:  # type: ignore[override]
+        """As SGD does."""
+        super().step()
+
+
+def test_an_optimiser_whose_step_takes_no_closure_trains(tmp_path: Path) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    run = run_of(tmp_path / "run", model, optimizer=Closureless(model.parameters(), lr=0.1))
+    for batch in run:
+        step(run, batch)
+    assert run.outcome is not None
+    assert any(not torch.equal(item, before[name]) for name, item in model.state_dict().items())
+
+
 def test_a_gradient_hook_of_a_parameter_is_refused(tmp_path: Path) -> None:
     model = network()
     model[0].weight.register_hook(lambda grad: grad)
