@@ -223,13 +223,13 @@ class KeysetStore:
 
     def newest(self) -> bytes | None:
         """The newest version, byte for byte."""
-        newest = self.signed()
-        return None if newest is None else self.find(newest.keyset.version)
+        with self._reader.connect() as connection:
+            return _newest(connection)[1]
 
     def signed(self) -> SignedKeyset | None:
         """The newest version."""
         with self._reader.connect() as connection:
-            return _newest(connection)
+            return _newest(connection)[0]
 
     def administrators(self) -> int:
         """How many people a budget or a policy needs; 1 without a keyset."""
@@ -253,7 +253,7 @@ class KeysetStore:
         signed = read_keyset(content)
 
         def work(connection: Connection) -> bool:
-            last = _newest(connection)
+            last, _ = _newest(connection)
             accept_keyset([signed], last, at)
             if last is not None and signed.digest == last.digest:
                 return False
@@ -301,20 +301,20 @@ def _insert_rows(
     append(connection, "keyset", f"keyset:{version}", body, actor=actor, at=at)
 
 
-def _newest(connection: Connection) -> SignedKeyset | None:
-    """The newest version up to which the roots of each signed the next.
+def _newest(connection: Connection) -> tuple[SignedKeyset | None, bytes | None]:
+    """The newest version up to which the roots of each signed the next, and its bytes.
 
     Others were inserted by whoever can write to the database, and count for nothing.
     """
-    newest = None
+    newest, content = None, None
     for document in connection.execute(_DOCUMENTS).scalars():
         try:
             signed = read_keyset(document)
             follow_keyset(signed, newest)
         except KeysetError:
             break
-        newest = signed
-    return newest
+        newest, content = signed, document
+    return newest, content
 
 
 _DOCUMENTS = select(keysets.c.document).order_by(keysets.c.version)
