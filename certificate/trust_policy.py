@@ -160,7 +160,8 @@ class TrustPolicy(SignedPart):
         """When others first saw the checkpoint, and how recently; None if too few did.
 
         Where witnesses are named, the threshold of them has to have cosigned; an earlier timestamp
-        says that the checkpoint existed before. Without witnesses a timestamp stands for them.
+        says that the checkpoint existed before. Without witnesses a timestamp stands for them. A
+        later one says nothing: anybody can have an old checkpoint stamped.
         Raises ``BadNote`` for a false cosignature, and ``ModuleNotFoundError`` where timestamps
         cannot be checked.
         """
@@ -171,7 +172,7 @@ class TrustPolicy(SignedPart):
         if at is None or at > now + AHEAD:
             return cosigned
         first, last = cosigned or (at, at)
-        return min(first, at), max(last, at)
+        return min(first, at), last
 
     def dependent(self, trusted: Iterable[PublicKey]) -> str | None:
         """The name of a witness that has a key of the log itself; None if there is none."""

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from affidavit.certificate import trust_policy
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
 from affidavit.certificate.log.cosignature import WitnessKey, cosign
 from affidavit.certificate.status import sign_status
-from affidavit.certificate.trust_policy import BadTrustPolicy, TrustPolicy, parse_trust_policy
+from affidavit.certificate.trust_policy import (
+    BadTrustPolicy,
+    Timestamps,
+    TrustPolicy,
+    parse_trust_policy,
+)
 from affidavit.certificate.verification import VerificationError, VerificationOptions, verify
 from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
 
@@ -109,6 +115,24 @@ def test_a_checkpoint_is_as_fresh_as_its_witnesses(log: Log, hours: int, code: s
     """Two of three must be fresh: one that is does not help."""
     times = {ALL[0]: NOW, ALL[1]: NOW - HOUR * hours, ALL[2]: NOW - HOUR * 9}
     assert outcome(bundle_of(log, times), policy(2, checkpoint_hours=1))[1] == code
+
+
+@pytest.mark.parametrize("witnessed", [True, False])
+def test_no_timestamp_makes_a_checkpoint_fresh(
+    log: Log, witnessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can have an old one stamped today."""
+    stamps: dict[str, Any] = {"timestamps": Timestamps.model_construct(roots="")}
+    trust = policy(2, checkpoint_hours=2).model_copy(
+        update=stamps if witnessed else {**stamps, "witnesses": None}
+    )
+    bundle = bundle_of(log, dict.fromkeys(ALL, NOW))
+    for now, expected in (
+        (NOW + HOUR, (0, "verified")),
+        (NOW + 9 * HOUR, (11, "stale_checkpoint")),
+    ):
+        monkeypatch.setattr(trust_policy, "stamped_at", lambda *_, now=now: now)
+        assert outcome(bundle, trust, now=now) == expected
 
 
 def status_list(issued_at: datetime) -> bytes:
