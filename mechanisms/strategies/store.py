@@ -60,7 +60,6 @@ MOST_BYTES = 512 * 1024 * 1024
 """Bytes that the directory may hold by default."""
 LARGEST_SIDECAR = 4 * 1024 * 1024
 """Bytes of the largest description; learning rates are the bulk of it."""
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Corrupt(ValueError):
@@ -126,7 +125,9 @@ class Store:
         return StoredArrays(arrays=arrays, digest=digest, source="kept")
 
     def _write(self, key: str, request: Mapping[str, Any], arrays: Arrays) -> None:
-        content = packed(arrays)
+        stream = io.BytesIO()
+        np.savez(stream, **arrays)  # type: ignore[arg-type]  # its options have other names
+        content = stream.getvalue()
         description = {
             "request": json.loads(canonical_json(request)),
             "sha256": hashlib.sha256(content).hexdigest(),
@@ -158,18 +159,6 @@ def default_store() -> Store:
     """``strategies`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``."""
     home = Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
     return Store(directory=home / "strategies")
-
-
-def packed(arrays: Arrays) -> bytes:
-    """An npz file, the same bytes for the same arrays."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(arrays):
-            member = io.BytesIO()
-            array = np.asarray(arrays[name], dtype="<f8", order="C")
-            npy.write_array(member, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy", _EPOCH), member.getvalue())
-    return stream.getvalue()
 
 
 def _bounded(path: Path, most: int) -> bytes:

@@ -21,7 +21,6 @@ from affidavit.mechanisms.strategies.store import (
     Store,
     coefficients_digest,
     default_store,
-    packed,
 )
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
@@ -110,6 +109,12 @@ def archive(name: str, member: bytes, how: int = zipfile.ZIP_STORED) -> bytes:
     return stream.getvalue()
 
 
+def packed(arrays: dict[str, np.ndarray]) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
 class Bomb:
     def __reduce__(self) -> tuple[object, ...]:
         return (pytest.fail, ("a pickle was loaded",))
@@ -183,7 +188,6 @@ class TestDigest:
         one = {"a": square, "b": square}
         other = {"b": np.asfortranarray(square), "a": square.astype(">f8")}
         assert coefficients_digest(one) == coefficients_digest(other)
-        assert packed(one) == packed(other)
 
 
 class TestFiles:
