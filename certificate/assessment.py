@@ -88,13 +88,8 @@ class ReleaseNoise:
 
     def as_dict(self) -> dict[str, Any]:
         """The release as it stands in a result document."""
-        result: dict[str, Any] = {
-            "name": self.name,
-            "count": self.count,
-            "required": self.required,
-            "given": self.given,
-        }
-        return result if self.phase is None else {**result, "phase": self.phase}
+        omitted = "phase" if self.phase is None else ""
+        return {name: value for name, value in asdict(self).items() if name != omitted}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

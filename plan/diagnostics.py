@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -43,15 +43,7 @@ class Reason:
 
     def as_dict(self) -> dict[str, str | int]:
         """The reason as it stands in a result document."""
-        document: dict[str, str | int] = {
-            "code": self.code,
-            "pointer": self.pointer,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
-        if self.line is not None and self.column is not None:
-            document |= {"line": self.line, "column": self.column}
-        return document
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         where = f" at {self.pointer}" if self.pointer else ""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
 from itertools import chain, pairwise
 from typing import Any
 
 from fastapi import Request, Response
 
-from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, ReferenceLine, draw
+from affidavit.certificate.charts import Band, Chart, Dots, Line, ReferenceLine, draw
 from affidavit.service.pages.response import PRIVATE, is_fragment
 
 SVG_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -62,8 +63,8 @@ def data_of(chart: Chart) -> str:
     return json.dumps(
         {
             "title": chart.title,
-            "x": _axis(chart.x),
-            "y": _axis(chart.y),
+            "x": asdict(chart.x),
+            "y": asdict(chart.y),
             "series": series,
             "across": across,
         },
@@ -71,10 +72,6 @@ def data_of(chart: Chart) -> str:
         ensure_ascii=False,
         separators=(",", ":"),
     )
-
-
-def _axis(axis: Axis) -> dict[str, Any]:
-    return {"label": axis.label, "scale": axis.scale, "low": axis.low, "high": axis.high}
 
 
 def _series(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
