@@ -61,6 +61,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     ShuffledEpoch,
+    SubsampledPair,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -91,7 +92,7 @@ class Sampled:
     """
 
     event: StepEvent
-    times: Callable[[int], int]
+    times: Callable[[int], int] = lambda steps: steps
     probability: float | None
     distance: float
     assumption: str
@@ -140,34 +141,25 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     probability = schedule.double_up(exact)
     if probability >= 1:
         return _full_batch(plan)
-    replace = plan.adjacency == "replace_one"
     records = plan.dataset.records_per_unit
-    if records > 1:
-        return _poisson_for_users(plan, index, probability, records)
-    return Sampled(
-        event=lambda joint: PoissonSubsampledGaussian(
-            sampling_probability=probability,
-            noise_multiplier=joint,
-            pair="replace_one" if replace else "add_remove",
-        ),
-        times=lambda steps: steps,
-        probability=probability,
-        distance=2.0 if replace else 1.0,
-        assumption=POISSON,
-    )
-
-
-def _poisson_for_users(plan: Plan, index: int, probability: float, records: int) -> Sampled:
     if records > MOST_RECORDS:
         raise _too_many_records(plan, index, records)
+    pair: SubsampledPair = "replace_one" if plan.adjacency == "replace_one" else "add_remove"
+
+    def event(joint: float) -> Leaf:
+        if records > 1:
+            return PoissonSampledGroupGaussian(
+                records=records,
+                sampling_probability=probability,
+                noise_multiplier=joint,
+                pair=pair,
+            )
+        return PoissonSubsampledGaussian(
+            sampling_probability=probability, noise_multiplier=joint, pair=pair
+        )
+
     return Sampled(
-        event=lambda joint: PoissonSampledGroupGaussian(
-            records=records,
-            sampling_probability=probability,
-            noise_multiplier=joint,
-            pair="replace_one" if plan.adjacency == "replace_one" else "add_remove",
-        ),
-        times=lambda steps: steps,
+        event=event,
         probability=probability,
         distance=distance_of(plan),
         assumption=POISSON,
@@ -190,7 +182,6 @@ def _full_batch(plan: Plan) -> Sampled:
     distance = distance_of(plan)
     return Sampled(
         event=lambda joint: Gaussian(noise_multiplier=joint / distance),
-        times=lambda steps: steps,
         probability=1.0,
         distance=distance,
         assumption="every record is in every lot",
@@ -296,7 +287,6 @@ def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
 
     return Sampled(
         event=event,
-        times=lambda steps: steps,
         probability=lot / size,
         distance=2.0 * records,
         assumption="each lot is a fresh uniform sample of exactly the lot size, without "
@@ -347,7 +337,6 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     most = "one more" if records == 1 else f"{records} more"
     return Sampled(
         event=event,
-        times=lambda steps: steps,
         probability=probability,
         distance=distance_of(plan),
         assumption="each record enters each sample independently with probability q; a sample of "
