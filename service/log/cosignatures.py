@@ -48,7 +48,7 @@ class Cosignatures:
         self._writer = writer(engine)
 
     def keep(self, note: str, answer: str, witness: WitnessKey) -> None:
-        """Store the line of ``witness`` in ``answer`` under the checkpoint ``note``.
+        """Store the earliest line of ``witness`` in ``answer`` under the checkpoint ``note``.
 
         Raises ``NotCosigned``, and ``BadNote`` for an answer or a cosignature that is none.
         """
@@ -58,7 +58,8 @@ class Cosignatures:
         if at is None:
             raise NotCosigned(f"the answer has no cosignature of {witness.name}")
         own = (line for line in signed.signatures if line.key_hash == witness.key_hash)
-        self._keep(note, str(witness), str(type(signed)("", tuple(own))).lstrip("\n"), at)
+        first = min(own, key=lambda line: line.signature)  # which begins with the time
+        self._keep(note, str(witness), str(type(signed)("", (first,))).lstrip("\n"), at)
 
     def keep_timestamp(self, note: str, reply: bytes) -> None:
         """Store a time-stamping authority's reply for the checkpoint ``note``."""

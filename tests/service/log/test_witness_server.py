@@ -117,6 +117,19 @@ def test_an_answer_without_the_witnesss_cosignature_is_not_kept(
     assert log.reader.published().note == stored.note
 
 
+def test_of_each_witness_the_first_cosignature_alone_is_kept(log: Log) -> None:
+    """So many that no reader takes the checkpoint would hide it, and all certificates in it."""
+    stored, now = log.grow(2), datetime.now(UTC).replace(microsecond=0)
+    for name in ("w0", "w1"):
+        key = SigningKey.generate()
+        witness, times = WitnessKey.of(name, key), [now + timedelta(n) for n in (2, 0, *range(60))]
+        answer = "".join(cosign(stored.note, name, key, at) for at in times)
+        Cosignatures(log.engine).keep(stored.note, answer, witness)
+        shown = parse_note(log.reader.published().note)
+        assert witness.cosigned(shown) == now
+    assert len(shown.signatures) == 3
+
+
 def test_one_with_more_witnesses_stands_for_a_newer_one_for_a_while(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
