@@ -43,10 +43,8 @@ from affidavit.importers.returned import (
     is_unused,
 )
 from affidavit.importers.script import SAME, Script, imports_of, keywords_of, last_name
-from affidavit.importers.script_files import helpers
 from affidavit.importers.script_values import (
     Unreadable,
-    Values,
     branch,
     exclude_each_other,
     is_left_out,
@@ -305,22 +303,15 @@ class Reading(Quantities):
         searches = [] if steps_of(self.values) else self.script.called(*SEARCHES)
         for search in filter(self._may_run_beside, searches):
             raise Unreadable(search, f"{last_name(search.func)} trains several times")
-        for other, calls in self.helpers if steps_of(self.values) or any(self.trainings()) else ():
-            beside = [item for item in calls if self._may_run_beside(item)]
-            if beside and (inner := steps_of(other)):
-                where = f"{other.script.name}, line {inner[0].lineno}"
-                raise Unreadable(beside[0], f"it steps an optimiser too, in {where}")
+        steps = steps_of(self.values) if any(self.trainings()) else []
+        for step in filter(self._may_run_beside, steps):
+            raise Unreadable(step, "it steps an optimiser too")
 
     def _may_run_beside(self, call: ast.Call) -> bool:
         """Whether a call may run in the same run of the script as the private one."""
         return not (
             exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
         )
-
-    @cached_property
-    def helpers(self) -> list[tuple[Values, list[ast.Call]]]:
-        """What the script calls of each other module of its repository."""
-        return list(helpers(self.values))
 
     def _least(self) -> Least | None:
         """The epochs that the loops make at least, though their number is not settled."""
@@ -333,10 +324,6 @@ class Reading(Quantities):
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
             places += [(item, None) for item in steps_of(self.values)]
-        if not places:
-            for other, calls in self.helpers:
-                inner = [at_least(other, item, None)[0] for item in steps_of(other)]
-                places += [(call, inner[0]) for call in calls if len(inner) == 1]
         if len(places) != 1 and not any(self.trainings()):
             return None
         counts = [at_least(self.values, place, own) for place, own in places]
@@ -368,17 +355,12 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        places = [(self.values, "")]
         self.values.records = records_at(self.values, self.drawn)
-        if not steps_of(self.values):
-            places += [(other, f" of {other.script.name}") for other, _ in self.helpers]
         for fault, found in FAULTS:
             if self.is_poisson is False and fault.schemes is not None:
                 continue
-            for values, where in places:
-                if (node := found(values)) is not None:
-                    self._break(fault, node, where)
-                    break
+            if (node := found(self.values)) is not None:
+                self._break(fault, node)
         if (node := repeated(self.values, self.data)) is not None:
             self._break(MIXED, node)
         if (node := joining_model(self.values, self.arguments.get("module"))) is not None:
@@ -400,8 +382,8 @@ class Reading(Quantities):
             if not all(satisfied):
                 self.broken.append(rule.broken)
 
-    def _break(self, fault: Broken, node: ast.AST, where: str = "") -> None:
-        message = f"line {getattr(node, 'lineno', '?')}{where}: {fault.message}"
+    def _break(self, fault: Broken, node: ast.AST) -> None:
+        message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
         if all(fault.code != other.code for other in self.broken):
             self.broken.append(fault.model_copy(update={"message": message}))
 

@@ -11,9 +11,8 @@ import json
 import os
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Collection, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -337,30 +336,6 @@ def module_of(values: Values, function: ast.expr) -> tuple[Values, str] | None:
     return _inside(values, module), name or alias.name
 
 
-def helpers(values: Values) -> Iterator[tuple[Values, list[ast.Call]]]:
-    """What the script calls of each other module of its repository, as a script, and the calls."""
-    called: dict[Script, list[tuple[str, ast.Call]]] = defaultdict(list)
-    for call in values.script.calls:
-        if (origin := module_of(values, call.func)) is not None:
-            called[origin[0].script].append((origin[1], call))
-    for module, calls in called.items():
-        part = _reached(module, {name for name, _ in calls})
-        inner = _inside(values, part)
-        inner.callers = partial(_passed, values, calls)
-        yield inner, [call for _, call in calls]
-
-
-def _passed(
-    values: Values, calls: list[tuple[str, ast.Call]], script: Script, function: ast.AST
-) -> list[ast.Call]:
-    """Those of the calls that are of this function, or make an object of this constructor."""
-    owner = script.parents.get(function)
-    made = owner if getattr(function, "name", "") == "__init__" else function
-    outermost = script.parents.get(made) is script.tree if made is not None else False
-    name = getattr(made, "name", None)
-    return [valued(values, call) for named, call in calls if outermost and named == name]
-
-
 def valued(values: Values, call: ast.Call) -> ast.Call:
     """A call with values in place of its arguments, which belong to another file."""
     return ast.Call(
@@ -372,22 +347,6 @@ def valued(values: Values, call: ast.Call) -> ast.Call:
 
 def _value(values: Values, node: ast.expr) -> ast.expr:
     return ast.Constant(values.attempt(node))
-
-
-def _reached(module: Script, names: set[str]) -> Script:
-    """A module without the functions and classes that none of these names leads to."""
-    defined = {
-        item.name: item
-        for item in module.tree.body
-        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
-    found, new = set[str](), names & defined.keys()
-    while new:
-        found |= new
-        nodes = (node for name in new for node in ast.walk(defined[name]))
-        new = ({last_name(node) or "" for node in nodes} & defined.keys()) - found
-    body = [item for item in module.tree.body if getattr(item, "name", None) in {None, *found}]
-    return Script(ast.Module(body, []), module.folder, module.name)
 
 
 def _inside(values: Values, module: Script) -> Values:

@@ -435,7 +435,18 @@ class Values:
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")
-        return calls
+        return self.beside_private(calls)
+
+    def beside_private(self, calls: list[ast.Call]) -> list[ast.Call]:
+        """Those of several calls that may run where the private one does."""
+        private = self.ignored
+        if private is None or len(calls) < 2:
+            return calls
+        return [
+            call
+            for call in calls
+            if call not in self.script.parents or not exclude_each_other(self.script, call, private)
+        ]
 
     def runs_once(self, use: ast.expr) -> bool:
         """Whether what a function is passed to calls it once.
@@ -636,14 +647,43 @@ def is_left_out(values: Values, node: ast.AST) -> bool:
 
 
 def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
-    """Whether one condition lets one of several nodes run, and no other."""
-    for first, second in combinations(nodes, 2):
-        around = set(script.above(first))
-        shared = next(outer for outer in script.above(second) if outer in around)
-        sides = {branch(script, shared, first), branch(script, shared, second)}
-        if not isinstance(shared, ast.If | ast.IfExp) or sides != {"body", "orelse"}:
-            return False
-    return True
+    """Whether conditions let one of several nodes run, and no other."""
+    return all(_excludes(script, first, second) for first, second in combinations(nodes, 2))
+
+
+def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
+    """Whether two nodes are on opposite sides of a condition, or of two that are the same."""
+    sides = [
+        [(outer, branch(script, outer, node)) for outer in script.above(node)
+         if isinstance(outer, ast.If | ast.IfExp)]
+        for node in (first, second)
+    ]  # fmt: skip
+    return any(
+        {side, other_side} == {"body", "orelse"}
+        and (outer is other or _is_same_condition(script, outer, other))
+        for outer, side in sides[0]
+        for other, other_side in sides[1]
+    )
+
+
+def _is_same_condition(
+    script: Script, first: ast.If | ast.IfExp, second: ast.If | ast.IfExp
+) -> bool:
+    """Whether two conditions name the same options, and nothing that changes."""
+    if ast.dump(first.test) != ast.dump(second.test):
+        return False
+    for node in ast.walk(first.test):
+        match node:
+            case ast.Name(id=name):
+                scopes = [script.resolve(name, script.scope_of(item)) for item in (first, second)]
+                if scopes[0][0] is not scopes[1][0] or len(scopes[0][1]) != 1:
+                    return False
+            case ast.Attribute(attr=name):
+                if name in script.stored_attributes or name in script.set_attributes:
+                    return False
+            case ast.Call() | ast.Subscript() | ast.NamedExpr():
+                return False
+    return script.dynamic is None
 
 
 def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:

@@ -22,6 +22,7 @@ from affidavit.importers.quantities import uses_of
 from affidavit.importers.reading import Reading
 from affidavit.importers.script import Script, imports_of, last_name
 from affidavit.importers.script_files import modules_of
+from affidavit.importers.script_links import Links
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 from affidavit.importers.training_loop import hidden_use
@@ -74,6 +75,14 @@ def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) 
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
+    links = Links(script)
+    own = next(iter(_named(script, library)), None)
+    with links.naming(line := getattr(own, "lineno", 1)):
+        partial = _partial(raw, links.script, library)
+    return links.named(partial, line)
+
+
+def _partial(raw: bytes, script: Script, library: Library) -> Partial:
     calls, others, lines = _private_calls(script, library)
     source = raw.decode("utf-8", "replace")
     reading = OpacusReading if library is OPACUS else Reading

@@ -74,12 +74,15 @@ class Passes:
 def passes_of(values: Values) -> Passes:
     """The passes that the script makes; raises ``Unreadable``."""
     steps = [step for step in _steps(values) if step not in values.others]
+    steps = values.beside_private(steps)
     if len(steps) != 1:
-        what = (
-            "no optimizer.step() is called" if not steps else "step() is called in several places"
+        lines = ", ".join(str(step.lineno) for step in steps)
+        raise Unreadable(
+            steps[0] if steps else values.script.tree,
+            f"step() is called in several places (lines {lines})"
+            if steps
+            else "no optimizer.step() is called in this file",
         )
-        where = steps[0] if steps else values.script.tree
-        raise Unreadable(where, f"{what} in this file")
     return around(values, steps[0])
 
 

@@ -1,0 +1,237 @@
+"""What a script imports of its repository, as if the script defined it: loops, loaders and models.
+
+Functions and classes that take steps, make loaders or are models are copied into the script, under
+the names that it imports them by, with those of their own module that they lead to. Their lines
+count from a number that no file reaches, and are named with their file in what is reported.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from affidavit.importers.base import Calibrate, Partial
+from affidavit.importers.script import Binding, Script, last_name
+from affidavit.importers.script_files import module_of
+from affidavit.importers.script_options import READERS
+from affidavit.importers.script_values import Values, is_left_out
+from affidavit.plan import MalformedPlan
+
+FIRST = 10**12
+"""Lines of the first file that is linked; those of the second begin at twice that."""
+PLACE = re.compile(r"\b[1-9]\d{12,}\b")
+NAME = re.compile(r"[\w.]+@(\w+)")
+LINKED = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
+"""What a function or class calls that is worth being followed."""
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+@dataclass(slots=True)
+class Links:
+    """A script with what it imports, and the files that lines are of."""
+
+    script: Script
+    files: list[str] = field(default_factory=list)
+    names: dict[tuple[Script, str], str] = field(default_factory=dict)
+    """Definitions of other modules, and the names that they have here."""
+    imports: dict[str, tuple[tuple[str | None, str | None], ...]] = field(default_factory=dict)
+    """What was imported for them."""
+
+    def __post_init__(self) -> None:
+        tree, values = self.script.tree, Values(self.script, READERS)
+        origins, changed = dict[str, tuple[Script, str] | None](), False
+        for node in list(self.script.nodes):
+            if isinstance(node, ast.alias) and isinstance(
+                self.script.parents[node], ast.ImportFrom
+            ):
+                name = node.asname or node.name
+                origin = _defined(values, ast.Name(name, ast.Load()))
+                uses = self.script.reads_of(name) if origin is not None else []
+                runs = any(not is_left_out(values, use) for use in uses)
+                if runs and self._link(origin, name):
+                    node.asname, changed = f"{name}@", True
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = f"{node.value.id}@{node.attr}"
+                if name not in origins:
+                    origins[name] = _defined(values, node)
+                origin = origins[name]
+                if origin in self.names or self._link(origin, name):
+                    outer = self.script.parents[node]
+                    _replace(outer, node, ast.Name(self.names[origin], ast.Load()))  # type: ignore[index]
+                    changed = True
+        if changed:
+            self.script = Script(tree, self.script.folder, self.script.name)
+
+    def _link(self, origin: tuple[Script, str] | None, name: str) -> bool:
+        """Whether a definition was copied into the script under this name."""
+        if origin is None or origin in self.names or not _is_worth(*origin):
+            return False
+        module, _ = origin
+        todo = [(origin, name)]
+        while todo:
+            (_, inner), name = todo.pop()
+            self.names[module, inner] = name
+            node = _definition(module, inner)
+            todo += [
+                ((module, other), f"{module.name}@{other}")
+                for other in _reached(module, node)
+                if (module, other) not in self.names
+            ]
+            self.script.tree.body.insert(0, self._copy(module, node, name))
+        return True
+
+    def _copy(self, module: Script, node: Definition, name: str) -> Definition:
+        """A definition with names of its module told apart from the script's own."""
+        other = copy.deepcopy(node)
+        for old, new in zip(ast.walk(node), ast.walk(other), strict=True):
+            if isinstance(old, ast.Name) and isinstance(new, ast.Name):
+                scope, bindings = module.resolve(old.id, module.scope_of(old))
+                if scope is module.tree and bindings:
+                    new.id = self._name(module, old.id, bindings[0].node)
+        other.name = name
+        file = module.name or "?"
+        if file not in self.files:
+            self.files.append(file)
+        ast.increment_lineno(other, FIRST * (1 + self.files.index(file)))
+        return other
+
+    def _name(self, module: Script, name: str, bound: ast.AST) -> str:
+        """What a name of a module is called in the script."""
+        if isinstance(bound, ast.FunctionDef | ast.ClassDef):
+            return self.names.get((module, name), f"{module.name}@{name}")
+        if isinstance(bound, ast.alias):
+            defined = _defined(Values(module), ast.Name(name, ast.Load()))
+            if defined is not None and (
+                defined in self.names or self._link(defined, f"{defined[0].name}@{defined[1]}")
+            ):
+                return self.names[defined]
+            origin = module.origin(Binding(bound))
+            own = self.script.bindings.get((self.script.tree, name), [])
+            known = [*map(self.script.origin, own), *self.imports.get(name, ())]
+            if origin[0] is not None and all(item == origin for item in known):
+                if not known:
+                    self.script.tree.body.insert(0, _import_of(module, bound))
+                    self.imports[name] = (origin,)
+                return name
+        return f"{module.name}@{name}"
+
+    def told(self, text: str) -> str:
+        """A text with the files of lines that are not the script's own."""
+        return NAME.sub(r"\1", PLACE.sub(self._place, text))
+
+    def _place(self, match: re.Match[str]) -> str:
+        number, line = divmod(int(match[0]), FIRST)
+        return f"{line} of {self.files[number - 1]}"
+
+    @contextmanager
+    def naming(self, line: int) -> Iterator[None]:
+        """Name the files of lines in what is refused; a finding is then on this ``line``."""
+        try:
+            yield
+        except MalformedPlan as error:
+            reasons = (
+                replace(
+                    reason,
+                    message=self.told(reason.message),
+                    remedy=self.told(reason.remedy),
+                    line=self.line(reason.line, line),
+                )
+                for reason in error.reasons
+            )
+            raise MalformedPlan(*reasons) from None
+
+    def named(self, partial: Partial, line: int) -> Partial:
+        """A partial plan whose texts name the files of lines."""
+
+        def finish(plan: dict[str, Any], calibrate: Calibrate | None) -> dict[str, Any]:
+            with self.naming(line):
+                return partial.finish(plan, calibrate)
+
+        least = partial.least
+        return replace(
+            partial,
+            assumed=tuple(map(self.told, partial.assumed)),
+            lines=tuple(
+                (pointer, self.line(number, line) or line) for pointer, number in partial.lines
+            ),
+            literals=tuple(item for item in partial.literals if item[1][0] < FIRST),
+            broken=tuple(
+                item.model_copy(update={"message": self.told(item.message)})
+                for item in partial.broken
+            ),
+            unread=tuple((pointer, self.told(text)) for pointer, text in partial.unread),
+            least=least and replace(least, line=self.line(least.line, line) or line),
+            finish=finish,
+        )
+
+    def line(self, number: int | None, otherwise: int) -> int | None:
+        """A line of the script, or ``otherwise`` if it is another file's."""
+        return otherwise if number is not None and number > FIRST else number
+
+
+def _defined(values: Values, node: ast.expr) -> tuple[Script, str] | None:
+    """The module of the repository that defines a function or class, and its name there."""
+    origin = module_of(values, node)
+    for _ in range(20):
+        if origin is None:
+            return None
+        inner, name = origin
+        bound = inner.script.bindings.get((inner.script.tree, name), [])
+        if len(bound) != 1 or not isinstance(bound[0].node, ast.alias):
+            return (inner.script, name) if inner.script.defines(name) else None
+        origin = module_of(inner, ast.Name(name, ast.Load()))
+    return None
+
+
+def _definition(module: Script, name: str) -> Definition:
+    node = module.bindings[module.tree, name][0].node
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    return node
+
+
+def _reached(module: Script, node: ast.AST) -> set[str]:
+    """The functions and classes of a module that a part of it names."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {name for name in names if module.defines(name)}
+
+
+def _is_worth(module: Script, name: str) -> bool:
+    """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
+    names, todo, worth = set[str](), {name}, False
+    while todo:
+        names |= todo
+        nodes = [_definition(module, item) for item in todo]
+        todo = {other for node in nodes for other in _reached(module, node)} - names
+        for node in nodes:
+            parts = list(ast.walk(node))
+            worth = worth or any(
+                (isinstance(part, ast.Call) and last_name(part.func) in LINKED)
+                or getattr(part, "name", "") == "forward"
+                for part in parts
+            )
+            if any(isinstance(part, ast.Global | ast.Nonlocal) for part in parts):
+                return False
+    return worth and module.dynamic is None
+
+
+def _import_of(script: Script, alias: ast.alias) -> ast.stmt:
+    """A statement of the script's own that imports what another file's does."""
+    statement = copy.deepcopy(script.parents[alias])
+    assert isinstance(statement, ast.Import | ast.ImportFrom)
+    statement.names = [copy.deepcopy(alias)]
+    return statement
+
+
+def _replace(outer: ast.AST, node: ast.AST, other: ast.expr) -> None:
+    """Put another expression in the place of one."""
+    ast.copy_location(other, node)
+    for name, value in ast.iter_fields(outer):
+        if value is node:
+            setattr(outer, name, other)
+        elif isinstance(value, list):
+            value[:] = [other if item is node else item for item in value]
