@@ -54,10 +54,10 @@ from affidavit.plan import (
 LEAST_NOISE, DOUBLINGS = 0.2, 12
 """The Fourier accountant's least noise multiplier, and how often it is doubled at most."""
 LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
-"""Its least sampling probability, and the most steps that it answers for at once."""
+"""The least sampling probability, and the most steps, that it is asked for at once."""
 
 MOST_NOISE = 1000.0
-"""Its largest noise multiplier."""
+"""The largest noise multiplier that it is asked for."""
 BELOW_PRODUCTS = 1e-5
 """How far, at most and relative to it, a Gram matrix's entry lies above the true product."""
 

@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import dp_accounting
@@ -27,9 +27,11 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant as LibraryAccountant
+from scipy.special import gammaln
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
+from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import DP_ACCOUNTING
@@ -98,6 +100,8 @@ ROUNDING = 1e-9
 """Relative allowance for the library's floating point, far above what it loses."""
 SMALLEST_NOISE = 0.05
 """Below this the fractional orders of the library fail one by one."""
+STEADY_NOISE = 2000.0
+"""Above this the library's differences for samples without replacement cancel to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,8 +174,28 @@ class RdpAccountant:
         with quiet():
             # Of very many kinds of release those alike are taken for the worst of them.
             for part, count in fewer(parts(event)):
-                ledger.compose(as_dp_event(part), count)
+                steady, rounding = _steady(part, ledger)
+                ledger.compose(as_dp_event(steady), count)
+                ledger._rdp = ledger._rdp + count * rounding
         return RdpCurve(ledger=ledger, empty=not parts(event))
+
+
+def _steady(
+    part: Leaf | RepeatAndSelect, ledger: LibraryAccountant
+) -> tuple[Leaf | RepeatAndSelect, Array | float]:
+    """``part``, or the like that costs no less, and what rounding takes from each divergence.
+
+    A moment is added up from terms whose logarithms are rounded, and its own logarithm may be
+    smaller than that: the library then returns zero, or less, and an ε of zero. Shape (orders,).
+    """
+    if isinstance(part, WithoutReplacementGaussian):
+        return replace(part, noise_multiplier=min(part.noise_multiplier, STEADY_NOISE)), 0.0
+    if not isinstance(part, PoissonSubsampledGaussian) or part.sampling_probability >= 1:
+        return part, 0.0
+    orders = np.asarray(ledger._orders, dtype=np.float64)
+    q, square = part.sampling_probability, orders**2 / (2 * part.noise_multiplier**2)
+    logarithms = 4 * gammaln(orders + 1) + square - orders * (math.log(q) + math.log1p(-q))
+    return part, 2.0**-53 * (4 * logarithms + 2 * orders * (1 + square)) / (orders - 1)
 
 
 def _relations(event: Event) -> set[NeighboringRelation | None]:

@@ -86,6 +86,8 @@ SAMPLING_PROBABILITIES = (1e-6, 1.0)
 MOST_STEPS = 10_000_000_000
 """The range of the method; steps are those of the whole run. The noise of a mixture is over its
 largest move, which few of its outputs are near; alone it needs no lattice, and has no least."""
+MOST_NOISE, LEAST_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
+"""The range of samples in runs of so many steps; of longer ones rounding leaves little there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +192,8 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
         low, high = NOISE_MULTIPLIERS
+        if steps <= FEWER_STEPS and not isinstance(leaf, Gaussian | Laplace | GaussianMixture):
+            least, high = LEAST_PROBABILITY, MOST_NOISE
         noise = leaf.noise_multiplier
         match leaf:
             case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():

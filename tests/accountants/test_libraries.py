@@ -9,7 +9,7 @@ import time
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.prv import PrvAccountant, time_limit
@@ -127,6 +127,24 @@ def test_more_steps_than_a_grid_can_hold_are_refused_before_work() -> None:
     )
     with pytest.raises(OutOfReach, match="1000000000000"):
         PldAccountant().curve(endless)
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(1.7e-9, 580.0), (1e-5, 5e4), (3e-8, 1.0)])
+def test_divergences_below_rounding_are_not_zero(q: float, sigma: float) -> None:
+    """Of a billion steps with such divergences the library says that ε is zero."""
+    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    curve = RdpAccountant().curve(Repeated(event=step, count=10**9))
+    of_two = dict(curve.divergences())[2]
+    assert of_two >= 1e9 * math.log1p(q * q * math.expm1(sigma**-2))
+    assert curve.epsilon(1e-9).upper > 0
+
+
+def test_much_noise_and_no_replacement_do_not_cost_nothing() -> None:
+    """Where the library's terms cancel, ε is that of less noise."""
+    release = WithoutReplacementGaussian(dataset_size=9, sample_size=8, noise_multiplier=1e9)
+    run = Repeated(event=release, count=10**17)
+    mu = 2 / 1e9 * 8 / 9 * 10**8.5
+    assert RdpAccountant().curve(run).epsilon(1e-9).upper > GaussianCurve(mu=mu).epsilon(1e-9).lower
 
 
 def test_a_renyi_bound_that_underflows_is_not_zero() -> None:

@@ -62,6 +62,8 @@ ORACLES = [
     (1024 / 60591, 2.3614 / 7, 885, 1e-5, 67.615, 67.630),
     (1024 / 42043, 0.7189, 410, 8e-6, 6.9655, 6.9670),
     (1e-4, 1.0, 1000, 1e-6, 0.01489, 0.01490),
+    (5e-8, 0.3, 200_000, 1e-7, 2.4130, 2.4138),
+    (0.5, 2000.0, 1_000_000, 1e-6, 1.0606, 1.0608),
 ]
 
 
@@ -280,8 +282,9 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
     ("event", "delta"),
     [
         (poisson(0.1, 0.1, 10), 1e-5),
-        (poisson(0.1, 2000.0, 10), 1e-5),
-        (poisson(1e-7, 1.0, 10), 1e-5),
+        (poisson(0.1, 2e6, 10), 1e-5),
+        (poisson(0.1, 2000.0, 10**9), 1e-5),
+        (poisson(1e-10, 1.0, 10), 1e-5),
         (poisson(0.1, 1.0, 10**10 + 1), 1e-5),
         (poisson(0.1, 1.0, 10), 1e-31),
         (WithoutReplacementGaussian(dataset_size=9, sample_size=3, noise_multiplier=1.0), 0.9999),
