@@ -153,6 +153,16 @@ class Assessment:
         return decimal_up(upper, 6) if math.isfinite(upper) else "not bounded"
 
     @property
+    def level(self) -> float | None:
+        """The confidence of the bounds; None where they are certain."""
+        return None if self.confidence is None else self.confidence.level
+
+    @property
+    def chance(self) -> str:
+        """The confidence in words after a space; empty where the bounds are certain."""
+        return "" if self.confidence is None else f" {self.confidence}"
+
+    @property
     def joint_text(self) -> str | None:
         """The joint noise multiplier to six digits."""
         return None if self.joint is None else f"{self.joint:.6g}"
@@ -171,7 +181,7 @@ class Assessment:
             "plan_digest": self.plan_digest,
             "epsilon": interval(self.epsilon),
             "delta": interval(self.delta),
-            "confidence": None if self.confidence is None else self.confidence.level,
+            "confidence": self.level,
             "target": {"epsilon": self.target_epsilon, "delta": self.target_delta},
             "adjacency": self.adjacency,
             "unit": self.unit,

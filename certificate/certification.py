@@ -337,7 +337,6 @@ def _judge(assessment: Assessment, answer: _Answer) -> Assessment:
 def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
     known = f" (and is at least {low})" if answer.epsilon.lower > 0 else ""
-    chance = "" if assessment.confidence is None else f" {assessment.confidence}"
     sigma = (
         "this noise"
         if assessment.joint is None
@@ -347,8 +346,8 @@ def _under_noised(assessment: Assessment, answer: _Answer) -> Reason:
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
-        message=f"{sigma} gives ε ≤ {high}{known} at δ = {assessment.target_delta:g}{chance}; "
-        f"the target is {assessment.target_epsilon:g}.",
+        message=f"{sigma} gives ε ≤ {high}{known} at δ = {assessment.target_delta:g}"
+        f"{assessment.chance}; the target is {assessment.target_epsilon:g}.",
         remedy=more or "No noise meets this target: run fewer steps or raise target.epsilon.",
     )
 
@@ -366,7 +365,6 @@ def _more_noise(assessment: Assessment) -> str:
 def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
     """The reason of a target that lies between the bounds, with what would tighten them."""
     low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
-    chance = "" if assessment.confidence is None else f" {assessment.confidence}"
     phases = answer.lowered.plan.phases
     truncated = any(phase.sampling.max_lot_size is not None for phase in phases)
     remedies = [
@@ -379,7 +377,7 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
         code="unproved",
         pointer="/target/epsilon",
         message=f"ε is proved to lie between {low} and {high} at δ = "
-        f"{assessment.target_delta:g}{chance}; whether it meets the target "
+        f"{assessment.target_delta:g}{assessment.chance}; whether it meets the target "
         f"{assessment.target_epsilon:g} is unknown.",
         remedy=" ".join(filter(None, remedies)),
     )

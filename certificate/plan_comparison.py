@@ -350,7 +350,7 @@ def _meanings(first: Assessment, second: Assessment) -> Iterator[Reason]:
             f"δ = {decimal_up(_delta(second), 6)}.",
             remedy="Set the same target.delta in both plans.",
         )
-    if _level(first) != _level(second):
+    if first.level != second.level:
         yield Reason(
             code="different_confidence",
             message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
@@ -462,10 +462,6 @@ def _furthest(
 def _delta(assessment: Assessment) -> float:
     assert assessment.delta is not None
     return assessment.delta.upper
-
-
-def _level(assessment: Assessment) -> float | None:
-    return None if assessment.confidence is None else assessment.confidence.level
 
 
 def _chance(assessment: Assessment) -> str:

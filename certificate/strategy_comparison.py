@@ -85,9 +85,7 @@ class MechanismCost:
             "verdict": "refused" if result is None else result.verdict,
             "epsilon": None if result is None else interval(result.epsilon),
             "delta": None if result is None else interval(result.delta),
-            "confidence": None
-            if result is None or result.confidence is None
-            else result.confidence.level,
+            "confidence": None if result is None else result.level,
             "noise_multiplier": None if result is None else result.joint,
             "step_noise": self.step,
             "rms_error": self.rms,

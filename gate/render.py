@@ -67,10 +67,9 @@ def headline(assessment: Assessment) -> str:
     """The verdict in one sentence."""
     bound = None
     if assessment.epsilon is not None and assessment.delta is not None:
-        chance = "" if assessment.confidence is None else f" {assessment.confidence}"
         bound = (
             f"ε ≤ {decimal_up(assessment.epsilon.upper, DIGITS)} at "
-            f"δ = {decimal_up(assessment.delta.upper, DIGITS)}{chance}, "
+            f"δ = {decimal_up(assessment.delta.upper, DIGITS)}{assessment.chance}, "
             f"under {assessment.adjacency}, for one {assessment.unit}"
         )
     target = assessment.target_epsilon

@@ -169,8 +169,7 @@ def _epsilon(row: MechanismCost) -> str:
     result = row.assessment
     if result is None or result.epsilon is None:
         return "refused"
-    chance = "" if result.confidence is None else f" {result.confidence}"
-    return decimal_up(result.epsilon.upper, 6) + chance
+    return decimal_up(result.epsilon.upper, 6) + result.chance
 
 
 def advise(

@@ -170,11 +170,10 @@ class Certification:
         """The verdict in one line."""
         if self.epsilon is None or self.delta is None:
             return f"{self.verdict}: no claim can be made about this plan"
-        confidence = self.assessment.confidence
         return (
             f"{self.verdict.replace('_', '-')}: ε ≤ {decimal_up(self.epsilon, SHOWN_DIGITS)} at "
             f"δ = {decimal_up(self.delta, SHOWN_DIGITS)}"
-            f"{'' if confidence is None else f' {confidence}'}, {self.assessment.adjacency}"
+            f"{self.assessment.chance}, {self.assessment.adjacency}"
         )
 
     def __repr__(self) -> str:

@@ -276,12 +276,11 @@ def known(truth: Assessment) -> str:
     if truth.epsilon is None:
         return "no claim can be made about this plan"
     high = decimal_up(truth.epsilon.upper, 6)
-    chance = "" if truth.confidence is None else f" {truth.confidence}"
     if truth.epsilon.lower <= 0:
-        return f"ε ≤ {high} is certified{chance}"
+        return f"ε ≤ {high} is certified{truth.chance}"
     return (
         f"ε is at least {decimal_down(truth.epsilon.lower, 6)} and certified to be at most "
-        f"{high}{chance}"
+        f"{high}{truth.chance}"
     )
 
 

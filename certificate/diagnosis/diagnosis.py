@@ -94,8 +94,8 @@ class Diagnosis:
         """What is certified with the corrected noise, in words."""
         if self.corrected is None or self.corrected.epsilon is None:
             return None
-        chance = "" if self.corrected.confidence is None else f" {self.corrected.confidence}"
-        return f"with them ε ≤ {decimal_up(self.corrected.epsilon.upper, 6)} is certified{chance}"
+        upper = decimal_up(self.corrected.epsilon.upper, 6)
+        return f"with them ε ≤ {upper} is certified{self.corrected.chance}"
 
     def as_steps(self, explanation: Explanation) -> list[dict[str, str]]:
         """The mistakes of one explanation, each with what is wrong, its source and its fix."""

@@ -258,9 +258,8 @@ def draft_sentence(assessment: Assessment) -> str:
     epsilon, delta, target = assessment.epsilon, assessment.delta, assessment.target_epsilon
     bound = None
     if epsilon is not None and delta is not None and math.isfinite(epsilon.upper):
-        chance = "" if assessment.confidence is None else f" {assessment.confidence}"
         bound = (
-            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{chance} "
+            f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)}{assessment.chance} "
             f"({words(assessment.adjacency)}, per {assessment.unit})"
         )
     sentence = verdict_sentence(
