@@ -253,7 +253,7 @@ def spending_chart(
     """
     marks: list[Mark] = [
         Line(name="ε at most, as certified", points=_held(spent)),
-        ReferenceLine(name="certified for the whole run", at=certified, axis="y"),
+        ReferenceLine(name="certified for the whole run", at=certified),
     ]
     stated = f"ε grows with the steps to the certified {certified:.6g}."
     if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:

@@ -58,11 +58,10 @@ class Dots:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceLine:
-    """A line across the chart at one value of an axis, such as a target."""
+    """A line across the chart at one value of y, such as a budget."""
 
     name: str
     at: float
-    axis: Literal["x", "y"]
 
 
 Mark = Line | Band | Dots | ReferenceLine

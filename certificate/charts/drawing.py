@@ -142,8 +142,6 @@ def _extent(chart: Chart) -> Iterator[tuple[float, float]]:
                 )
             case Band(points=triples):
                 yield from ((x, end) for x, low, high in triples for end in (low, high))
-            case ReferenceLine(axis="x", at=at):
-                yield at, math.nan
             case ReferenceLine(at=at):
                 yield math.nan, at
             case _:
@@ -266,15 +264,10 @@ def _free_base(
 
 
 def _rule(rule: ReferenceLine, plot: _Plot, colour: str) -> str:
-    scale, other = (plot.x, plot.y) if rule.axis == "x" else (plot.y, plot.x)
-    if not is_shown(scale.axis, rule.at):
+    if not is_shown(plot.y.axis, rule.at):
         return ""
-    at, start, end = _number(scale.position(rule.at)), _number(other.start), _number(other.end)
-    ends = (
-        f'x1="{at}" x2="{at}" y1="{start}" y2="{end}"'
-        if rule.axis == "x"
-        else f'x1="{start}" x2="{end}" y1="{at}" y2="{at}"'
-    )
+    at, left, right = map(_number, (plot.y.position(rule.at), plot.x.start, plot.x.end))
+    ends = f'x1="{left}" x2="{right}" y1="{at}" y2="{at}"'
     return f'<line {ends} stroke="{colour}" stroke-width="1.2" stroke-dasharray="5 4"/>'
 
 

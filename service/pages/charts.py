@@ -59,7 +59,7 @@ def data_of(chart: Chart) -> str:
             case Dots():
                 series.append({"name": mark.name, **_series(mark.points), "dots": True})
             case ReferenceLine():
-                across.append({"name": mark.name, "at": mark.at, "axis": mark.axis})
+                across.append({"name": mark.name, "at": mark.at})
     return json.dumps(
         {
             "title": chart.title,

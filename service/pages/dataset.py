@@ -285,7 +285,7 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
         marks=(
             Line(name="in use, by the privacy filter", points=stairs(spent)),
             Line(name="plain sum of ε", points=stairs(plain)),
-            ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
+            ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon)),
         ),
     )
     return figure_of(chart, width=460, height=280)

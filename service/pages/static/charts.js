@@ -59,7 +59,7 @@
     if (!xs.length) return null;
     const ends = [Math.min(...xs), Math.max(...xs)];
     for (const line of chart.across) {
-      if (line.axis === "y" && shown(1, line.at)) lines.push({ ...line, points: ends.map((x) => [x, line.at]), faint: true });
+      if (shown(1, line.at)) lines.push({ ...line, points: ends.map((x) => [x, line.at]), faint: true });
     }
     const tables = lines.map((line) => [line.points.map(([x]) => x), line.points.map(([, y]) => y)]);
     const value = (_, raw) => (raw == null ? "" : String(raw));
@@ -89,24 +89,6 @@
       const most = of.high ?? high;
       return least < most ? (log[which] ? uPlot.rangeLog(least, most, 10, true) : [least, most]) : [least - 1, most + 1];
     };
-    // Lines at one value of x, such as a target.
-    const uprights = (plot) => {
-      const at = chart.across.filter((line) => line.axis === "x" && shown(line.at, 1));
-      const { ctx, bbox } = plot;
-      ctx.save();
-      ctx.strokeStyle = ink;
-      ctx.setLineDash([4, 4]);
-      for (const line of at) {
-        const x = plot.valToPos(line.at, "x", true);
-        ctx.beginPath();
-        ctx.moveTo(x, bbox.top);
-        ctx.lineTo(x, bbox.top + bbox.height);
-        ctx.stroke();
-        ctx.fillStyle = ink;
-        ctx.fillText(line.name, x + 4, bbox.top + 12 * devicePixelRatio);
-      }
-      ctx.restore();
-    };
     return new uPlot(
       {
         width: Math.max(200, holder.clientWidth),
@@ -117,7 +99,6 @@
         },
         axes: [axis("x"), axis("y")],
         series: [{ label: chart.x.label, value }, ...series],
-        hooks: { draw: [uprights] },
         cursor: { drag: { x: true, y: true, uni: 20 } },
       },
       uPlot.join(tables),

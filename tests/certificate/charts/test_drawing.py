@@ -57,7 +57,7 @@ def test_whatever_is_drawn_is_well_formed_and_finite(
             Line(name=name, points=line),
             Band(name=name, points=bands),
             Dots(name=name, points=dots, labels=(name,)),
-            ReferenceLine(name=name, at=at, axis="y"),
+            ReferenceLine(name=name, at=at),
             x=x,
             y=y,
             title=name,

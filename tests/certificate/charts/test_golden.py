@@ -35,8 +35,8 @@ CURVE = Chart(
         Line(name="certified", points=((1e-9, 3.4), (1e-6, 2.3), (1e-3, 1.3), (1e-1, 0.2))),
         Line(name="claimed by the plan & its paper", points=((1e-9, 1.7), (1e-3, 0.6))),
         Line(name="Rényi", points=((1e-8, 3.9), (1e-5, 2.4), (1e-4, float("nan")), (1e-2, 1.1))),
-        ReferenceLine(name="target", at=1e-5, axis="x"),
-        ReferenceLine(name="cap", at=3.0, axis="y"),
+        ReferenceLine(name="target", at=1.5),
+        ReferenceLine(name="cap", at=3.0),
     ),
 )
 DOTS = Chart(
