@@ -174,7 +174,7 @@ def _has_noise_and_lots(
     if own.correlation is not None and own.steps is not None:
         at = own.correlation.at(own.steps)
         if isinstance(leaf, GaussianMixture):
-            rate = schedule.sampling_probability(plan, phase) * at.turn
+            rate = schedule.highest_probability(plan, phase) * at.turn
             draws = Draws(most=-(-own.steps // at.turn) * records, probability=rate)
             return plan.adjacency != "replace_one" and all(
                 moves_no_more(leaf, blocks, products, draws) for products in _products(at)
@@ -187,9 +187,9 @@ def _has_noise_and_lots(
     elif isinstance(leaf, RandomAllocationGaussian) and own.steps is not None:
         once = phase.sampling.bins_drawn != "each_epoch"
         squared = arb(own.sampled.times(own.steps) if once else 1)
-    if phase.sampling.scheme in ("poisson", "truncated_poisson"):
+    if phase.sampling.scheme in ("poisson", "truncated_poisson", "b_min_sep"):
         rate = Fraction(getattr(leaf, "sampling_probability", 1.0))
-        sampled = rate >= schedule.sampling_probability(plan, phase)
+        sampled = rate >= schedule.highest_probability(plan, phase)
         sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
     else:
         sampled = True

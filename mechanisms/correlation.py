@@ -12,8 +12,9 @@ b̂-banded C, ``cyclic_poisson``        ⌈T/b⌉ Poisson-subsampled Gaussians, 
 with b ≥ b̂ groups                     multiplier σ_joint over the largest column norm
 any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a group, or Gaussian with
                                       sens for (⌈T/b⌉, b), whichever costs less
-any C, fresh random lots              independent noise of multiplier σ_joint over ‖C‖
-any C, either of the last two         or a mixture over how a record happened to be drawn
+any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖, under
+``b_min_sep``                         ``b_min_sep`` drawn with the most that a step's draw can have
+any C, any of the last three          or a mixture over how a record happened to be drawn
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -50,7 +51,9 @@ from affidavit.mechanisms.strategies.participation import (
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     participation_mixture,
+    separated_mixture,
     shown_mixture,
+    shown_separated,
 )
 from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
@@ -135,12 +138,14 @@ class Correlation:
             self._require_any_length()
         if scheme == "cyclic_poisson" and self._group_probability() > 1:
             raise RefusedPlan(self._lot_above_group())
+        if scheme == "b_min_sep" and self._highest_probability > 1:
+            raise RefusedPlan(self._lot_above_separation())
         if self._fresh is not None:
             return self._fresh
-        distance = distance_of(self.plan)
+        distance, apart = distance_of(self.plan), phase.sampling.separation or self._turn
         return Sampled(
             event=lambda joint: Gaussian(noise_multiplier=joint / distance),
-            times=lambda steps: -(-steps // self._turn),
+            times=lambda steps: -(-steps // apart),
             probability=float(self._group_probability()) if scheme == "cyclic_poisson" else None,
             distance=distance,
             assumption=_ASSUMPTIONS["full_batch" if scheme in FRESH_LOTS else scheme],
@@ -148,11 +153,36 @@ class Correlation:
 
     @property
     def _fresh(self) -> Sampled | None:
-        """How lots that are drawn afresh are sampled; None for any other, and for whole batches."""
+        """How lots that are drawn afresh are sampled; None for any other, and for whole batches.
+
+        Under ``b_min_sep`` a step's draw depends on those before, and is at most what is returned.
+        """
+        if self._is_separated:
+            return self._separated
         if self._phase.sampling.scheme not in FRESH_LOTS:
             return None
         result = sample(self.plan, self.index)
         return None if result.probability == 1 else result
+
+    @property
+    def _separated(self) -> Sampled | None:
+        probability = self._highest_probability
+        if not self._is_amplified or probability >= 1:
+            return None
+        rounded = schedule.double_up(probability)
+        return Sampled(
+            event=lambda joint: PoissonSubsampledGaussian(
+                sampling_probability=rounded, noise_multiplier=joint
+            ),
+            times=lambda steps: steps,
+            probability=rounded,
+            distance=1.0,
+            assumption=_ASSUMPTIONS["b_min_sep"],
+        )
+
+    @property
+    def _highest_probability(self) -> Fraction:
+        return schedule.highest_probability(self.plan, self._phase)
 
     def event(self, joint: float, steps: int) -> Event:
         """The whole phase at σ_joint; raises ``RefusedPlan``."""
@@ -190,13 +220,16 @@ class Correlation:
         if self.plan.adjacency == "replace_one":
             return bound
         records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
+        probability, apart = step.sampling_probability, self._phase.sampling.separation
         try:
-            mixture = participation_mixture(
-                at.strategy,
-                turn=at.turn,
-                probability=step.sampling_probability,
-                records=records,
-            )
+            if apart is not None and self._is_apart(at.strategy):
+                longest = _sensitivity(at.strategy, Participation.single()).value
+                steps = at.strategy.steps
+                mixture = separated_mixture(longest, steps, probability, apart)
+            else:
+                mixture = participation_mixture(
+                    at.strategy, turn=at.turn, probability=probability, records=records
+                )
         except TooLarge:
             return bound
         hidden = GaussianMixture(
@@ -224,8 +257,9 @@ class Correlation:
         norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
         if at.route == "cyclic_poisson":
             norms = _norms_of_a_group(at.strategy, at.turn)
-        elif at.route == "white_noise":
-            norms = (_least_stretch(at.strategy, at.turn),)
+        elif at.route == "white_noise" or (self._is_separated and self._is_amplified):
+            if not self._is_separated:
+                norms = (_least_stretch(at.strategy, at.turn),)
             seen = self._along_one_direction(joint, at, *norms[0])
             if seen is not None:
                 return seen
@@ -261,13 +295,18 @@ class Correlation:
             return None
         q = step.sampling_probability
         alone = len(self.plan.phases) == 1 and not self.plan.extra
-        mixture = _shown_mixture(
-            at.strategy,
-            at.turn,
-            probability=q,
-            records=self.plan.dataset.records_per_unit,
-            farthest=math.inf if alone else joint * _MOST_SHOWN,
-        )
+        farthest = math.inf if alone else joint * _MOST_SHOWN
+        if (apart := self._phase.sampling.separation) is not None:
+            shown = _shown_along_a_direction(at.strategy, at.turn)
+            mixture = shown_separated(shown, self._highest_probability, apart, farthest)
+        else:
+            mixture = _shown_mixture(
+                at.strategy,
+                at.turn,
+                probability=q,
+                records=self.plan.dataset.records_per_unit,
+                farthest=farthest,
+            )
         if mixture is None:
             return None
         moves = np.arange(len(mixture.weights)) * (mixture.spacing / joint)
@@ -287,7 +326,7 @@ class Correlation:
             probability = Fraction(1, self._turn)
         elif scheme == "cyclic_poisson":
             probability = self._group_probability()
-        elif scheme == "shuffled":
+        elif scheme in ("shuffled", "b_min_sep"):
             probability = schedule.sampling_probability(self.plan, self._phase)
         else:
             return None
@@ -303,9 +342,11 @@ class Correlation:
             strategy = self._strategy(steps, Participation.single() if fresh else turns)
             route = self._route(strategy)
             counted = Participation.single() if route == "cyclic_poisson" else turns
-            drawn = Participation.fixed_epoch(
-                participations=-(-steps // self._turn), separation=self._turn
-            )
+            drawn = turns
+            if not self._is_separated:
+                drawn = Participation.fixed_epoch(
+                    participations=-(-steps // self._turn), separation=self._turn
+                )
             white = self._white_noise(strategy) if route == "gaussian" else None
             try:
                 sensitivity = _sensitivity(strategy, counted)
@@ -314,7 +355,9 @@ class Correlation:
                 if white is None:
                     raise
                 sensitivity = own = white
-            if white is not None and self._costs_less(white, sensitivity, steps):
+            if white is not None and (
+                self._is_apart(strategy) or self._costs_less(white, sensitivity, steps)
+            ):
                 route, sensitivity = "white_noise", white
         except (ValueError, NotRemembered) as error:
             raise RefusedPlan(self._refusal(error)) from None
@@ -346,7 +389,7 @@ class Correlation:
 
     def _strategy(self, steps: int, turns: Participation) -> Strategy:
         phase = self._phase
-        in_turn = phase.sampling.scheme not in FRESH_LOTS | {"full_batch"}
+        in_turn = phase.sampling.scheme not in FRESH_LOTS | {"full_batch", "b_min_sep"}
         period = self._turn if in_turn else None
         return _built(phase.noise, steps, turns, self.workload, period, phase.clip_schedule)
 
@@ -388,6 +431,18 @@ class Correlation:
         """Whether one record is there or not, which is all that sampling is proved to amplify."""
         one_record = self.plan.dataset.records_per_unit == 1
         return one_record and self.plan.adjacency != "replace_one"
+
+    @property
+    def _is_separated(self) -> bool:
+        return self._phase.sampling.scheme == "b_min_sep"
+
+    def _is_apart(self, strategy: Strategy) -> bool:
+        """Whether b_min_sep keeps columns of one record from sharing rows.
+
+        Its law of participations then bounds the run without amplification, too.
+        """
+        apart = self._phase.sampling.separation
+        return apart is not None and strategy.bands <= apart
 
     def _group_probability(self) -> Fraction:
         size, lot = self.plan.dataset.size, self._phase.sampling.lot_size
@@ -459,6 +514,15 @@ class Correlation:
             remedy="Use fewer groups or a smaller lot.",
         )
 
+    def _lot_above_separation(self) -> Reason:
+        return Reason(
+            code="lot_above_group",
+            pointer=self.plan.pointer(self.index, "sampling", "lot_size"),
+            message="a lot is expected to be larger than the records that have waited long enough "
+            "for it: lot_size times separation is above the size of the data set.",
+            remedy="Use a smaller separation or a smaller lot.",
+        )
+
     def _refusal(self, error: Exception) -> Reason:
         kind = self._phase.noise.kind
         code, remedy = "invalid_noise", "Correct the noise."
@@ -505,6 +569,10 @@ _ASSUMPTIONS = {
     "all other records (by a hash or a draw of its own; under zero_out an equal split will do); "
     "step t takes each record of group t mod b independently with probability p, and the sum is "
     "divided by the fixed expected lot size",
+    "b_min_sep": "a record that took part in none of the last b - 1 steps takes part in a step "
+    "with probability p, independently of all other records, and is not drawn otherwise; before "
+    "the first step records have waited as after many steps (a warm start; the upper end holds for "
+    "any start); the sum is divided by the fixed expected lot size",
     "balls_in_bins": "each record is thrown into one uniformly random lot of the epoch, "
     "independently of all other records, and is in that lot in every epoch of its phase; another "
     "phase throws the records anew",

@@ -151,7 +151,7 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
     whole = optimiser.whole_run(plan, index)
     field = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
-    in_turn = field is not None or phase.sampling.scheme == "cyclic_poisson"
+    in_turn = field is not None or phase.sampling.scheme in ("cyclic_poisson", "b_min_sep")
     if phase.noise.kind == "independent" and not (in_turn and whole is None):
         if field is not None:
             raise RefusedPlan(_unused(plan, index, field))

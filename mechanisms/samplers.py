@@ -117,7 +117,7 @@ def sample(plan: Plan, index: int) -> Sampled:
             return _truncated_poisson(plan, index, phase)
         case "balls_in_bins":
             return _balls_in_bins(plan, phase)
-        case "cyclic_poisson" as scheme:
+        case ("cyclic_poisson" | "b_min_sep") as scheme:
             raise _refused(
                 plan,
                 index,

@@ -45,6 +45,7 @@ Scheme = Literal[
     "shuffled",
     "cyclic",
     "cyclic_poisson",
+    "b_min_sep",
     "full_batch",
 ]
 
@@ -74,7 +75,7 @@ class Sampling(StrictModel):
     """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme.
 
     Both lot sizes are in records. ``probability`` is that of one record at one step, and
-    ``groups`` are the groups of ``cyclic_poisson``.
+    ``groups`` are the groups of ``cyclic_poisson``, and ``separation`` is the b of ``b_min_sep``.
     """
 
     scheme: Scheme
@@ -82,6 +83,7 @@ class Sampling(StrictModel):
     probability: Annotated[Real, Field(gt=0, le=1)] | None = None
     max_lot_size: Annotated[Integer, Field(ge=1)] | None = None
     groups: Annotated[Integer, Field(ge=1)] | None = None
+    separation: Annotated[Integer, Field(ge=1)] | None = None
     bins_drawn: Literal["once", "each_epoch"] | None = None
 
     def is_null(self, field: Literal["lot_size", "probability"]) -> bool:

@@ -47,6 +47,19 @@ def sampling_probability(plan: PlanDocument, phase: Phase) -> Fraction:
     return Fraction(phase.sampling.lot_size, plan.dataset.size)
 
 
+def highest_probability(plan: PlanDocument, phase: Phase) -> Fraction:
+    """The most with which a record takes part in a step, whatever it took part in before.
+
+    Under ``b_min_sep`` it is drawn with p if it took part in none of the last b - 1 steps, so that
+    it takes part in a share q = p / (1 + (b - 1) p) of the steps; above 1 where q is above 1/b.
+    """
+    rate = sampling_probability(plan, phase)
+    if phase.sampling.scheme != "b_min_sep" or phase.sampling.separation is None:
+        return rate
+    waits = (phase.sampling.separation - 1) * rate
+    return rate / (1 - waits) if waits < 1 else Fraction(2)
+
+
 def divisor(plan: PlanDocument, phase: Phase) -> Fraction | None:
     """B, what a step's sum is divided by: the lot size, expected or fixed; None if unknown."""
     if phase.sampling.lot_size is not None:

@@ -207,6 +207,7 @@ def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
     for name, scheme, value in (
         ("max_lot_size", "truncated_poisson", sampling.max_lot_size),
         ("groups", "cyclic_poisson", sampling.groups),
+        ("separation", "b_min_sep", sampling.separation),
     ):
         pointer = plan.pointer(index, "sampling", name)
         if sampling.scheme == scheme and value is None:

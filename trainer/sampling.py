@@ -10,6 +10,8 @@ fixed_size      a uniform subset of B records, fresh at each step
 shuffled        a uniform permutation for each epoch, B at a time in order
 cyclic          the order 0..N-1, B at a time, the same in every epoch
 cyclic_poisson  records hashed into b groups; step t Poisson-samples group t mod b
+b_min_sep       every record that took part in none of the last b - 1 steps, by itself with
+                probability p; before the first step records have waited as after many
 balls_in_bins   every record in one uniformly random of b lots, the same in every epoch, or
                 drawn afresh for each
 full_batch      every record
@@ -18,8 +20,8 @@ A lot is a sorted int64 tensor of record numbers, and may be empty. The divisor 
 the plan's lot size, never ``len(lot)``. The key serves one sampler alone: each phase of a
 plan has its own (``LotSampler``). Where every step draws its lot afresh (Poisson, truncated, fixed
 size) the draw of step t has a key of its own, from the ratchet: a checkpoint says nothing of lots
-that were drawn. Where something is drawn for longer (permutations, bins, groups) the phase has one
-key, which the checkpoint keeps.
+that were drawn. Where something is drawn for longer (permutations, bins, groups) or a lot depends
+on those before it the phase has one key, which the checkpoint keeps.
 
 Uniform numbers below n come from 62-bit numbers by rejection (Lemire, arXiv:1805.10941, in
 its plain form), so that they are exactly uniform; q is rounded down to a multiple of
@@ -166,6 +168,40 @@ def cyclic_poisson(key: bytes, *, size: int, groups: int, probability: Fraction)
     return lot
 
 
+def b_min_sep(key: bytes, *, size: int, separation: int, probability: Fraction) -> Sampler:
+    """Each record with ``probability`` that took part in none of the last ``separation`` - 1 steps.
+
+    A lot depends on all before it, so that one that is out of turn takes as long as they did.
+    """
+    _require_some(separation, "steps between two lots of a record")
+    share = probability / (1 + (separation - 1) * probability)
+
+    def begun() -> Tensor:
+        """In how many steps each record may take part again: any wait has the same chance."""
+        drawn, one = Words(key, WHOLE_RUN).take(size), math.floor(share * (1 << BITS))
+        waits = torch.zeros(size, dtype=torch.int64)
+        for wait in range(1, separation):
+            waits[(drawn >= (wait - 1) * one) & (drawn < wait * one)] = wait
+        return waits
+
+    next_step, waits = 0, begun()
+
+    @lru_cache(maxsize=1)
+    def lot(step: int) -> Tensor:
+        nonlocal next_step, waits
+        if step < next_step:
+            next_step, waits = 0, begun()
+        while next_step <= step:
+            rested = torch.nonzero(waits == 0).flatten()
+            result = rested[_chosen(Words(key, next_step), len(rested), probability)]
+            waits = (waits - 1).clamp(min=0)
+            waits[result] = separation - 1
+            next_step += 1
+        return result
+
+    return lot
+
+
 def balls_in_bins(key: bytes, *, size: int, bins: int, each_epoch: bool = False) -> Sampler:
     """Every record in one uniformly random lot of ``bins``.
 
@@ -255,6 +291,13 @@ def sampler_of(plan: Plan, index: int, key: bytes) -> Sampler:
         case "cyclic_poisson":
             groups = provided.groups or 0
             return cyclic_poisson(key, size=size, groups=groups, probability=probability * groups)
+        case "b_min_sep":
+            return b_min_sep(
+                key,
+                size=size,
+                separation=provided.separation or 0,
+                probability=schedule.highest_probability(plan, phase),
+            )
         case "balls_in_bins":
             return balls_in_bins(
                 key,

@@ -30,6 +30,7 @@ scheme             participation of a record
 ``cyclic_poisson`` the same with b groups: at most once in each round of the groups
 ``full_batch``     ``fixed_epoch`` with b = 1: every step
 fresh random lots  the same: it may take part in any of them
+``b_min_sep``      ``min_separation`` with the sampler's b, and k = ⌈T/b⌉
 ``shuffled``       a new order each epoch: the last lot of one epoch may be followed by
                    the first of the next, so ``min_separation`` with b = 1, and k epochs.
                    This is not what a (k, b) formula assumes, so the plan must say it
@@ -99,7 +100,7 @@ def lots_in_turn(plan: Plan, phase: Phase) -> int:
         case "cyclic_poisson":
             assert phase.sampling.groups is not None
             return phase.sampling.groups
-        case "full_batch" | "poisson" | "truncated_poisson" | "fixed_size":
+        case "full_batch" | "poisson" | "truncated_poisson" | "fixed_size" | "b_min_sep":
             return 1
 
 
@@ -131,6 +132,8 @@ def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
     phase = plan.phases[index]
     if phase.sampling.scheme in FRESH_LOTS and phase.noise.kind == "independent":
         raise RefusedPlan(_no_turns(plan, index))
+    if (apart := phase.sampling.separation) is not None:
+        return Participation.min_separation(participations=-(-steps // apart), separation=apart)
     turn = lots_in_turn(plan, phase)
     epochs = -(-steps // turn)
     if phase.sampling.scheme == "shuffled":

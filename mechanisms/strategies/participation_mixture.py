@@ -22,13 +22,14 @@ sums of bounded random variables", 1963, section 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, pdtrc
+from scipy.special import bdtrc, gammaln, pdtrc
 
 from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
 from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
@@ -93,17 +94,84 @@ def participation_mixture(
             result += chances[count] * _tail(distances, count, largest, orders, moments)
         return np.minimum.accumulate(result * (1 + _SLACK))
 
-    coarse = np.linspace(0.0, most * math.sqrt(largest), NODES + 1)[1:]
+    drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
+    slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
+    stretch = (1 + slack) / (1 - strategy.residual)
+    return _on_nodes(tails, most * math.sqrt(largest), drawn, stretch)
+
+
+@lru_cache(maxsize=16)
+def separated_mixture(
+    longest: float, steps: int, probability: float, separation: int
+) -> ParticipationMixture:
+    """The law of s where participations are at least b = ``separation`` steps apart.
+
+    A record that took part in none of the last b - 1 steps does with ``probability``. No two
+    columns of steps b apart share a row, and none is longer than ``longest``, in clip norms: s² is
+    at most its square for each participation. Raises ``TooLarge`` for too many participations.
+    """
+    mean = steps * probability
+    most = int(min(-(-steps // separation), mean + 20 * math.sqrt(mean) + 40))
+    if most > MOST_PARTICIPATIONS:
+        raise TooLarge(f"{most} participations of one record")
+
+    def tails(distances: Array) -> Array:
+        taken = np.floor(np.square(distances / longest) * (1 - _SLACK))
+        return _taken_more_than(taken, steps, probability, separation)
+
+    drawn = float(_taken_more_than(np.zeros(1), steps, probability, separation)[0])
+    return _on_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
+
+
+def shown_separated(
+    shown: Array, probability: Fraction, separation: int, farthest: float
+) -> ParticipationMixture | None:
+    """Like ``shown_mixture`` where participations are at least ``separation`` steps apart.
+
+    A record that has waited as long is drawn with ``probability``. What is shown, of shape (n,),
+    in some neighbouring steps counts as the least of it, and in others as nothing.
+    """
+    best: tuple[float, float, int] | None = None
+    for share in (0.5, 0.75, 0.9, 0.99):
+        level = share * float(shown.max())
+        first, last = _longest_stretch(shown >= level)
+        gain = level**2 * (last - first)
+        if best is None or gain > best[0]:
+            best = gain, level, last - first
+    if best is None or not best[1] > 0:
+        return None
+    _, level, steps = best
+    # At worst a record has just taken part, and waits for b - 1 steps.
+    left = steps - (separation - 1)
+    most = min(_SHOWN - 1, -(-max(left, 0) // separation), farthest / level)
+    counts = np.arange(int(most), dtype=float)
+    q = math.nextafter(float(probability), 0.0)
+    above = _taken_more_than(counts, left, q, separation) * (1 - 2 * _SLACK)
+    above = np.append(above[above > 1e-280], 0.0)
+    if len(above) == 1:
+        return None
+    weights = np.maximum(np.append(1 - above[0], above[:-1] - above[1:]), 1e-300)
+    weights[0] = 1 - float(weights[1:].sum())
+    spacing = level * (1 - 4 * UNIT)
+    return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
+
+
+def _on_nodes(
+    tails: Callable[[Array], Array], farthest: float, drawn: float, stretch: float
+) -> ParticipationMixture:
+    """The law whose ``tails`` are P(s > x), rounded up to ``NODES`` distances.
+
+    None is above ``farthest``, ``drawn`` is P(s > 0), and each distance grows by ``stretch``.
+    """
+    coarse = np.linspace(0.0, farthest, NODES + 1)[1:]
     last = int(np.argmax(tails(coarse) <= CONCEDED))
     nodes = np.linspace(0.0, float(coarse[last]), NODES + 1)
-    drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + _SLACK))
     above = np.minimum(np.concatenate(([drawn], tails(nodes[1:]))), drawn)
     # Rounded up, so that the weights beyond a distance add up to no less than its chance.
     weights = np.nextafter(np.concatenate(([1 - drawn], above[:-1] - above[1:])), 2.0)
     weights = np.maximum(weights, 1e-300)
-    slack = (gamma(4 * strategy.steps + 64) + 4 * EVALUATION) * 1.01
     return ParticipationMixture(
-        spacing=float(nodes[1]) * (1 + slack) / (1 - strategy.residual),
+        spacing=float(nodes[1]) * stretch,
         weights=tuple(map(float, weights)),
         conceded=float(above[-1]),
     )
@@ -138,6 +206,25 @@ def shown_mixture(
     if not weights[0] > 0:
         return None
     return ParticipationMixture(spacing=spacing, weights=tuple(map(float, weights)), conceded=0.0)
+
+
+def _taken_more_than(counts: Array, steps: int, probability: float, separation: int) -> Array:
+    """P(more than so many participations) of a record that has waited long before the first step.
+
+    The (k + 1)-th is one of the first T - k (b - 1) draws that are not waited out. Counts and
+    result have shape (n,).
+    """
+    draws = np.maximum(steps - counts * (separation - 1), 0).astype(np.int64)
+    chances = np.where(counts < draws, bdtrc(counts, draws, probability), 0.0)
+    return np.asarray(np.minimum(chances * (1 + _SLACK), 1.0))
+
+
+def _longest_stretch(wanted: NDArray[np.bool_]) -> tuple[int, int]:
+    """The first and the last, exclusive, of the most neighbours that are all true; shape (n,)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], wanted.astype(int), [0]))))
+    begins, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - begins))
+    return int(begins[longest]), int(ends[longest])
 
 
 def _with_draws(law: Array, level: int, draws: int, q: float) -> Array:

@@ -92,6 +92,7 @@ SCHEMES: dict[Scheme, str] = {
     "shuffled": "shuffled each epoch",
     "cyclic": "fixed order",
     "cyclic_poisson": "cyclic Poisson",
+    "b_min_sep": "b-min-sep",
     "full_batch": "full batch",
 }
 UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
@@ -132,6 +133,12 @@ SECTIONS = (
                 label="Groups",
                 of="sampling.scheme",
                 when=("cyclic_poisson",),
+            ),
+            Field(
+                name="sampling.separation",
+                label="Separation b",
+                of="sampling.scheme",
+                when=("b_min_sep",),
             ),
             Field(name="steps", label="Steps T", hint="null: the most that fit"),
             Field(name="epochs", label="Epochs", hint="Instead of steps", folded=True),

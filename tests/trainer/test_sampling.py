@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from fractions import Fraction
+from functools import partial
 from itertools import combinations, permutations, product
 
 import pytest
@@ -21,6 +22,7 @@ from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.sampling import (
     Sampler,
     Words,
+    b_min_sep,
     balls_in_bins,
     cyclic,
     cyclic_poisson,
@@ -179,6 +181,36 @@ def test_cyclic_poisson_draws_groups_and_members_by_themselves() -> None:
     assert follows(drawn, law)
 
 
+def test_b_min_sep_draws_each_record_that_has_waited_long_enough() -> None:
+    """From the first step on as after many: in a share p / (1 + (b - 1) p) of the steps."""
+    half, rest = Fraction(1, 2), 2.0  # of waits 0, 1 and 2
+    law: dict[Hashable, float] = {
+        (): (0.5**4 + 0.5 * 0.5**3 + 0.5 * 0.5**2) / rest,
+        (0,): 0.5 * 0.5 / rest,
+        (0, 3): 0.5 * 0.5 / rest,
+        (1,): (0.5**2 + 0.5 * 0.5) / rest,
+        (2,): (0.5**3 + 0.5 * 0.5**2 + 0.5 * 0.5) / rest,
+        (3,): (0.5**4 + 0.5 * 0.5**3 + 0.5 * 0.5**2) / rest,
+    }
+    drawn: list[Hashable] = []
+    for key in keys(2000):
+        sampler = b_min_sep(key, size=1, separation=3, probability=half)
+        drawn.append(tuple(step for step in range(4) if len(sampler(step))))
+    assert follows(drawn, law)
+
+
+def test_lots_of_b_min_sep_are_the_same_in_any_order_and_apart() -> None:
+    make = partial(b_min_sep, KEY, size=60, separation=5, probability=Fraction(1, 3))
+    in_order = lots(make(), 40)
+    sampler = make()
+    assert [tuple(sampler(step).tolist()) for step in (30, 7, 8)] == [
+        in_order[step] for step in (30, 7, 8)
+    ]
+    for first in range(36):
+        near = sum(in_order[first : first + 5], ())
+        assert len(set(near)) == len(near)
+
+
 def test_full_batch_takes_every_record() -> None:
     assert lots(full_batch(size=3), 2) == [(0, 1, 2)] * 2
 
@@ -206,6 +238,7 @@ SAMPLERS: dict[str, Callable[[bytes, int], Sampler]] = {
     "shuffled": lambda key, size: shuffled(key, size=size, lot_size=1),
     "cyclic": lambda _, size: cyclic(size=size, lot_size=1),
     "cyclic_poisson": lambda key, size: cyclic_poisson(key, size=size, groups=2, probability=THIRD),
+    "b_min_sep": lambda key, size: b_min_sep(key, size=size, separation=2, probability=THIRD),
     "balls_in_bins": lambda key, size: balls_in_bins(key, size=size, bins=2),
     "balls_in_bins, afresh": lambda key, size: balls_in_bins(
         key, size=size, bins=2, each_epoch=True
@@ -264,6 +297,7 @@ def test_certain_and_impossible_sampling() -> None:
         (lambda: shuffled(KEY, size=3, lot_size=0), "1 to 3 records, not 0"),
         (lambda: balls_in_bins(KEY, size=3, bins=0), "the number of bins must be at least 1"),
         (lambda: cyclic_poisson(KEY, size=3, groups=0, probability=THIRD), "number of groups"),
+        (lambda: b_min_sep(KEY, size=3, separation=0, probability=THIRD), "number of steps"),
     ],
 )
 def test_what_is_no_sampler_is_refused(make: Callable[[], object], message: str) -> None:

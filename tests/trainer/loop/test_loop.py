@@ -146,6 +146,10 @@ def test_lots_are_cut_where_the_plan_says_so(run: Run) -> None:
             "sampling": {"scheme": "cyclic_poisson", "lot_size": 12, "groups": 3},
             "noise": {"kind": "banded", "bands": 2},
         },
+        {
+            "sampling": {"scheme": "b_min_sep", "lot_size": 12, "separation": 3},
+            "noise": {"kind": "banded", "bands": 3},
+        },
         {**CYCLIC, "noise": {"kind": "bidiagonal", "lambda": 0.9}},
         {**CYCLIC, "noise": {"kind": "tree"}},
         {**CYCLIC, "noise": {"kind": "blt", "buffers": 2}},

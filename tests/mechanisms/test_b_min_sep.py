@@ -1,0 +1,156 @@
+"""b-min-sep sampling: its bounds contain what enumerated participations of a record cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from affidavit import delta, epsilon, noise_multiplier
+from affidavit.mechanisms import lower
+from affidavit.mechanisms.strategies.participation_mixture import (
+    separated_mixture,
+    shown_separated,
+)
+from affidavit.plan import RefusedPlan, plan_from
+
+Patterns = list[tuple[float, tuple[int, ...]]]
+BIDIAGONAL = {"kind": "toeplitz", "coefficients": [0.8, 0.6]}
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "adjacency": "add_remove",
+        "dataset": {"size": 40},
+        "sampling": {"scheme": "b_min_sep", "lot_size": 10, "separation": 2},
+        "steps": 4,
+        "noise": BIDIAGONAL,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.5}],
+        "target": {"delta": 1e-2},
+        **changes,
+    }
+
+
+def patterns(steps: int, p: float, separation: int, *, warm: bool) -> Patterns:
+    """Every pattern of participations with its chance, step by step."""
+    rest = 1 + (separation - 1) * p if warm else 1.0
+    begun = [(1 / rest, 0)] + [(p / rest, wait) for wait in range(1, separation) if warm]
+
+    def go(chance: float, wait: int, steps: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+        if not steps:
+            yield chance, ()
+            return
+        for taken, share in ((0, 1 - p), (1, p)) if wait == 0 else ((0, 1.0),):
+            later = separation - 1 if taken else max(0, wait - 1)
+            for total, rows in go(chance * share, later, steps - 1):
+                yield total, (taken, *rows)
+
+    return [item for chance, wait in begun for item in go(chance, wait, steps)]
+
+
+def strategy(coefficients: list[float], steps: int) -> NDArray[np.float64]:
+    column = np.zeros(steps)
+    column[: len(coefficients)] = coefficients[:steps]
+    return np.array(
+        [[column[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)]
+    )
+
+
+def spent(
+    mixture: Patterns, matrix: NDArray[np.float64], sigma: float, at: float
+) -> tuple[float, float]:
+    """δ at ε of a record that contributes one vector throughout, and how wrong that may be."""
+    draws = np.random.default_rng(7)
+    chances = np.array([chance for chance, _ in mixture])
+    means = np.array([matrix @ rows for _, rows in mixture]) / sigma
+    noise = draws.standard_normal((100_000, len(matrix)))
+
+    def loss(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        exponents = outputs @ means.T - (means**2).sum(axis=1) / 2
+        return np.asarray(np.log(np.exp(exponents) @ chances))
+
+    taken = draws.choice(len(chances), p=chances / chances.sum(), size=len(noise))
+    with_it = np.maximum(0, -np.expm1(at - loss(noise + means[taken])))
+    without = np.maximum(0, -np.expm1(at + loss(noise)))
+    estimates = [
+        (float(x.mean()), 5 * float(x.std()) / math.sqrt(len(x)) + 1e-4) for x in (with_it, without)
+    ]
+    return max(estimates)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(
+    ("noise", "coefficients"),
+    [(BIDIAGONAL, [0.8, 0.6]), ({"kind": "independent"}, [1.0]), ({"kind": "sqrt"}, None)],
+)
+@pytest.mark.parametrize("sigma", [0.5, 1.5])
+def test_the_bounds_contain_what_enumerated_participations_cost(
+    noise: dict[str, Any], coefficients: list[float] | None, sigma: float, warm: bool
+) -> None:
+    coefficients = coefficients or [1, 1 / 2, 3 / 8, 5 / 16]
+    mixture = patterns(4, 1 / 3, 2, warm=warm)
+    assert sum(chance for chance, _ in mixture) == pytest.approx(1)
+    releases = [{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}]
+    for at in (0.1, 0.5, 1.5):
+        truth, error = spent(mixture, strategy(coefficients, 4), sigma, at)
+        bound = delta(plan(noise=noise, releases=releases), epsilon=at)
+        assert bound >= truth - error
+        if warm:
+            assert bound.lower <= truth + error
+
+
+def test_a_separation_of_one_is_poisson_sampling() -> None:
+    apart = plan(sampling={"scheme": "b_min_sep", "lot_size": 10, "separation": 1})
+    assert epsilon(apart) == epsilon(plan(sampling={"scheme": "poisson", "lot_size": 10}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adjacency": "replace_one"},
+        {"dataset": {"size": 40, "unit": "user", "contributions_per_user": 3}},
+    ],
+)
+def test_nothing_is_amplified_but_whether_one_record_is_there(changes: dict[str, Any]) -> None:
+    whole = epsilon(plan(**changes))
+    order = plan(
+        sampling={"scheme": "cyclic", "lot_size": 20}, **{"adjacency": "zero_out", **changes}
+    )
+    assert whole == pytest.approx(epsilon(order))  # two participations that share no row
+    assert 0 < whole.lower < whole
+
+
+def test_noise_is_found_for_a_target() -> None:
+    target = plan(releases=[{"name": "all", "clip_norm": 1}], target={"epsilon": 2, "delta": 1e-5})
+    sigma = noise_multiplier(target)
+    releases = [{"name": "all", "clip_norm": 1, "noise_multiplier": float(sigma)}]
+    assert 1.99 < epsilon(plan(releases=releases, target={"delta": 1e-5})) <= 2
+
+
+def test_a_lot_above_what_has_waited_is_refused() -> None:
+    above = plan(sampling={"scheme": "b_min_sep", "lot_size": 21, "separation": 2})
+    with pytest.raises(RefusedPlan) as refusal:
+        lower(plan_from(above))
+    assert [reason.code for reason in refusal.value.reasons] == ["lot_above_group"]
+
+
+@pytest.mark.parametrize(("steps", "p", "separation"), [(12, 0.3, 3), (10, 0.05, 4), (9, 0.9, 2)])
+def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
+    steps: int, p: float, separation: int
+) -> None:
+    for warm in (True, False):
+        counts = [(chance, sum(rows)) for chance, rows in patterns(steps, p, separation, warm=warm)]
+        upper = separated_mixture(1.0, steps, p, separation)
+        shown = shown_separated(np.ones(steps), Fraction(p), separation, math.inf)
+        assert shown is not None
+        for k in range(1, 6):
+            truth = sum(chance for chance, count in counts if count >= k)
+            reached = math.sqrt(k) * (1 - 1e-9) / upper.spacing
+            assert sum(upper.weights[math.ceil(reached) :]) + upper.conceded >= truth * (1 - 1e-12)
+            assert sum(shown.weights[k:]) <= truth * (1 + 1e-12)
