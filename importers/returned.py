@@ -18,7 +18,7 @@ from affidavit.importers.records import (
     lots_of,
     reads_content,
 )
-from affidavit.importers.script import Binding, Script, keywords_of, last_name
+from affidavit.importers.script import Binding, Script, assigned_to, keywords_of, last_name
 from affidavit.importers.script_values import Values, branch, exclude_each_other
 from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
 
@@ -268,6 +268,9 @@ class Returned:
         if isinstance(node, ast.Attribute):
             stores = self.script.stored_attributes.get(node.attr, [])
             own = isinstance(given, ast.Attribute) and given.attr == node.attr
+            made = assigned_to(self.script, stores[0]) if len(stores) == 1 and not own else None
+            if isinstance(made, ast.Name) and depth <= 20:
+                return self._is_original(made, given, depth + 1)
             return node.attr == "original_optimizer" or (
                 own and not any(map(self._gets_returned, stores))
             )

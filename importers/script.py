@@ -384,6 +384,19 @@ class Script:
         ]
 
 
+def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
+    """What an assignment gives to one of its targets, also where it unpacks a tuple."""
+    outer = script.parents[target]
+    match outer, script.parents.get(outer):
+        case ast.Assign(value=value) | ast.AnnAssign(value=value), _:
+            return value
+        case ast.Tuple(elts=names), ast.Assign(value=ast.Tuple(elts=values)) if len(names) == len(
+            values
+        ):
+            return next(value for name, value in zip(names, values, strict=True) if name is target)
+    return None
+
+
 def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
     """Whether ``**inner`` copies a dictionary, into a call or another dictionary."""
     match outer:

@@ -41,49 +41,62 @@ class Links:
     """Definitions of other modules, and the names that they have here."""
     imports: dict[str, tuple[tuple[str | None, str | None], ...]] = field(default_factory=dict)
     """What was imported for them."""
+    sources: dict[Script, tuple[str, int]] = field(default_factory=dict)
+    """The modules that the script imports itself, each with its path and level."""
 
     def __post_init__(self) -> None:
         tree, values = self.script.tree, Values(self.script, READERS)
-        origins, changed = dict[str, tuple[Script, str] | None](), False
-        for node in list(self.script.nodes):
-            if isinstance(node, ast.alias) and isinstance(
-                self.script.parents[node], ast.ImportFrom
-            ):
-                name = node.asname or node.name
-                origin = _defined(values, ast.Name(name, ast.Load()))
-                uses = self.script.reads_of(name) if origin is not None else []
-                runs = any(not is_left_out(values, use) for use in uses)
-                if runs and self._link(origin, name):
-                    node.asname, changed = f"{name}@", True
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        for alias in [node for node in self.script.nodes if isinstance(node, ast.alias)]:
+            self._link_import(values, alias)
+        for origin in list(self.names):
+            self._add(*origin)
+        origins: dict[str, tuple[Script, str] | None] = {}
+        for node in self.script.nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}@{node.attr}"
                 if name not in origins:
                     origins[name] = _defined(values, node)
-                origin = origins[name]
-                if origin in self.names or self._link(origin, name):
-                    outer = self.script.parents[node]
-                    _replace(outer, node, ast.Name(self.names[origin], ast.Load()))  # type: ignore[index]
-                    changed = True
-        if changed:
+                if (used := origins[name]) is not None and self._links(used, name):
+                    other = ast.Name(self.names[used], ast.Load())
+                    _replace(self.script.parents[node], node, other)
+        if self.names:
             self.script = Script(tree, self.script.folder, self.script.name)
 
-    def _link(self, origin: tuple[Script, str] | None, name: str) -> bool:
-        """Whether a definition was copied into the script under this name."""
-        if origin is None or origin in self.names or not _is_worth(*origin):
-            return False
-        module, _ = origin
-        todo = [(origin, name)]
-        while todo:
-            (_, inner), name = todo.pop()
-            self.names[module, inner] = name
-            node = _definition(module, inner)
-            todo += [
-                ((module, other), f"{module.name}@{other}")
-                for other in _reached(module, node)
-                if (module, other) not in self.names
-            ]
-            self.script.tree.body.insert(0, self._copy(module, node, name))
-        return True
+    def _link_import(self, values: Values, alias: ast.alias) -> None:
+        """Give what an import names, if it is worth it, its name in the script."""
+        statement, name = self.script.parents[alias], alias.asname or alias.name
+        node = ast.Name(name, ast.Load())
+        level, parent = getattr(statement, "level", 0), getattr(statement, "module", None)
+        if (whole := module_of(values, ast.Attribute(node, ""))) is not None:
+            self.sources[whole[0].script] = (
+                f"{parent}.{alias.name}" if parent else alias.name,
+                level,
+            )
+        elif (part := module_of(values, node)) is not None:
+            self.sources[part[0].script] = parent or "", level
+        origin, uses = _defined(values, node), self.script.reads_of(name)
+        if origin is None or not _is_worth(*origin):
+            return
+        if any(not is_left_out(values, use) for use in uses):
+            alias.asname = f"{name}@"
+            for use in uses:
+                use.id = self.names.setdefault(origin, name)
+
+    def _links(self, origin: tuple[Script, str], name: str) -> bool:
+        """Whether a definition is in the script, where it is added under this name."""
+        if origin not in self.names and _is_worth(*origin):
+            self.names[origin] = name
+            self._add(*origin)
+        return origin in self.names
+
+    def _add(self, module: Script, name: str) -> None:
+        """Add a definition to the script, with those of its module that it leads to."""
+        node = _definition(module, name)
+        for other in _reached(module, node):
+            if (module, other) not in self.names:
+                self.names[module, other] = f"{module.name}@{other}"
+                self._add(module, other)
+        self.script.tree.body.insert(0, self._copy(module, node, self.names[module, name]))
 
     def _copy(self, module: Script, node: Definition, name: str) -> Definition:
         """A definition with names of its module told apart from the script's own."""
@@ -103,12 +116,10 @@ class Links:
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
         """What a name of a module is called in the script."""
         if isinstance(bound, ast.FunctionDef | ast.ClassDef):
-            return self.names.get((module, name), f"{module.name}@{name}")
+            return self.names[module, name]
         if isinstance(bound, ast.alias):
             defined = _defined(Values(module), ast.Name(name, ast.Load()))
-            if defined is not None and (
-                defined in self.names or self._link(defined, f"{defined[0].name}@{defined[1]}")
-            ):
+            if defined is not None and self._links(defined, f"{defined[0].name}@{defined[1]}"):
                 return self.names[defined]
             origin = module.origin(Binding(bound))
             own = self.script.bindings.get((self.script.tree, name), [])
@@ -118,7 +129,13 @@ class Links:
                     self.script.tree.body.insert(0, _import_of(module, bound))
                     self.imports[name] = (origin,)
                 return name
-        return f"{module.name}@{name}"
+        other = f"{module.name}@{name}"
+        if module in self.sources and other not in self.imports:
+            path, level = self.sources[module]
+            self.imports[other] = ()
+            statement = ast.ImportFrom(path, [ast.alias(name, other)], level)
+            self.script.tree.body.insert(0, ast.fix_missing_locations(statement))
+        return other
 
     def told(self, text: str) -> str:
         """A text with the files of lines that are not the script's own."""

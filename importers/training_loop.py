@@ -15,7 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from affidavit.importers.script import Script, imports_of, keywords_of, last_name, root_of
+from affidavit.importers.script import (
+    Script,
+    assigned_to,
+    imports_of,
+    keywords_of,
+    last_name,
+    root_of,
+)
 from affidavit.importers.script_values import (
     Unreadable,
     Values,
@@ -94,6 +101,8 @@ def _steps(values: Values) -> list[ast.Call]:
             name = (last_name(node.value) or "").lower()
             if any(part in name for part in OTHER_STEPS) and "optim" not in name:
                 continue
+            if node.attr != "step" and node.attr in values.script.functions:
+                continue  # its own steps count
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may step elsewhere")
             steps.append(call)
@@ -976,6 +985,9 @@ def is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Attribute):
         stores = script.stored_attributes.get(node.attr, [])
         inside = [item for item in stores if statement in script.above(item)]
+        if len(stores) == 1 and not inside:
+            made = assigned_to(script, stores[0])
+            return isinstance(made, ast.Name) and is_private_loader(values, made, depth + 1)
         return any(_is_last(script, item) for item in inside) and all(
             item in inside or item.lineno < statement.lineno for item in stores
         )

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """\
 import torch
 from opacus import PrivacyEngine
-from helpers import run, lossy, own, Joining
+from helpers import run, lossy, own, Joining, Turns
 first = torch.utils.data.DataLoader(data, batch_size=500)
 model, optimizer, loader = PrivacyEngine().make_private(
     module=model, optimizer=optimizer, data_loader=first,
@@ -44,6 +44,19 @@ def own(model, loader, optimizer):
         loss(model(x)).backward()
         other.step()
 
+TURNS = 3
+
+class Turns:
+    def __init__(self, model, lots, optimizer):
+        self.model, self.lots = model, lots
+        self.step = optimizer
+
+    def go(self):
+        for _ in range(TURNS):
+            for x in self.lots:
+                loss(self.model(x)).backward()
+                self.step.step()
+
 class Joining(Module):
     def forward(self, x):
         return x - x.mean(0)
@@ -70,12 +83,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("optimizer)\n#", "optimizer, False)\n#", {"accumulated_lots"}),
         ("optimizer)\n#", "optimizer, some())\n#", {"accumulated_lots"}),
         ("run", "plain", {"accumulated_lots", "skipped_lots"}),
-        ("from helpers import run, lossy, own, Joining\n", "import helpers\nrun = helpers.plain\n",
-         {"accumulated_lots", "skipped_lots"}),
+        ("from helpers import run, lossy, own, Joining, Turns\n",
+         "import helpers\nrun = helpers.plain\n", {"accumulated_lots", "skipped_lots"}),
         ("optimizer)\n#", "optimizer, epochs=2)\n#", {"given_conflict"}),
         ("for epoch in range(3)", "for fold in folds.split(data)", set()),
         ("optimizer)\n#", "optimizer, epochs=3)\n#", {"given_conflict"}),
         (" epochs=3\n", "\n", set()),
+        ("    run(model, loader, optimizer)\n# affidavit:",
+         "    pass\nTurns(model, loader, optimizer).go()\n# affidavit:", set()),
+        ("    run(model, loader, optimizer)\n# affidavit:",
+         "    pass\nTurns(model, first, optimizer).go()\n# affidavit:", {"other_loader"}),
         ("run(model, loader", "run(model, first", {"other_loader"}),
         ("    run(", "    if evaluate(model, first) > 9:\n        break\n    run(",
          {"data_dependent_stop"}),
