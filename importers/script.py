@@ -54,6 +54,10 @@ class Script:
     parents: dict[ast.AST, ast.AST] = field(init=False)
     elsewhere: dict[ast.AST, list[ast.Call]] = field(init=False, default_factory=dict)
     """The calls of its functions in other files, as far as they were looked for."""
+    modules: dict[tuple[Script, ast.alias], tuple[Script, bool] | None] = field(
+        init=False, default_factory=dict
+    )
+    """The modules that imports name, where this script runs, as far as they were looked for."""
 
     def __post_init__(self) -> None:
         self.parents = {

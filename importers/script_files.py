@@ -436,6 +436,13 @@ def _changed(values: Values, owner: str | None = None) -> dict[str, set[ast.AST]
 
 def _module(values: Values, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
     """The module of this repository that an import is from, and whether it binds it whole."""
+    known = (values.main or values.script).modules
+    if (script, alias) not in known:
+        known[script, alias] = _imported(values, script, alias)
+    return known[script, alias]
+
+
+def _imported(values: Values, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
     match script.parents[alias]:
         case ast.ImportFrom(module=module, level=level):
             start = [".", *[".."] * (level - 1)] if level else None

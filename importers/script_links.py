@@ -60,7 +60,9 @@ class Links:
                     other = ast.Name(self.names[used], ast.Load())
                     _replace(self.script.parents[node], node, other)
         if self.names:
+            known = self.script.modules
             self.script = Script(tree, self.script.folder, self.script.name)
+            self.script.modules = known
 
     def _link_import(self, values: Values, alias: ast.alias) -> None:
         """Give what an import names, if it is worth it, its name in the script."""
@@ -68,15 +70,14 @@ class Links:
         node = ast.Name(name, ast.Load())
         level, parent = getattr(statement, "level", 0), getattr(statement, "module", None)
         if (whole := module_of(values, ast.Attribute(node, ""))) is not None:
-            self.sources[whole[0].script] = (
-                f"{parent}.{alias.name}" if parent else alias.name,
-                level,
-            )
+            path = f"{parent}.{alias.name}" if parent else alias.name
+            self.sources[whole[0].script] = path, level
         elif (part := module_of(values, node)) is not None:
             self.sources[part[0].script] = parent or "", level
-        origin, uses = _defined(values, node), self.script.reads_of(name)
+        origin = _defined(values, node)
         if origin is None or not _is_worth(*origin):
             return
+        uses = self.script.reads_of(name)
         if any(not is_left_out(values, use) for use in uses):
             alias.asname = f"{name}@"
             for use in uses:
@@ -106,6 +107,8 @@ class Links:
                 scope, bindings = module.resolve(old.id, module.scope_of(old))
                 if scope is module.tree and bindings:
                     new.id = self._name(module, old.id, bindings[0].node)
+                elif not bindings and (self.script.tree, old.id) in self.script.bindings:
+                    new.id = f"{module.name}@{old.id}"
         other.name = name
         file = module.name or "?"
         if file not in self.files:

@@ -10,13 +10,14 @@ import pytest
 SCRIPT = """\
 import torch
 from opacus import PrivacyEngine
-from helpers import run, lossy, own, Joining, Turns
+from helpers import run, lossy, own, many, Joining, Turns
 first = torch.utils.data.DataLoader(data, batch_size=500)
 model, optimizer, loader = PrivacyEngine().make_private(
     module=model, optimizer=optimizer, data_loader=first,
     noise_multiplier=1.0, max_grad_norm=1.0)
 for epoch in range(3):
     run(model, loader, optimizer)
+MANY = 1
 # affidavit: adjacency=zero_out target_delta=1e-5 dataset_size=50000 epochs=3
 """
 HELPERS = """\
@@ -30,6 +31,10 @@ def turn(model, loader, optimizer, clears):
         if clears:
             optimizer.step()
             optimizer.zero_grad()
+
+def many(model, loader, optimizer):
+    for _ in range(MANY):
+        turn(model, loader, optimizer, True)
 
 def lossy(model, loader, optimizer):
     for x in loader:
@@ -80,19 +85,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("old", "new", "rules"),
     [
         ("", "", set()),
-        ("optimizer)\n#", "optimizer, False)\n#", {"accumulated_lots"}),
-        ("optimizer)\n#", "optimizer, some())\n#", {"accumulated_lots"}),
+        ("optimizer)\nMANY", "optimizer, False)\nMANY", {"accumulated_lots"}),
+        ("optimizer)\nMANY", "optimizer, some())\nMANY", {"accumulated_lots"}),
         ("run", "plain", {"accumulated_lots", "skipped_lots"}),
-        ("from helpers import run, lossy, own, Joining, Turns\n",
+        ("from helpers import run, lossy, own, many, Joining, Turns\n",
          "import helpers\nrun = helpers.plain\n", {"accumulated_lots", "skipped_lots"}),
-        ("optimizer)\n#", "optimizer, epochs=2)\n#", {"given_conflict"}),
+        ("optimizer)\nMANY", "optimizer, epochs=2)\nMANY", {"given_conflict"}),
         ("for epoch in range(3)", "for fold in folds.split(data)", set()),
-        ("optimizer)\n#", "optimizer, epochs=3)\n#", {"given_conflict"}),
+        ("optimizer)\nMANY", "optimizer, epochs=3)\nMANY", {"given_conflict"}),
         (" epochs=3\n", "\n", set()),
-        ("    run(model, loader, optimizer)\n# affidavit:",
-         "    pass\nTurns(model, loader, optimizer).go()\n# affidavit:", set()),
-        ("    run(model, loader, optimizer)\n# affidavit:",
-         "    pass\nTurns(model, first, optimizer).go()\n# affidavit:", {"other_loader"}),
+        ("    run(model, loader, optimizer)\nMANY",
+         "    pass\nTurns(model, loader, optimizer).go()\nMANY", set()),
+        ("    run(model, loader, optimizer)\nMANY",
+         "    pass\nTurns(model, first, optimizer).go()\nMANY", {"other_loader"}),
         ("run(model, loader", "run(model, first", {"other_loader"}),
         ("    run(", "    if evaluate(model, first) > 9:\n        break\n    run(",
          {"data_dependent_stop"}),
@@ -136,6 +141,15 @@ def test_a_helper_that_trains_beside_the_loop_has_the_length_asked_for(
     (plan,) = document["plans"]
     assert (code != 0) is asked
     assert any("of helpers.py" in item["message"] for item in plan["findings"]) is asked
+
+
+def test_a_name_that_a_helper_does_not_bind_is_not_the_scripts(checked: Any) -> None:
+    script = SCRIPT.replace("    run(", "    many(").replace(" epochs=3", "")
+    Path("train.py").write_text(script)
+    Path("helpers.py").write_text("from foreign import *\n" + HELPERS)
+    assert checked("train.py")[0] != 0
+    Path("helpers.py").write_text("MANY = 1\n" + HELPERS)
+    assert checked("train.py")[0] == 0
 
 
 def test_what_other_scripts_pass_to_a_helper_does_not_count(checked: Any) -> None:
