@@ -101,14 +101,12 @@ class Streamed:
 
     ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency, also in
     clip norms; under ``cyclic_poisson`` with amplification it is the largest column norm.
-    ``attained`` is what a pattern of the sampler reaches: the plan's participation may allow
-    patterns that the sampler never draws. ``turn`` is b in steps.
+    ``turn`` is b in steps.
     """
 
     strategy: Strategy
     participation: Participation
     sensitivity: Sensitivity
-    attained: float
     route: Route
     distance: float
     turn: int
@@ -253,7 +251,7 @@ class Correlation:
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         probability, fresh = self._probability_of_a_step, self._fresh
         if probability is None and fresh is None:
-            return Gaussian(noise_multiplier=joint / (at.distance * at.attained) * _UP)
+            return Gaussian(noise_multiplier=joint / (at.distance * self._reached(at, steps)) * _UP)
         norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
         if at.route == "cyclic_poisson":
             norms = _norms_of_a_group(at.strategy, at.turn)
@@ -280,6 +278,18 @@ class Correlation:
                 Repeated(event=leaf(joint / norm * _UP), count=count) for norm, count in norms
             )
         )
+
+    def _reached(self, at: Streamed, steps: int) -> float:
+        """What a pattern of the sampler reaches; the plan's participation may allow others."""
+        drawn = at.participation
+        if not self._is_separated:
+            drawn = Participation.fixed_epoch(
+                participations=-(-steps // at.turn), separation=at.turn
+            )
+        try:
+            return _sensitivity(at.strategy, drawn).attained
+        except Unaffordable:
+            return _column_norm(at.strategy)
 
     def _along_one_direction(
         self, joint: float, at: Streamed, norm: float, count: int
@@ -342,19 +352,13 @@ class Correlation:
             strategy = self._strategy(steps, Participation.single() if fresh else turns)
             route = self._route(strategy)
             counted = Participation.single() if route == "cyclic_poisson" else turns
-            drawn = turns
-            if not self._is_separated:
-                drawn = Participation.fixed_epoch(
-                    participations=-(-steps // self._turn), separation=self._turn
-                )
             white = self._white_noise(strategy) if route == "gaussian" else None
             try:
                 sensitivity = _sensitivity(strategy, counted)
-                own = sensitivity if counted == drawn else _sensitivity(strategy, drawn)
             except Unaffordable:
                 if white is None:
                     raise
-                sensitivity = own = white
+                sensitivity = white
             if white is not None and (
                 self._is_apart(strategy) or self._costs_less(white, sensitivity, steps)
             ):
@@ -365,7 +369,6 @@ class Correlation:
             strategy=strategy,
             participation=turns,
             sensitivity=sensitivity,
-            attained=own.attained,
             route=route,
             distance=distance_of(self.plan),
             turn=self._turn,

@@ -55,6 +55,13 @@ def test_a_target_above_the_truth_is_met(target: float, verdict: str) -> None:
     assert certify(plan_from(plan)).verdict == verdict
 
 
+def test_a_tree_too_long_for_its_patterns_is_bounded_by_its_levels() -> None:
+    data = {"name": "toy", "size": 1000, "unit": "example"}
+    apart = {"schema": "min_separation", "participations": 1800, "separation": 1}
+    lower, upper = bracket(dataset=data, steps=180_000, participation=apart)
+    assert GaussianCurve(mu=18**0.5).epsilon(DELTA).lower <= lower * (1 + 1e-9) < upper
+
+
 def test_no_lower_end_of_a_tree_is_of_nodes_that_nobody_sees() -> None:
     """N⁻¹ has the rows of left children: two steps with the record show √5, not √6."""
     inverse = Tree.of(24).seen_matrix()
