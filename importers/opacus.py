@@ -22,7 +22,13 @@ from affidavit.importers.quantities import POINTERS
 from affidavit.importers.reading import LIGHTNING, Reading, conflict
 from affidavit.importers.records import reductions
 from affidavit.importers.returned import Returned
-from affidavit.importers.script import Script, imports_of, keywords_of, last_name
+from affidavit.importers.script import (
+    Script,
+    assigned_to,
+    imports_of,
+    keywords_of,
+    last_name,
+)
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
 from affidavit.importers.training_loop import around, passes_of, steps_of
 from affidavit.plan import MalformedPlan
@@ -283,8 +289,8 @@ class OpacusReading(Reading):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             stores = self.script.stored_attributes.get(node.attr, [])
             before = [item for item in stores if not self.values.is_rebound(item)]
-            own = self.script.parents[before[0]] if len(before) == 1 else None
-            return own.value if isinstance(own, ast.Assign) else None
+            made = assigned_to(self.script, before[0]) if len(before) == 1 else None
+            return self._made(made, depth + 1) if depth <= 20 else None
         if not isinstance(node, ast.Name):
             return node
         bindings = self.script.bindings_of(node)

@@ -787,3 +787,15 @@ def test_conditions_of_one_option_exclude_each_other(
     partial = scripts.read((HEAD + text).encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
+
+
+def test_a_loader_that_a_constructor_is_given_is_read() -> None:
+    private = PRIVATE.replace("loader", "self.loader").replace("data_self.", "data_")
+    text = (
+        "class Run:\n    def __init__(self, lots):\n        self.loader, self.n = lots, 3\n"
+        f"        {private}    def go(self):\n        for e in range(3):\n"
+        "            for x in self.loader:\n                optimizer.step()\nRun(loader).go()\n"
+    )
+    partial = scripts.read((HEAD + text).encode())
+    assert partial is not None
+    assert (partial.data["sampling"]["lot_size"], partial.data["epochs"]) == (6, 3)
