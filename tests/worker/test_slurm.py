@@ -42,7 +42,9 @@ def workers_of(run: str) -> list[int]:
     """The process ids of the workers of a run, not of what started them."""
     return find_processes(
         lambda words: (
-            b"worker" in words and run.encode() in words and not words[0].endswith(b"srun")
+            {b"worker", b"worker.__main__"} & {*words}
+            and run.encode() in words
+            and not words[0].endswith(b"srun")
         )
     )
 
