@@ -127,8 +127,9 @@ def window_of(
 
 
 def _log_moments(losses: Array, weights: Array, orders: Array) -> Array:
-    exponents = orders[:, None] * losses
-    peaks = exponents.max(axis=1)
+    # The largest loss may be too rare for its weight and the others' exponentials to meet.
     with np.errstate(divide="ignore"):
-        sums: Array = peaks + np.log(np.exp(exponents - peaks[:, None]) @ weights)
+        exponents = orders[:, None] * losses + np.log(weights)
+    peaks = exponents.max(axis=1)
+    sums: Array = peaks + np.log(np.exp(exponents - peaks[:, None]).sum(axis=1))
     return sums

@@ -15,6 +15,7 @@ from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import numbers_drawn
+from affidavit.accountants.fourier.strata import _log_moments
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,
@@ -249,3 +250,9 @@ def test_it_is_written_and_read() -> None:
     for wrong in ({"records": 1}, {"max_lot_size": 52}, {"neighbours": "zero_out", "records": 51}):
         with pytest.raises(ValueError, match="must"):
             event_from({**event_document(case), **wrong})
+
+
+def test_a_loss_that_no_double_gives_a_chance_hides_no_other() -> None:
+    """Of lots that are hardly ever cut: a moment of minus infinity left the run unanswered."""
+    moments = _log_moments(np.array([-24.0, 0.5]), np.array([0.0, 1.0]), np.array([-1e3, 1e3]))
+    assert moments == pytest.approx([-500.0, 500.0])
