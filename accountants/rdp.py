@@ -34,7 +34,7 @@ from affidavit.accountants.composition import parts
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.registry import DP_ACCOUNTING
+from affidavit.accountants.registry import RDP
 from affidavit.plan import (
     BallsInBinsGaussian,
     Event,
@@ -157,7 +157,7 @@ class RdpAccountant:
     """dp_accounting's Rényi accountant, at its default orders unless ``orders`` are given."""
 
     name: str = "rdp"
-    version: str = DP_ACCOUNTING
+    version: str = RDP
     orders: tuple[int, ...] | None = None
 
     def curve(self, event: Event) -> RdpCurve:

@@ -26,6 +26,8 @@ OURS = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
 PLD = f"{DP_ACCOUNTING}.1"
 """The library's, and how we read it: 1 allows for round-off that grows with a run's length."""
+RDP = f"{DP_ACCOUNTING}.1"
+"""The same: 1 allows for what is lost of the divergences of very weak releases."""
 PRV_ACCOUNTANT = f"prv-accountant {version('prv-accountant')}"
 
 
@@ -52,7 +54,7 @@ _PLACES = {
         "ParticipationAccountant",
     ),
     "selection": (OURS, "affidavit.accountants.selection", "SelectionAccountant"),
-    "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
+    "rdp": (RDP, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
 _INSTALLED = tuple(sorted(installed("affidavit.accountants").keys() - _PLACES.keys()))
