@@ -15,12 +15,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from affidavit.importers.base import Broken, is_number
-from affidavit.plan import StrictModel
+from affidavit.plan import Scheme, StrictModel
 
-NOT_SHUFFLED = ("poisson", "truncated_poisson", "cyclic_poisson", "balls_in_bins", "fixed_size")
+NOT_SHUFFLED = tuple(
+    scheme for scheme in get_args(Scheme) if scheme not in ("shuffled", "cyclic", "full_batch")
+)
 """Schemes that no shuffling loader draws."""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
 from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, mistake, scaled
 from affidavit.certificate.diagnosis.catalogue.correlated import amplified
+from affidavit.plan import Scheme
 
-UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson", "fixed_size"})
+UNAMPLIFIED = frozenset(get_args(Scheme)) - {"poisson", "truncated_poisson", "full_batch"}
 """Schemes whose lots are not Poisson lots."""
 MOST_ACCUMULATED = 1024
 PHYSICAL_BATCHES = (1, 8, 16, 32, 64, 128, 256)

@@ -32,6 +32,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "cyclic": {},
     "cyclic_poisson": {"groups": 5},
+    "b_min_sep": {"separation": 5},
 }
 CLAIM = Claim(epsilon="1.0")
 

@@ -145,8 +145,9 @@ def test_lots_that_are_not_poisson_are_not_accounted_as_poisson(checked: Any) ->
     shuffled = epsilon(checked)
     write(LENET)
     assert shuffled > 3 * epsilon(checked)
-    write(text + "# affidavit: scheme=poisson\n")
-    assert rules(checked("train.py")[1]) == {"given_conflict"}
+    for scheme in ("poisson", "b_min_sep"):
+        write(text + f"# affidavit: scheme={scheme}\n")
+        assert rules(checked("train.py")[1]) == {"given_conflict"}
     write(text.replace("poisson_sampling=False", "poisson_sampling=flag()"))
     assert checked("train.py")[0] == 2
 
