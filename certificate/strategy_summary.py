@@ -93,7 +93,8 @@ def caveats(lowered: Lowered) -> Iterator[Caveat]:
         at = streamed(part)
         if at is None:
             continue
-        if phase.sampling.scheme in ("cyclic_poisson", "balls_in_bins") and at.route == "gaussian":
+        random = ("cyclic_poisson", "b_min_sep", "balls_in_bins")
+        if phase.sampling.scheme in random and at.route == "gaussian":
             yield Caveat(
                 code="no_amplification",
                 message=f"this strategy is not amplified by {phase.sampling.scheme} sampling: each "
