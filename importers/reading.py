@@ -58,6 +58,7 @@ from affidavit.importers.training_loop import (
     joining,
     mixing,
     passes_of,
+    reads_records,
     records_at,
     repeating,
     reusing,
@@ -112,8 +113,8 @@ SKIPPED_LOTS = Broken(
 )
 STOPPED = Broken(
     code="data_dependent_stop",
-    message="when training stops, its learning rate, or which model is kept, depends on the "
-    "records. No noise covers that decision, so it reveals something about them.",
+    message="when training stops, its learning rate, its clip norm, or which model is kept, "
+    "depends on the records. No noise covers that decision, so it reveals something about them.",
     remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
     "learning rate and choose the model likewise.",
 )
@@ -410,16 +411,23 @@ class Reading(Quantities):
 
     def _watches_training(self) -> bool:
         """Whether a callback decides something by a metric of the training's own records."""
-        calls = self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
-        told = [keywords_of(call) for call in calls]
-        choose = [
-            item for item in told if self.values.known(item.get("save_best_only")) is not False
-        ]
-        metrics = [self.values.known(item.get("monitor")) for item in choose]
-        return any(
-            isinstance(metric, str) and not metric.startswith(("val", "eval", "test"))
-            for metric in metrics
+        validated = any(
+            name == "validation_split" or reads_records(self.values, value)
+            for fit in self.script.called("fit")
+            for name, value in keywords_of(fit).items()
+            if name.startswith("val")
         )
+        for call in self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
+            told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
+            best = self.values.known(told.get("save_best_only"))
+            first = None if saves or not call.args else call.args[0]
+            metric = self.values.known(told.get("monitor", first))
+            if metric is None and (first is None if not saves else best):
+                metric = "val_loss"
+            other = isinstance(metric, str) and metric.startswith(("val", "eval", "test"))
+            if isinstance(metric, str) and best is not False and (validated or not other):
+                return True
+        return False
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""

@@ -33,9 +33,10 @@ Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
-FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset")
 REPEATING = ("repeat", "repeat_interleave", "tile")
+EXPANDING = ("expand", "expand_as", "broadcast_to")
 CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
 SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
 OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean")
@@ -171,6 +172,9 @@ def _multiplies_rows(values: Values, call: ast.Call) -> bool:
         call.func, FOUNDATIONS
     )
     args = call.args if method else call.args[1:]
+    if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
+        axes = [part.split()[:1] for part in pattern.split("->")]
+        return axes[0] != axes[-1]
     made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
     made = made if method else next(iter(call.args), None)
     if isinstance(made, ast.List) or (
@@ -393,11 +397,8 @@ def mixed_rows(values: Values) -> ast.AST | None:
                     base = getattr(node.func, "value", node) if method else (node.args or [node])[0]
                     if _is_row(base, seen) and _multiplies_rows(values, node):
                         return node
-                if isinstance(node, ast.Call) and last_name(node.func) in JOINING_ROWS[:4]:
-                    parts = getattr(node.args[0] if node.args else None, "elts", [])
-                    drawn = [part for part in parts if _is_row(part, seen)]
-                    if len(drawn) > 1 and _is_along_rows(values, node):
-                        return node
+                if isinstance(node, ast.Call) and _adds_rows(values, node, seen):
+                    return node
             match statement:
                 case ast.Assign(targets=[ast.Subscript() as part], value=value) if ast.unparse(
                     part.value
@@ -419,12 +420,51 @@ def mixed_rows(values: Values) -> ast.AST | None:
     return None
 
 
+def _adds_rows(values: Values, call: ast.Call, seen: Seen) -> bool:
+    """Whether a call joins rows of a lot, or makes rows of several views of each."""
+    if last_name(call.func) in JOINING_ROWS[:4]:
+        return _parts_drawn(call, seen) > 1 and _is_along_rows(values, call)
+    if last_name(call.func) not in ("flatten", "reshape", "view"):
+        return False
+    args = call.args[int(values.script.is_of(call.func, FOUNDATIONS)) :]
+    first = getattr(args[0], "elts", args)[0] if args else None
+    if values.known(first) not in (0, -1) and not isinstance(first, ast.BinOp):
+        return False  # the first axis stays
+    return any(
+        _parts_drawn(part, seen) > 1
+        if last_name(part.func) == "stack"
+        else last_name(part.func) in EXPANDING and _is_row(getattr(part.func, "value", part), seen)
+        for part in ast.walk(call)
+        if isinstance(part, ast.Call)
+    )
+
+
+def _parts_drawn(call: ast.Call, seen: Seen) -> int:
+    parts = getattr(call.args[0] if call.args else None, "elts", [])
+    return sum(_is_row(part, seen) for part in parts)
+
+
 def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
     """Whether a part of the loss is of records from earlier turns of the loop."""
+    value = _differentiated(statement) or getattr(statement, "value", None)
+    read = list(content_of(value)) if isinstance(value, ast.AST) else []
+    on_self = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute)
+               and getattr(n.value, "id", "") == "self" and n.attr in at[statement]]  # fmt: skip
+    for attribute in {node.attr for node in on_self if node in read}:
+        uses = [node for node in on_self if node.attr == attribute]
+        setting = [
+            next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
+            for node in uses
+            if isinstance(node.ctx, ast.Store)
+        ]
+        end = min(((s.end_lineno, s.end_col_offset) for s in setting), default=(0, 0))
+        if statement not in setting and any(
+            isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) < end for node in uses
+        ):
+            return True  # what an earlier lot has left is read before it is set
     if not isinstance(loop, Loop):
         return False
-    value = _differentiated(statement) or getattr(statement, "value", None)
-    names = {n.id for n in content_of(value) if isinstance(n, ast.Name)} if value else set()
+    names = {n.id for n in read if isinstance(n, ast.Name)}
     earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
     stored = {
         node.id for node in ast.walk(loop)

@@ -464,6 +464,10 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
     for node in at:
         if isinstance(node, ast.If) and depends(node.test) and _goes_over(node, *SAVING):
             return node
+        if isinstance(node, ast.Assign) and depends(node.value):
+            set_to = map(ast.unparse, node.targets)
+            if any(text.endswith((".max_grad_norm", "['lr']")) for text in set_to):
+                return node
     loops = [o for o in inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
         if isinstance(loop, ast.While) and depends(loop.test):
@@ -488,6 +492,8 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
             if item.value is not None
             for name in _receivers(target, item.value, at[item], _reads)
         }
+        if not targets and any(_reads(item, at[item]) for item in returned):
+            passed_up.add(call)
         if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
             return end
     return None
@@ -565,6 +571,7 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
         isinstance(outer, ast.For)
         and outer not in around_it
         and not _goes_over(outer.iter, "range", "trange")
+        and last_name(outer.iter) != "param_groups"
         and not is_private_loader(values, looped_over(outer.iter), 0)
         for outer in values.script.above(node)
     )
@@ -641,7 +648,7 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
         match node:
             case ast.Name() | ast.Attribute() if places := stored_at(script, node):
                 own = [place for place in places if not values.is_rebound(place)]
-                if len(own) > 1 or told.issuperset(places):
+                if told.issuperset(places) or not _are_of_one(script, node, own):
                     continue
                 told.update(places)
                 for place in own:
@@ -670,6 +677,23 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
         if told >= others:
             return frozenset(told)
         told |= others
+
+
+def _are_of_one(script: Script, name: ast.AST, places: list[ast.AST]) -> bool:
+    """Whether a name that is set at several places is made of what it was, or set at one of them.
+
+    ``x = x / 255`` is of the same records, and so is each side of a condition.
+    """
+    anew = []
+    for place in places:
+        statement = next((o for o in script.above(place) if isinstance(o, ast.stmt)), place)
+        value = getattr(statement, "value", None)
+        made = isinstance(statement, ast.AugAssign) or (
+            isinstance(value, ast.AST)
+            and ast.unparse(name) in {ast.unparse(part) for part in content_of(value)}
+        )
+        anew += [] if made else [place]
+    return exclude_each_other(script, *anew)
 
 
 def _held(node: ast.expr) -> ast.expr:

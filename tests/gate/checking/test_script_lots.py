@@ -243,6 +243,9 @@ def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: se
          + "    return loss\n" + PRIVATE
          + "for e in range(9):\n    loss = once()\n    if loss < 1:\n        break\n",
          "data_dependent_stop"),
+        ("def once():\n    for x in loader:\n        loss = f(x)\n" + STEP
+         + "    return loss\n" + PRIVATE
+         + "for e in range(9):\n    if once() < 1:\n        break\n", "data_dependent_stop"),
         (PRIVATE + EACH + STEP + "    if accuracy(model, loader) > 0.9:\n        break\n",
          "data_dependent_stop"),
         (PRIVATE + EACH + STEP + "    scheduler.step(model.accuracy(loader))\n",
@@ -444,6 +447,13 @@ for x in loader:
         (KERAS, "model.compile(", "optimizer = Adam()\nmodel.compile(", "other_optimizer"),
         (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='val_loss')])\n", None),
         (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping(monitor='loss')])\n", "data_dependent_stop"),
+        (KERAS, "=9)\n", "=9, callbacks=[EarlyStopping('loss')])\n", "data_dependent_stop"),
+        (KERAS, "model.fit(x, y", "x = load()\nmodel.fit(x, y, validation_data=(x, y), "
+         "callbacks=[EarlyStopping()]", "data_dependent_stop"),
+        (KERAS, "=9)\n", "=9, validation_data=(a, b), callbacks=[EarlyStopping()])\n", None),
+        (KERAS, "=9)\n", "=9, validation_split=0.1, callbacks=[ModelCheckpoint('m', "
+         "save_best_only=True)])\n", "data_dependent_stop"),
+        (KERAS, "=9)\n", "=9, validation_split=0.1, callbacks=[ModelCheckpoint('m')])\n", None),
         (KERAS, "=9)\n", "=9, callbacks=[ModelCheckpoint('m', monitor='accuracy', "
          "save_best_only=True)])\n", "data_dependent_stop"),
         (KERAS, "=9)\n", "=9, callbacks=[ModelCheckpoint('m', monitor='loss', "
@@ -542,6 +552,10 @@ def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: s
     [
         ("x = x + x.flip(0)", "mixed_records"),
         ("loss = loss + out.var(0).mean()", "joined_records"),
+        ("loss = loss + f(out, self.mean); self.mean = out.mean(0)", "mixed_records"),
+        ("self.mean = self.mean + out.mean(0); loss = loss + f(self.mean)", "mixed_records"),
+        ("self.mean = self.mean + out.mean(0)", None),
+        ("self.top = out * 2; loss = loss + f(self.top)", None),
         ("if x.mean() > 1: return None", "skipped_lots"),
         ("if self.current_epoch > 9: return None", None),
         ("self.log('spread', out.std())", None),
