@@ -383,6 +383,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
     for _, loop, at in lots_of(values):
         shuffled: dict[str, str] = {}
         outputs: Seen = set()
+        views: Seen = set()
         for statement in reversed(losses_of(loop, at)):
             seen = at[statement] - outputs
             if _carries(values, loop, statement, at):
@@ -397,7 +398,7 @@ def mixed_rows(values: Values) -> ast.AST | None:
                     base = getattr(node.func, "value", node) if method else (node.args or [node])[0]
                     if _is_row(base, seen) and _multiplies_rows(values, node):
                         return node
-                if isinstance(node, ast.Call) and _adds_rows(values, node, seen):
+                if isinstance(node, ast.Call) and _adds_rows(values, node, seen, views):
                     return node
             match statement:
                 case ast.Assign(targets=[ast.Subscript() as part], value=value) if ast.unparse(
@@ -414,33 +415,47 @@ def mixed_rows(values: Values) -> ast.AST | None:
                         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                             pairs = list(zip(target.elts, value.elts, strict=False))
                         for one, other in pairs:
+                            views.discard(last_name(one) or "")
+                            views |= {last_name(one) or ""} if _has_views(other, seen) else set()
                             base_of = next(iter(_shuffled_in(other, shuffled)), None)
                             if base_of is not None and base_of != last_name(one):
                                 shuffled[last_name(one) or ""] = base_of
     return None
 
 
-def _adds_rows(values: Values, call: ast.Call, seen: Seen) -> bool:
+def _adds_rows(values: Values, call: ast.Call, seen: Seen, views: Seen) -> bool:
     """Whether a call joins rows of a lot, or makes rows of several views of each."""
     if last_name(call.func) in JOINING_ROWS[:4]:
         return _parts_drawn(call, seen) > 1 and _is_along_rows(values, call)
     if last_name(call.func) not in ("flatten", "reshape", "view"):
         return False
     args = call.args[int(values.script.is_of(call.func, FOUNDATIONS)) :]
-    first = getattr(args[0], "elts", args)[0] if args else None
+    first = next(iter(getattr(args[0], "elts", args)), None) if args else None
     if values.known(first) not in (0, -1) and not isinstance(first, ast.BinOp):
         return False  # the first axis stays
-    return any(
-        _parts_drawn(part, seen) > 1
-        if last_name(part.func) == "stack"
-        else last_name(part.func) in EXPANDING and _is_row(getattr(part.func, "value", part), seen)
-        for part in ast.walk(call)
-        if isinstance(part, ast.Call)
-    )
+    return _has_views(call, seen) or reads_content(call, views)
+
+
+def _has_views(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression has several views of each row of a lot along an axis of its own.
+
+    ``x.expand(-1, 3, -1, -1)``, which makes colours of grey, is no such view.
+    """
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Call):
+            continue
+        name = last_name(part.func)
+        if name == "stack" and _parts_drawn(part, seen) > 1:
+            return True
+        if name in EXPANDING and _is_row(getattr(part.func, "value", part), seen):
+            text = ast.unparse(part)
+            if "(-1," not in text or "unsqueeze" in text or "None" in text:
+                return True
+    return False
 
 
 def _parts_drawn(call: ast.Call, seen: Seen) -> int:
-    parts = getattr(call.args[0] if call.args else None, "elts", [])
+    parts = getattr(next(iter(call.args), None), "elts", [])
     return sum(_is_row(part, seen) for part in parts)
 
 
