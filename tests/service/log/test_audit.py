@@ -129,7 +129,7 @@ def test_columns_beside_the_signed_bytes_are_changed(
         assert name.removesuffix("_upper") in result.message
     shown = "REPLACE(result, '\"given\": ', '\"given\": 1')"
     tamper(f"UPDATE certificates SET result = {shown} WHERE id = '{issued[2]}'")
-    assert ["noise_multiplier" in item.message for item in log.audit()] == [False, True]
+    assert sorted("noise_multiplier" in item.message for item in log.audit()) == [False, True]
     tamper(f"UPDATE certificates SET result = '{{}}' WHERE id = '{issued[2]}'")
     tamper(f"UPDATE certificates SET epsilon_upper = NULL WHERE id = '{issued[0]}'")
     assert [item.code for item in log.audit()] == ["row_changed"] * 3
