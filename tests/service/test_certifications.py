@@ -274,4 +274,4 @@ def test_plans_that_waited_while_their_caller_accounted_much_give_way_too(
     finally:
         accounting.close()
     assert niceness[0] == pool.NICENESS
-    assert set(niceness[2:]) == {pool.LONG_NICENESS}
+    assert set(niceness[3:]) == {pool.LONG_NICENESS}
