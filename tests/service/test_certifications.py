@@ -267,11 +267,11 @@ def test_plans_that_waited_while_their_caller_accounted_much_give_way_too(
 
     async def run() -> list[int]:
         CALLER.set("flood")
-        return await asyncio.gather(*(accounting.run(slow.nap, 0.3) for _ in range(6)))
+        return await asyncio.gather(*(accounting.run(slow.nap, 0.45) for _ in range(6)))
 
     try:
         niceness = asyncio.run(run())
     finally:
         accounting.close()
     assert niceness[0] == pool.NICENESS
-    assert set(niceness[3:]) == {pool.LONG_NICENESS}
+    assert set(niceness[2:]) == {pool.LONG_NICENESS}
