@@ -136,7 +136,7 @@ class Correlation:
             self._require_any_length()
         if scheme == "cyclic_poisson" and self._group_probability() > 1:
             raise RefusedPlan(self._lot_above_group())
-        if scheme == "b_min_sep" and self._highest_probability > 1:
+        if self._is_separated and self._highest_probability > 1:
             raise RefusedPlan(self._lot_above_separation())
         if self._fresh is not None:
             return self._fresh

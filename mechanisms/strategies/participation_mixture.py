@@ -219,9 +219,9 @@ def _taken_more_than(counts: Array, steps: int, probability: float, separation: 
     return np.asarray(np.minimum(chances * (1 + _SLACK), 1.0))
 
 
-def _longest_stretch(wanted: NDArray[np.bool_]) -> tuple[int, int]:
+def _longest_stretch(marked: NDArray[np.bool_]) -> tuple[int, int]:
     """The first and the last, exclusive, of the most neighbours that are all true; shape (n,)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], wanted.astype(int), [0]))))
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], marked.astype(int), [0]))))
     begins, ends = edges[::2], edges[1::2]
     longest = int(np.argmax(ends - begins))
     return int(begins[longest]), int(ends[longest])
