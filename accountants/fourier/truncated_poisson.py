@@ -319,8 +319,9 @@ class Cover:
         root = 2 * height / (slope + math.sqrt(slope * slope + 4 * odds * height))
         used = share * lots.cut
         if private:
-            # As many as there are of L others at the most, so that a larger data set is worse.
-            root = min(root, used / gain * (1 - TAIL_ERROR))
+            # As many as there are of L others at the most, so that a larger data set is worse; the
+            # chances on either side may each be wrong.
+            root = min(root, used / gain * (1 - 4 * TAIL_ERROR))
         spent = root * root
         if not 0 < spent < 1:
             return None

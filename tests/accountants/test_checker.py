@@ -200,6 +200,23 @@ def test_a_thousand_random_runs_are_proved_within_1e_4(block: int) -> None:
     assert not [line for line in outcomes if line.startswith("failed")]
 
 
+def test_a_cover_of_as_many_lots_as_there_are_is_proved() -> None:
+    """The engine's chances and the checker's differ by their rounding alone."""
+    event = Repeated(
+        event=TruncatedPoissonGaussian(
+            dataset_size=2000,
+            sampling_probability=0.025160764349291532,
+            max_lot_size=65,
+            noise_multiplier=0.8358753524919457,
+            neighbours="add_remove",
+        ),
+        count=9,
+    )
+    bracket = FourierAccountant().curve(event).epsilon(1.8e-7)
+    witness, _ = search_witness(event, bracket, 1.8e-7, 1e-3, 512)
+    assert any(witness.covers)
+
+
 def test_no_pattern_of_a_least_distance_exceeds_the_sensitivity_proved() -> None:
     """Against every pattern, of matrices with and without structure."""
     draw = random.Random(5)

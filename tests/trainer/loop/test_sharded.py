@@ -22,6 +22,7 @@ from affidavit.trainer import checkpoint as checkpoints
 from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
+from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.shards import rows_of
 from tests.trainer.loop.made import KEY, STEPS, entries_of
 from tests.trainer.loop.sharded import (
@@ -163,17 +164,18 @@ def test_a_rank_that_is_killed_stops_all_and_one_process_goes_on(tmp_path: Path)
 
 
 def strays(folder: Path) -> None:
-    """On a rank: one of the replicas changes a parameter, and all end."""
+    """On a rank: one of the replicas computes another update, and all end."""
     model = sharded_model(replicas=2)
     if dist.get_rank() == 3:
-        calls = count()
+        calls, update = count(), Muon.step
 
-        def forward_begins(*_: object) -> None:
-            if next(calls) == 36:
+        def step(self: Muon) -> None:
+            update(self)
+            if next(calls) == 6:
                 with torch.no_grad():
                     model.get_parameter("2.weight").to_local().add_(1.0)
 
-        model.register_forward_pre_hook(forward_begins)
+        Muon.step = step  # type: ignore[method-assign]
     with pytest.raises(RunFailure) as caught:
         trained(folder, "muon", "strayed", model)
     assert caught.value.code == "ranks_differ"
