@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -154,6 +154,7 @@ def problem_of(document: Mapping[str, Any]) -> Problem:
 
 EVENTS: dict[str, type[RunEvent] | type[RunProgress]] = {"state": RunEvent, "progress": RunProgress}
 """The model of each kind of event; other kinds are passed over."""
+FIELDS = ("id", "event", "data")
 
 
 class EventReader:
@@ -161,18 +162,27 @@ class EventReader:
 
     def __init__(self) -> None:
         self.last = ""
-        self._fields: dict[str, str] = {}
+        self.restart()
 
     def restart(self) -> None:
         """Forget the event that a broken connection left incomplete."""
-        self._fields = {}
+        self._rest = ""
+        self._fields: dict[str, str] = {}
 
-    def read(self, line: str) -> RunEvent | RunProgress | None:
-        """The event that ``line`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
+    def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
+        """The events that ``text`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        if len(self._rest) > MOST_LINE:
+            raise ValueError(f"a line of events is longer than {MOST_LINE} characters")
+        for line in lines:
+            event = self._event(line.removesuffix("\r"))
+            if event is not None:
+                yield event
+
+    def _event(self, line: str) -> RunEvent | RunProgress | None:
         name, _, value = line.partition(":")
-        if name:
+        if name in FIELDS:
             self._fields[name] = value.removeprefix(" ")
-            return None
         if line:
             return None
         fields, self._fields = self._fields, {}
@@ -191,6 +201,12 @@ RETRIES = 2
 """Repetitions of a request that failed."""
 RETRY_DELAY = 0.25
 """Seconds before the first repetition; each further one waits twice as long."""
+MOST_BYTES = 256 * 1024 * 1024
+"""Of an answer, when decompressed."""
+MOST_SECONDS = 600.0
+"""Until an answer is complete."""
+MOST_LINE = 64 * 1024
+"""Characters of a line of events."""
 LONGEST_DELAY = 30.0
 """Seconds, whatever Retry-After says."""
 POLL_DELAY = 1.0
@@ -206,19 +222,44 @@ FAILURES = (*NO_ANSWER, ValueError, TypeError, RecursionError)
 """What a broken connection or stream raises."""
 
 
-def read_at_most(response: httpx.Response, most: int, seconds: float) -> bytes:
-    """The body of a streamed ``response``, of ``most`` bytes when decompressed.
+class Body:
+    """The body of a streamed response: at most ``most`` bytes when decompressed, in ``seconds``."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._content = bytearray()
+        self._most = most
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def add(self, part: bytes) -> None:
+        """One more part; raises ``httpx.HTTPError`` where it is too much or too late."""
+        self._content += part
+        if len(self._content) > self._most:
+            raise httpx.RemoteProtocolError(f"the answer is longer than {self._most} bytes")
+        if time.monotonic() > self._end:
+            raise httpx.ReadTimeout(f"the answer takes longer than {self._seconds:g} s")
+
+    def of(self, response: httpx.Response) -> httpx.Response:
+        """``response``, with this body."""
+        headers = response.headers.copy()
+        headers.pop("content-encoding", None)
+        return httpx.Response(
+            response.status_code,
+            headers=headers,
+            content=bytes(self._content),
+            request=response.request,
+        )
+
+
+def read_at_most(response: httpx.Response, most: int, seconds: float) -> httpx.Response:
+    """A streamed ``response`` as a whole, of ``most`` bytes when decompressed.
 
     Raises ``httpx.HTTPError`` where it is more, or takes longer than ``seconds``.
     """
-    body, end = bytearray(), time.monotonic() + seconds
+    body = Body(most, seconds)
     for part in response.iter_bytes():
-        body += part
-        if len(body) > most:
-            raise httpx.RemoteProtocolError(f"the answer is longer than {most} bytes")
-        if time.monotonic() > end:
-            raise httpx.ReadTimeout(f"the answer takes longer than {seconds:g} s")
-    return bytes(body)
+        body.add(part)
+    return body.of(response)
 
 
 Answer = TypeVar("Answer")

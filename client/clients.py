@@ -16,7 +16,18 @@ from typing import Any, Generic, ParamSpec, Self, overload
 import httpx
 
 from affidavit.client import calls
-from affidavit.client.calls import Answer, Call, EventReader, Unreachable, conversation, error_of
+from affidavit.client.calls import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    Answer,
+    Body,
+    Call,
+    EventReader,
+    Unreachable,
+    conversation,
+    error_of,
+    read_at_most,
+)
 from affidavit.client.models import Run, RunEvent, RunProgress
 
 P = ParamSpec("P")
@@ -100,12 +111,11 @@ class _EventStream(EventReader):
         """Of the next request, which goes on after the last event."""
         return {**self._headers, **({"last-event-id": self.last} if self.last else {})}
 
-    def read(self, line: str) -> RunEvent | RunProgress | None:
-        """The event that ``line`` completes; raises ``ValueError``."""
-        event = super().read(line)
-        if event is not None:
+    def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
+        """The events that ``text`` completes; raises ``ValueError``."""
+        for event in super().read(text):
             self._failures = 0
-        return event
+            yield event
 
     def is_over(self, response: httpx.Response) -> bool:
         """Whether the service has no more events; raises what a refusal that is final is."""
@@ -168,7 +178,8 @@ class Client(_Requests):
 
     def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
-            return self._http.request(**self._options(call))
+            with self._http.stream(**self._options(call)) as response:
+                return read_at_most(response, MOST_BYTES, MOST_SECONDS)
         except calls.NO_ANSWER as error:
             return error
 
@@ -191,14 +202,24 @@ class Client(_Requests):
             try:
                 with self._http.stream("GET", events.url, headers=events.headers) as response:
                     if response.is_success:
-                        yield from filter(None, map(events.read, response.iter_lines()))
+                        for text in response.iter_text():
+                            yield from events.read(text)
+                        answer = response
                     else:
-                        response.read()
-                    if events.is_over(response):
+                        answer = read_at_most(response, MOST_BYTES, MOST_SECONDS)
+                    if events.is_over(answer):
                         return
             except calls.FAILURES as error:
                 events.fail(error)
             time.sleep(calls.RECONNECT_DELAY)
+
+
+async def _whole(response: httpx.Response) -> httpx.Response:
+    """What ``read_at_most`` returns."""
+    body = Body(MOST_BYTES, MOST_SECONDS)
+    async for part in response.aiter_bytes():
+        body.add(part)
+    return body.of(response)
 
 
 class AsyncClient(_Requests):
@@ -237,7 +258,8 @@ class AsyncClient(_Requests):
 
     async def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
-            return await self._http.request(**self._options(call))
+            async with self._http.stream(**self._options(call)) as response:
+                return await _whole(response)
         except calls.NO_ANSWER as error:
             return error
 
@@ -261,12 +283,13 @@ class AsyncClient(_Requests):
             try:
                 async with self._http.stream("GET", events.url, headers=events.headers) as response:
                     if response.is_success:
-                        async for line in response.aiter_lines():
-                            if (event := events.read(line)) is not None:
+                        async for text in response.aiter_text():
+                            for event in events.read(text):
                                 yield event
+                        answer = response
                     else:
-                        await response.aread()
-                    if events.is_over(response):
+                        answer = await _whole(response)
+                    if events.is_over(answer):
                         return
             except calls.FAILURES as error:
                 events.fail(error)

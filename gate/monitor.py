@@ -88,7 +88,7 @@ class HttpSource:
     def _get(self, path: str) -> bytes:
         try:
             with self._client.stream("GET", f"{self._url}/{path}") as response:
-                content = read_at_most(response, MOST_BYTES, MOST_SECONDS)
+                content = read_at_most(response, MOST_BYTES, MOST_SECONDS).content
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:

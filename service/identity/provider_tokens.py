@@ -42,6 +42,7 @@ import httpx
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from affidavit.client import read_at_most
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.provider import Provider
 
@@ -179,7 +180,10 @@ def _usable(record: Any) -> jwt.PyJWK | None:
 
 def _from_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        return _bounded(file.read(LARGEST + 1))
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(f"it is longer than {LARGEST} bytes")
+    return content
 
 
 def _from_url(url: str) -> bytes:
@@ -192,24 +196,13 @@ def _from_url(url: str) -> bytes:
 def fetch(method: str, url: str, **arguments: Any) -> tuple[int, bytes]:
     """The provider's response, its status and content; no redirect is followed.
 
-    Raises ``ValueError`` for one that is too large or takes too long, and httpx's errors.
+    Raises httpx's errors, also where it is too large or takes too long.
     """
-    end = time.monotonic() + READ_SECONDS
-    content = b""
     with httpx.stream(
         method, url, timeout=READ_SECONDS, follow_redirects=False, **arguments
     ) as response:
-        for piece in response.iter_bytes():
-            content = _bounded(content + piece)
-            if time.monotonic() > end:
-                raise ValueError(f"it did not arrive within {READ_SECONDS:g} s")
-        return response.status_code, content
-
-
-def _bounded(content: bytes) -> bytes:
-    if len(content) > LARGEST:
-        raise ValueError(f"it is longer than {LARGEST} bytes")
-    return content
+        whole = read_at_most(response, LARGEST, READ_SECONDS)
+    return whole.status_code, whole.content
 
 
 LEEWAY_SECONDS = 60

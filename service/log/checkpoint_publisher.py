@@ -206,9 +206,7 @@ def post(url: str, content: bytes, media: str) -> httpx.Response:
     sent = {"Content-Type": media, "Accept-Encoding": "identity"}
     try:
         with httpx.stream("POST", url, content=content, headers=sent, timeout=TIMEOUT) as response:
-            body = read_at_most(response, MOST_BYTES, TIMEOUT)
-            got = {"content-type": response.headers.get("content-type", "")}
-            return httpx.Response(response.status_code, headers=got, content=body)
+            return read_at_most(response, MOST_BYTES, TIMEOUT)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import affidavit
-from affidavit.client import calls
+from affidavit.client import calls, clients
 
 CERTIFIED = {
     "verdict": "certified",
@@ -196,3 +196,14 @@ def test_an_answer_is_read_up_to_a_size_and_a_time(most: int, seconds: float) ->
         pytest.raises(httpx.HTTPError, match="longer"),
     ):
         calls.read_at_most(response, most, seconds)
+
+
+def test_neither_an_answer_nor_a_line_of_events_is_without_end(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "MOST_BYTES", 99)
+    monkeypatch.setattr(calls, "MOST_LINE", 99)
+    with pytest.raises(affidavit.Unreachable, match="longer than 99 bytes"):
+        ask("content", ("/v1/status",), [httpx.Response(200, content=bytes(100))])
+    with pytest.raises(ValueError, match="longer than 99 characters"):
+        list(calls.EventReader().read("data: " + 94 * "x"))
