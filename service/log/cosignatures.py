@@ -3,7 +3,8 @@
 Two rules say which checkpoint is handed out:
 
 - everybody gets the newest that witnesses cosigned, as long as it is not much older than the
-  newest of all: verifiers and monitors that rely on witnesses can use no other;
+  newest of all, or one with more cosignatures that is hardly older: verifiers and monitors that
+  rely on witnesses can use no other;
 - the bundle of a certificate whose key was revoked since gets the oldest with the most
   cosignatures of before the revocation, because only those say that it is not backdated.
 
@@ -18,7 +19,7 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, func, insert, select
+from sqlalchemy import Connection, Engine, case, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.log import WitnessKey, parse_note, timestamp_line
@@ -33,7 +34,8 @@ PATIENCE = timedelta(minutes=10)
 """For how long the newest cosigned checkpoint stands for a newer one that nobody cosigned."""
 COMPLETION = timedelta(seconds=30)
 """For how long one with more cosignatures stands for a newer one, which may get them yet."""
-CANDIDATES = 100
+STAMPS = "timestamp+"
+"""How what stands for the witness of a timestamp begins."""
 
 
 class NotCosigned(Exception):
@@ -66,7 +68,7 @@ class Cosignatures:
         from rfc3161_client import decode_timestamp_response
 
         at = decode_timestamp_response(reply).tst_info.gen_time
-        witness = f"timestamp+{hashlib.sha256(reply).hexdigest()}"
+        witness = f"{STAMPS}{hashlib.sha256(reply).hexdigest()}"
         self._keep(note, witness, timestamp_line(reply), at)
 
     def _keep(self, note: str, witness: str, line: str, at: datetime) -> None:
@@ -82,49 +84,53 @@ class Cosignatures:
             return  # another replica had it cosigned too
 
 
-_COUNT = func.count(log_cosignatures.c.witness)
-_COSIGNED = (
-    select(log_checkpoints.c.id, log_checkpoints.c.signed_at, _COUNT.label("cosigners"))
-    .join(log_cosignatures)
-    .group_by(log_checkpoints.c.id, log_checkpoints.c.signed_at)
+_STAMPED = log_cosignatures.c.witness.startswith(STAMPS)
+_WITNESSES = func.sum(case((_STAMPED, 0), else_=1))
+# However many timestamps there are, they say less than one more witness.
+_STANDING = 2 * _WITNESSES + func.max(case((_STAMPED, 1), else_=0))
+_ID = log_cosignatures.c.checkpoint_id
+_NEWEST = (
+    select(
+        _ID.label("id"),
+        func.max(log_checkpoints.c.signed_at).label("signed_at"),
+        _STANDING.label("standing"),
+    )
+    .join_from(log_cosignatures, log_checkpoints)
+    .group_by(_ID)
+    .order_by(_ID.desc())
+    .limit(100)
 )
 
 
 def published(connection: Connection, newest: StoredCheckpoint) -> StoredCheckpoint:
     """The checkpoint for everybody, with its cosignatures; ``newest`` where nobody cosigns."""
     signed_at = newest.checkpoint.signed_at
-    rows = connection.execute(_COSIGNED.order_by(log_checkpoints.c.id.desc()).limit(2)).all()
-    if not rows or signed_at is None or rows[0].signed_at < signed_at - PATIENCE:
-        return newest
-    chosen = rows[0]
-    if len(rows) > 1 and rows[1].cosigners > chosen.cosigners:
-        complete = chosen.signed_at <= now_of(connection) - COMPLETION
-        chosen = chosen if complete else rows[1]
-    return _with_lines(connection, chosen)
+    complete = now_of(connection) - COMPLETION
+    chosen: Any = None
+    for row in connection.execute(_NEWEST).all():
+        if signed_at is None or row.signed_at < signed_at - PATIENCE:
+            break
+        if chosen is None or row.standing > chosen.standing:
+            chosen = row
+        if row.standing > 1 and row.signed_at <= complete:
+            break
+    return newest if chosen is None else _with_lines(connection, chosen.id)
 
 
 def from_before(
     connection: Connection, leaf_index: int, since: datetime
 ) -> StoredCheckpoint | None:
     """A checkpoint with that leaf that witnesses cosigned before ``since``; None if none is."""
-    first = (
-        select(log_checkpoints.c.id)
-        .join(log_cosignatures)
-        .where(log_checkpoints.c.tree_size > leaf_index, log_cosignatures.c.cosigned_at < since)
-        .distinct()
-        .order_by(log_checkpoints.c.id)
-        .limit(CANDIDATES)
-    )
+    first = select(func.min(log_checkpoints.c.id)).where(log_checkpoints.c.tree_size > leaf_index)
     query = (
-        _COSIGNED.where(
-            log_checkpoints.c.id.in_(first.scalar_subquery()),
-            log_cosignatures.c.cosigned_at < since,
-        )
-        .order_by(_COUNT.desc(), log_checkpoints.c.id)
+        select(_ID)
+        .where(first.scalar_subquery() <= _ID, log_cosignatures.c.cosigned_at < since)
+        .group_by(_ID)
+        .order_by(_STANDING.desc(), _ID)
         .limit(1)
     )
-    row = connection.execute(query).first()
-    return None if row is None else _with_lines(connection, row)
+    chosen = connection.execute(query).scalar()
+    return None if chosen is None else _with_lines(connection, chosen)
 
 
 def revoked_since(connection: Connection, key_id: str) -> datetime | None:
@@ -134,10 +140,10 @@ def revoked_since(connection: Connection, key_id: str) -> datetime | None:
     return since
 
 
-def _with_lines(connection: Connection, chosen: Row[Any]) -> StoredCheckpoint:
+def _with_lines(connection: Connection, checkpoint_id: int) -> StoredCheckpoint:
     query = select(log_checkpoints.c.note, signing_keys.c.record).join(signing_keys)
-    row = connection.execute(query.where(log_checkpoints.c.id == chosen.id)).one()
-    of_it = log_cosignatures.c.checkpoint_id == chosen.id
+    row = connection.execute(query.where(log_checkpoints.c.id == checkpoint_id)).one()
+    of_it = log_cosignatures.c.checkpoint_id == checkpoint_id
     lines = connection.execute(
         select(log_cosignatures.c.line).where(of_it).order_by(log_cosignatures.c.witness)
     ).scalars()

@@ -13,7 +13,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from affidavit.certificate import SigningKey
-from affidavit.certificate.log import WitnessKey, cosign, encode_base64, note_key, parse_note
+from affidavit.certificate.log import (
+    WitnessKey,
+    cosign,
+    encode_base64,
+    note_key,
+    parse_note,
+    timestamp_line,
+)
 from affidavit.service.database import open_engine
 from affidavit.service.log import checkpoint_publisher, cosignatures, witness_server
 from affidavit.service.log.checkpoint_publisher import (
@@ -152,6 +159,32 @@ def test_one_with_more_witnesses_stands_for_a_newer_one_for_a_while(
     assert log.reader.published().checkpoint == one.checkpoint
     monkeypatch.setattr(cosignatures, "PATIENCE", timedelta(seconds=-5))
     assert log.reader.published().checkpoint == newest.checkpoint
+
+
+def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, now = [SigningKey.generate() for _ in range(2)], datetime.now(UTC)
+    store = Cosignatures(log.engine)
+    monkeypatch.setattr(cosignatures, "COMPLETION", timedelta(seconds=-5))
+
+    def cosigned(note: str, *names: int) -> str:
+        for name in names:
+            witness = WitnessKey.of(f"w{name}", keys[name])
+            store.keep(note, cosign(note, f"w{name}", keys[name], now), witness)
+        return note
+
+    alone = [cosigned(log.grow(1).note, 0) for _ in range(3)]
+    both = cosigned(log.grow(1).note, 0, 1)
+    stamped = log.grow(1).note
+    for note in (alone[0], stamped):
+        for number in range(3):  # as keep_timestamp stores them
+            store._keep(note, f"{cosignatures.STAMPS}{number}", timestamp_line(b"%d" % number), now)
+    assert log.reader.published().note.startswith(both)
+    with log.engine.connect() as connection:
+        before = from_before(connection, 0, now + timedelta(hours=1))
+    assert before is not None
+    assert before.note.startswith(both)
 
 
 def test_evidence_of_before_a_revocation_is_the_oldest_that_has_the_leaf(log: Log) -> None:
