@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from affidavit.certificate import Assessment, curves
-from affidavit.trainer.audit.audit import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
-from affidavit.trainer.audit.transcript import Build, training_of
 from affidavit.trainer.training_state import TrainingState
 from tests.trainer.audit import faults
+from tests.trainer.audit.attacks import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
+from tests.trainer.audit.transcripts import Build, training_of
 
 Claims = Mapping[str, tuple[Claim, ...]]
 SILENT, OPPOSED = STAGES

@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from affidavit.trainer.audit.audit import lower_epsilon
-from affidavit.trainer.audit.transcript import REACH, CanaryData, CanaryModel
 from affidavit.trainer.blocks import block_name
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from tests.trainer.audit.attacks import lower_epsilon
+from tests.trainer.audit.transcripts import REACH, CanaryData, CanaryModel
 
 
 @pytest.mark.ordinary("*-60")

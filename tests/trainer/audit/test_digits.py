@@ -28,12 +28,11 @@ from affidavit.certificate.evidence.audit import lower_epsilon
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits
 from affidavit.trainer.adapters import Batch, Group
-from affidavit.trainer.audit import audit as trainer_audit
-from affidavit.trainer.audit.transcript import _config_of
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.sampling import LotSampler
 from affidavit.trainer.training_state import RunKeys, TrainingState
-from tests.trainer.audit import faults
+from tests.trainer.audit import attacks, faults
+from tests.trainer.audit.transcripts import config_of
 
 HIDDEN, FEATURES, CLIP, RATE = 15, 64, 0.5, 1e-3
 CANCELLING = 64.0
@@ -152,7 +151,7 @@ def released(
     plan: Plan, adapter: Adapter, data: Records, kind: type[TrainingState], key: bytes
 ) -> list[Sums]:
     """The noisy sums of a run's steps, as whoever has all iterates computes them."""
-    config, keys = _config_of(plan, len(data)), RunKeys(lots=derived_key(key, "lots"), probes=key)
+    config, keys = config_of(plan, len(data)), RunKeys(lots=derived_key(key, "lots"), probes=key)
     drawn, ratchet, before = LotSampler.of, Ratchet(key), _copied(adapter)
     result = []
     with pytest.MonkeyPatch.context() as patch:
@@ -332,9 +331,7 @@ def displaced(kind: type[TrainingState]) -> Audit:
 def of_separate_trainings(result: Audit) -> float:
     """The bound where trainings share nothing, so that right guesses are independent."""
     alarm = 1 - result.confidence
-    return trainer_audit.lower_epsilon(
-        result.right, result.guesses, delta=result.delta, alarm=alarm
-    )
+    return attacks.lower_epsilon(result.right, result.guesses, delta=result.delta, alarm=alarm)
 
 
 @pytest.mark.soak

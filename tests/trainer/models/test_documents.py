@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.trainer.audit.audit import ALARM
 from affidavit.trainer.data.text import word_list
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import DATA, MODELS, data_of, model_of
+from tests.trainer.audit.attacks import ALARM
 from tests.trainer.loop.made import DEVICE, KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()

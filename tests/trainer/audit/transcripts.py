@@ -192,7 +192,7 @@ def observe(
     ``signs`` has that of each step. Keys are derived from ``key``, so that an audit can be
     repeated.
     """
-    config, model = _config_of(plan, len(amplitudes)), CanaryModel()
+    config, model = config_of(plan, len(amplitudes)), CanaryModel()
     data = CanaryData(torch.tensor(amplitudes))
     release = plan.phases[0].releases[0]
     directions = model.direction(release.clip_norm)
@@ -220,7 +220,7 @@ def observe(
     )
 
 
-def _config_of(plan: Plan, size: int) -> RunConfig:
+def config_of(plan: Plan, size: int) -> RunConfig:
     """``plan`` for as many records as there are, configured without a certificate."""
     dataset = plan.dataset.model_copy(update={"size": size})
     closed = plan.model_copy(update={"dataset": dataset})

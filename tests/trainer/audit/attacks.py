@@ -61,7 +61,8 @@ import numpy as np
 from scipy.stats import beta
 
 from affidavit.plan import Plan, plan_from, schedule
-from affidavit.trainer.audit.transcript import (
+from affidavit.trainer.noise.chacha import derived_key
+from tests.trainer.audit.transcripts import (
     HIDDEN,
     Array,
     Build,
@@ -69,7 +70,6 @@ from affidavit.trainer.audit.transcript import (
     observe,
     training_of,
 )
-from affidavit.trainer.noise.chacha import derived_key
 
 Score = Callable[[Transcripts], Array]
 """From R runs to R numbers."""

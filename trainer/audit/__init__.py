@@ -1,1 +1,0 @@
-"""The audit: attacks that try to prove a run less private than its certificate says."""
