@@ -58,7 +58,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
         case Composed(events=events):
             for inner in events:
                 _count(inner, times, counts)
-        case EitherBound(events=(first, _)):
-            _count(first, times, counts)
+        case EitherBound(events=bounds):
+            _count(bounds[0], times, counts)
         case _:
             counts[event] += times

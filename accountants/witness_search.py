@@ -10,7 +10,8 @@ In certificates witnesses are JSON data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import index
 from typing import Any
@@ -39,6 +40,7 @@ from affidavit.accountants.checker import (
     ratio_points,
     single_release,
 )
+from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MOST_NODES, QUICK_NODES = 6000, 512
@@ -47,6 +49,8 @@ dp-accounting's PLD, which is asked where that proves too little."""
 _FIRST_NODES, _TRIES = 64, 6
 _SPACING = 8.0
 """Standard deviations between cuts, times the nodes."""
+_ABOUT = 1.2
+"""What approximates a bound is off by no more, relatively."""
 _HALVINGS = 10
 _MOST_TERMS = 100
 """Of a mixture that is cut on a lattice without taking long."""
@@ -58,27 +62,51 @@ _Found = tuple[RunWitness | None, Measure | SingleRelease]
 
 
 def search_witness(
-    event: Event, epsilon: Bracket, delta: float, looseness: float, most: int = MOST_NODES
+    event: Event,
+    epsilon: Bracket,
+    delta: float,
+    looseness: float,
+    most: int = MOST_NODES,
+    require: Callable[[Event], None] | None = None,
 ) -> tuple[Witness, Proof]:
     """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
 
     ``epsilon`` (nats) is what an engine computed. What is proved is at most ``looseness``, relative
-    to it, above its upper end; it lies below its lower end only where the engine is wrong. Raises
+    to it, above its upper end; it lies below its lower end only where the engine is wrong. Of
+    bounds of the run only those for which ``require`` does not raise ``Unproved`` are tried. Raises
     ``Unproved`` where no statement covers a release, or ``most`` nodes prove too little.
     """
-    bounds = list(enumerate(alternatives(event)))
-    # The second of two events is a single release, which is soon found to prove too little.
-    for place, bound in reversed(bounds):
+    bounds = alternatives(event)
+    for place in _likeliest(bounds, epsilon.upper, delta):
+        bound = bounds[place]
         covers = _covers(bound)
         # The engine's least bound may have cut lots revealed.
         for chosen in [covers, ()] if any(covers) else [()]:
             try:
+                if require is not None:
+                    require(bound)
                 witness, proof = _search(bound, chosen, epsilon, delta, looseness, most)
             except Unproved as failure:
                 unproved = failure
             else:
                 return replace(witness, alternative=place), proof
     raise unproved
+
+
+def _likeliest(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequence[int]:
+    """The places of the ``bounds`` that are about as low as ``epsilon`` (nats), the least first."""
+    if len(bounds) == 1:
+        return [0]
+    from affidavit.accountants.fourier.evaluation import (
+        approximate_epsilon,  # imports scipy, and is seldom needed
+    )
+
+    about = {}
+    for place, bound in enumerate(bounds):
+        with suppress(OutOfReach):
+            about[place] = approximate_epsilon(bound, delta)
+    places = sorted(about, key=about.__getitem__)
+    return [place for place in places if about[place] <= _ABOUT * epsilon] or places[:1] or [0]
 
 
 def _covers(event: Event) -> Covers:

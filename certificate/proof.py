@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from flint import arb
@@ -174,6 +174,8 @@ def _has_noise_and_lots(
     if own.correlation is not None and own.steps is not None:
         at = own.correlation.at(own.steps)
         if isinstance(leaf, GaussianMixture):
+            if phase.sampling.scheme == "b_min_sep":
+                raise no_statement("participations under b_min_sep")
             rate = schedule.highest_probability(plan, phase) * at.turn
             draws = Draws(most=-(-own.steps // at.turn) * records, probability=rate)
             return plan.adjacency != "replace_one" and all(
@@ -266,9 +268,9 @@ def _search(predicate: Mapping[str, Any]) -> tuple[Witness, Proof]:
     lowered, event = _lowered(predicate)
     epsilon, delta = (float(predicate["guarantee"][name]["upper"]) for name in ("epsilon", "delta"))
     bracket = Bracket(lower=epsilon, upper=epsilon)
-    witness, proof = search_witness(event, bracket, delta, 0.99 * LOOSENESS)
-    _require_noise(lowered, witness.event(event))
-    return witness, proof
+    return search_witness(
+        event, bracket, delta, 0.99 * LOOSENESS, require=partial(_require_noise, lowered)
+    )
 
 
 def _within(proof: Proof, predicate: Mapping[str, Any]) -> Proof:

@@ -15,6 +15,8 @@ any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a 
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖, under
 ``b_min_sep``                         ``b_min_sep`` drawn with the most that a step's draw can have
 any C, any of the last three          or a mixture over how a record happened to be drawn
+b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, that are told,
+with b ≥ b̂                            of multiplier σ_joint over what these steps' columns share
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -30,6 +32,8 @@ arXiv:2410.06266 (balls in bins); ``docs/theorems/correlated-noise.md``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -65,6 +69,7 @@ from affidavit.mechanisms.strategies.strategy import (
     column_norms,
     gram,
 )
+from affidavit.mechanisms.strategies.told_steps import ToldSteps, told_steps
 from affidavit.mechanisms.strategies.white_noise import (
     least_stretch,
     most_stretch,
@@ -217,25 +222,43 @@ class Correlation:
             return bound
         if self.plan.adjacency == "replace_one":
             return bound
-        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
+        bounds = [bound]
+        with suppress(TooLarge):
+            mixture = self._mixture(step, at)
+            hidden = GaussianMixture(
+                weights=mixture.weights,
+                noise_multiplier=joint / mixture.spacing * (1 - 4 * 2.0**-53),
+                conceded=mixture.conceded,
+            )
+            bounds.append(hidden)
+        if self._is_apart(at.strategy):
+            with suppress(TooLarge):
+                bounds += self._where_told(step.sampling_probability, at, joint)
+        return EitherBound(events=tuple(bounds)) if len(bounds) > 1 else bound
+
+    def _mixture(
+        self, step: PoissonSubsampledGaussian | PoissonSampledGroupGaussian, at: Streamed
+    ) -> ParticipationMixture:
+        """How far a record may move the run that is drawn as in ``step``; raises ``TooLarge``."""
         probability, apart = step.sampling_probability, self._phase.sampling.separation
-        try:
-            if apart is not None and self._is_apart(at.strategy):
-                longest = _sensitivity(at.strategy, Participation.single()).value
-                steps = at.strategy.steps
-                mixture = separated_mixture(longest, steps, probability, apart)
-            else:
-                mixture = participation_mixture(
-                    at.strategy, turn=at.turn, probability=probability, records=records
-                )
-        except TooLarge:
-            return bound
-        hidden = GaussianMixture(
-            weights=mixture.weights,
-            noise_multiplier=joint / mixture.spacing * (1 - 4 * 2.0**-53),
-            conceded=mixture.conceded,
+        if apart is not None and self._is_apart(at.strategy):
+            longest = _sensitivity(at.strategy, Participation.single()).value
+            return separated_mixture(longest, at.strategy.steps, probability, apart)
+        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
+        return participation_mixture(
+            at.strategy, turn=at.turn, probability=probability, records=records
         )
-        return EitherBound(events=(bound, hidden))
+
+    def _where_told(self, probability: float, at: Streamed, joint: float) -> Iterator[Event]:
+        """Bounds where it is told in which steps a record may be; raises ``TooLarge``."""
+        apart = self._phase.sampling.separation
+        assert apart is not None
+        for stretches in STRETCHES:
+            told = told_steps(
+                at.strategy, separation=apart, probability=probability, stretches=stretches
+            )
+            if told is not None:
+                yield _told_releases(told, joint)
 
     def attained(self, joint: float, steps: int) -> Event:
         """What the phase releases of one record that takes part as it likes, at σ_joint.
@@ -555,6 +578,28 @@ class Correlation:
         )
 
 
+def _told_releases(told: ToldSteps, joint: float) -> Event:
+    """The releases of ``told`` at σ_joint; the first of them concedes what they concede."""
+    (norm, _), *_ = told.norms
+    missed = 1 - told.probability
+    first = GaussianMixture(
+        weights=(missed, told.probability),
+        noise_multiplier=joint / norm * (1 - 4 * 2.0**-53),
+        conceded=told.conceded,
+    )
+    others = (
+        Repeated(
+            event=PoissonSubsampledGaussian(
+                sampling_probability=told.probability,
+                noise_multiplier=joint / norm * (1 - 4 * 2.0**-53),
+            ),
+            count=count - (place == 0),
+        )
+        for place, (norm, count) in enumerate(told.norms)
+    )
+    return Composed(events=(first, *others))
+
+
 def _adapts_its_clip_norm(plan: Plan) -> bool:
     return any(extra.kind == "adaptive_clipping_quantile" for extra in plan.extra)
 
@@ -596,6 +641,8 @@ def _built(
     return strategy if clip_schedule is None else Scheduled.of(strategy, clip_schedule)
 
 
+STRETCHES = 1, 2, 4, 8
+"""Steps of one block in which a record may be, of those that are told."""
 RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP = 1 + 4 * 2.0**-53

@@ -433,12 +433,12 @@ class RepeatAndSelect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EitherBound:
-    """A run that each of the two ``events`` bounds from above, whichever costs less.
+    """A run that each of the ``events``, two or more, bounds from above, whichever costs least.
 
-    Accountants know the first; ``alternatives`` are for those that can tell which is less.
+    Accountants know the first; ``alternatives`` are for those that can tell which is least.
     """
 
-    events: tuple[Event, Event]
+    events: tuple[Event, ...]
 
 
 Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound
@@ -446,14 +446,26 @@ Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound
 
 def alternatives(event: Event) -> tuple[Event, ...]:
     """``event``, or the events that each bound it, where it has any ``EitherBound`` in it."""
-    first, second = _chosen(event, 0), _chosen(event, 1)
-    return (event,) if first == second else (first, second)
+    return tuple(dict.fromkeys(_chosen(event, which) for which in range(_most_bounds(event))))
+
+
+def _most_bounds(event: Event) -> int:
+    match event:
+        case EitherBound(events=events):
+            return len(events)
+        case Repeated(event=inner) | RepeatAndSelect(event=inner):
+            return _most_bounds(inner)
+        case Composed(events=events):
+            return max(map(_most_bounds, events), default=1)
+        case _:
+            return 1
 
 
 def _chosen(event: Event, which: int) -> Event:
     match event:
         case EitherBound(events=events):
-            return _chosen(events[which], which)
+            # Parts that have fewer bounds begin again with their first.
+            return events[which % len(events)]
         case Repeated(event=inner) | RepeatAndSelect(event=inner):
             return replace(event, event=_chosen(inner, which))
         case Composed(events=events):

@@ -210,7 +210,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
             for inner in events:
                 _count(inner, times, counts)
         case EitherBound():
-            raise bad_witness("it does not say which of two bounds it is for")
+            raise bad_witness("it does not say which of several bounds it is for")
         case RepeatAndSelect():
             raise no_statement("RepeatAndSelect")
         case _:

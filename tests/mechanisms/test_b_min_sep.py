@@ -17,6 +17,8 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     separated_mixture,
     shown_separated,
 )
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.mechanisms.strategies.told_steps import told_steps
 from affidavit.plan import RefusedPlan, plan_from
 
 Patterns = list[tuple[float, tuple[int, ...]]]
@@ -154,3 +156,73 @@ def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
             reached = math.sqrt(k) * (1 - 1e-9) / upper.spacing
             assert sum(upper.weights[math.ceil(reached) :]) + upper.conceded >= truth * (1 - 1e-12)
             assert sum(shown.weights[k:]) <= truth * (1 + 1e-12)
+
+
+def told(steps: int, p: float, separation: int, stretches: int, phases: int) -> Patterns:
+    """Every pattern, with its chance, where record and phases are drawn as Theorem 15 says.
+
+    Asserts that no step is drawn with more than the chance that is stated for it.
+    """
+    bands = stretches * phases + 1 - (stretches > 1)
+    flat = Toeplitz.from_strategy([1.0] * bands, steps=steps)
+    stated = told_steps(flat, separation=separation, probability=p, stretches=stretches)
+    assert stated is not None
+    result: dict[tuple[int, ...], float] = {}
+
+    def go(chance: float, rows: tuple[int, ...], free: int) -> None:
+        """From the first step of a block on; the record may take part from the step ``free`` on."""
+        first = len(rows)
+        if first >= steps:
+            result[rows[:steps]] = result.get(rows[:steps], 0.0) + chance
+            return
+        length = stretches * phases
+        for phase in range(phases):
+            left = 1.0
+            for place in range(first + phase, first + length, phases):
+                if place < free:
+                    continue
+                # What b-min-sep gives this step, of what is left of this phase.
+                drawn = phases * p * (1 - p) ** (place - max(free, first)) / left
+                assert drawn <= stated.probability
+                taken = [0] * length
+                taken[place - first] = 1
+                go(chance / phases * left * drawn, (*rows, *taken), place + separation)
+                left *= 1 - drawn
+            go(chance / phases * left, (*rows, *[0] * length), free)
+
+    go(1.0, (), 0)
+    return [(chance, rows) for rows, chance in result.items()]
+
+
+@pytest.mark.parametrize(("separation", "stretches", "phases"), [(3, 1, 3), (5, 2, 2), (6, 3, 2)])
+def test_phases_that_are_told_leave_the_law_of_participations(
+    separation: int, stretches: int, phases: int
+) -> None:
+    expected = {rows: chance for chance, rows in patterns(8, 0.08, separation, warm=False)}
+    actual = {rows: chance for chance, rows in told(8, 0.08, separation, stretches, phases)}
+    assert actual == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("coefficients", [[1.0, -0.6, 0.5, 0.4, 0.1], [0.2, 0.3, 0.5, 0.7, 1.0]])
+@pytest.mark.parametrize(("stretches", "phases"), [(1, 4), (2, 2)])
+def test_noise_of_steps_that_are_told_is_inside_the_noise_of_the_run(
+    coefficients: list[float], stretches: int, phases: int
+) -> None:
+    steps, length = 60, stretches * phases
+    matrix = strategy(coefficients, steps)
+    stated = told_steps(
+        Toeplitz.from_strategy(coefficients, steps=steps),
+        separation=5,
+        probability=0.1,
+        stretches=stretches,
+    )
+    assert stated is not None
+    norms = np.repeat(*zip(*stated.norms, strict=True))
+    assert len(norms) == steps // phases
+    draws = np.random.default_rng(3)
+    for _ in range(300):
+        start = np.repeat(draws.integers(phases, size=steps // length), stretches)
+        columns = matrix[:, np.arange(steps // phases) * phases + start]
+        shared = np.sqrt(np.abs(columns.T @ columns).sum(axis=1))
+        assert np.linalg.norm(columns / shared, 2) <= 1 + 1e-12
+        assert np.all(np.sort(shared)[::-1] <= np.sort(norms)[::-1] * (1 + 1e-12))
