@@ -200,6 +200,27 @@ def sum_or_mean(case: Case) -> Iterator[Way]:
     )
 
 
+@mistake(
+    wrong="The noise multiplier is a standard deviation, σ; σ² is the variance.",
+    source="formula: N(0, σ²C²I) of Abadi et al., arXiv:1607.00133, Algorithm 1",
+    fix="State the standard deviation of the noise over the clip norm.",
+    field=("releases",),
+)
+def variance_or_deviation(case: Case) -> Iterator[Way]:
+    """The square of the noise multiplier for it, or the root."""
+    sigmas = {sigma for phase in case.plan.phases for sigma in _distinct_sigmas(phase)}
+    if len(sigmas) > 1:
+        return
+    (sigma,) = sigmas
+    # Either makes the noise look larger than it is.
+    power, words = (2.0, "its square, the variance") if sigma > 1 else (0.5, "its root")
+    yield Way(
+        text=f"{sigma**power:.6g} was accounted as the noise multiplier: {words}",
+        change=scaled(sigma ** (power - 1)),
+        cost=2.2,
+    )
+
+
 def _per_block(case: Case) -> bool:
     return all(phase.clipping == "per_block" for phase in case.plan.phases)
 

@@ -294,15 +294,22 @@ def microbatch_sensitivity(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="The rounds of one training compose; an accountant that is made anew in each "
-    "reports the last alone.",
+    wrong="The steps, epochs and rounds of one training compose; an accountant that is made anew "
+    "for each reports the last alone.",
     source="formula: Opacus, a PrivacyEngine made in each round of a Flower client's fit()",
-    fix="Keep one accountant for all rounds.",
+    fix="Keep one accountant for the whole training.",
     field=("steps",),
 )
 def accountant_reset(case: Case) -> Iterator[Way]:
-    """ε of one of several rounds or phases, each with an accountant of its own."""
-    last = len(case.facts) - 1
+    """ε of one of several steps, epochs, rounds or phases, each accounted for itself."""
+    last, first = len(case.facts) - 1, case.first
+    for steps, part in {1: "step", **dict.fromkeys(first.lots, "epoch")}.items():
+        if 0 < steps < first.steps:
+            yield Way(
+                text=f"one {part} was accounted instead of {first.steps} steps",
+                change=_steps_shared(steps / first.steps),
+                cost=2.0,
+            )
     for index in sorted({0, 1, last - 1, last}) if last else ():
         yield Way(
             text=f"phase {index} alone was accounted, of {last + 1}",
@@ -310,10 +317,10 @@ def accountant_reset(case: Case) -> Iterator[Way]:
             cost=1.6 if index == last else 2.2,
         )
     for place, rounds in enumerate(ROUNDS):
-        if case.first.steps % rounds == 0:
+        if first.steps % rounds == 0:
             yield Way(
-                text=f"{case.first.steps // rounds} steps were accounted instead of "
-                f"{case.first.steps}: the last of {rounds} rounds",
+                text=f"{first.steps // rounds} steps were accounted instead of "
+                f"{first.steps}: the last of {rounds} rounds",
                 change=_steps_shared(1 / rounds),
                 cost=2.9 + 0.1 * place,
             )

@@ -35,6 +35,7 @@ SPECIFIED = [
     "loose_delta",
     "microbatch_sensitivity",
     "accountant_reset",
+    "variance_or_deviation",
 ]
 
 
