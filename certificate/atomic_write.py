@@ -25,9 +25,23 @@ UNSUPPORTED = (errno.EBADF, errno.EINVAL)
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``content`` in one step, with ``mode`` from the first byte on.
 
-    No reader sees half of it, and when this returns both are on the disk. Raises ``OSError``;
-    then ``path`` is as it was, unless it was the disk that failed at the very last.
+    No reader sees half of it, and when this returns both are on the disk. A device or a pipe is
+    written to, and not replaced. Raises ``OSError`` with the name of ``path``; then ``path`` is as
+    it was, unless it was the disk that failed at the very last.
     """
+    try:
+        stream_of_shell = path.is_relative_to("/dev") and path.is_symlink()  # like /dev/stdout
+        if stream_of_shell or path.is_char_device() or path.is_fifo():
+            with path.open("wb") as stream:
+                stream.write(content)
+        else:
+            _replace(path, content, mode)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:

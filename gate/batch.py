@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
 from contextlib import nullcontext
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -31,7 +32,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from affidavit.certificate import certify, malformed_result
-from affidavit.gate.console import err, print_json, stop
+from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
@@ -85,7 +86,7 @@ def batch(
                     if written is None:
                         print_json(result)
                     else:
-                        written.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+                        _append(written, result)
                     exits.add(code)
                     progress.advance(task)
             except MalformedPlan as error:
@@ -95,9 +96,19 @@ def batch(
     raise typer.Exit(worst(exits))
 
 
+def _append(stream: FileIO, result: dict[str, Any]) -> None:
+    """Write a result as a whole line; one call may write less."""
+    left = memoryview(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+    try:
+        while left:
+            left = left[stream.write(left) :]
+    except OSError as error:
+        stop_unwritable(str(stream.name), error)
+
+
 def _resume(output: Path) -> list[Exit]:
     """The exit codes of the whole lines in ``output``; a partial line at its end is cut off."""
-    if not output.exists():
+    if not output.is_file():
         return []
     codes, whole = [], 0
     with output.open("r+b") as stream:

@@ -46,8 +46,11 @@ def _bound(epsilon: str | None, verdict: str | None) -> str:
 
 def _read_base(file: str, base: str) -> bytes | None:
     """The bytes of ``file`` at ``base``; None if it did not exist. Raises ``NoBase``."""
-    if Path(base).is_file():
-        return Path(base).read_bytes()
+    try:
+        if Path(base).is_file():
+            return Path(base).read_bytes()
+    except OSError as error:
+        raise NoBase(f"cannot read {base}: {error.strerror}") from None
     if base.startswith("-"):
         raise NoBase(f"{base} is neither a file nor a commit")
     folder = Path(file).resolve().parent

@@ -47,6 +47,16 @@ def test_it_has_its_mode_whatever_the_mask_and_what_was_there(
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(path, b"content")
+    assert os.read(reader, 99) == b"content"
+    os.close(reader)
+    assert [stat.S_ISFIFO(entry.stat().st_mode) for entry in tmp_path.iterdir()] == [True]
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 def test_where_it_cannot_be_written_it_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -57,7 +67,7 @@ def test_where_it_cannot_be_written_it_is_as_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space.*/file'"):
         write_atomically(tmp_path / "file", b"new")
     assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("file", b"old")]
 

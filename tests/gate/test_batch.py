@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -229,6 +230,17 @@ def test_an_interrupted_batch_continues_where_its_output_ends(
     refused = run("batch", path, "--output", str(output))
     assert (refused.exit_code, "not a result of affidavit batch" in refused.stderr) == (2, True)
     assert output.read_bytes() == b'{"something": "else"}\n'
+
+
+def test_a_result_that_is_not_written_to_its_end_fails(save: Any, run: Any, tmp_path: Path) -> None:
+    output = tmp_path / "results.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (99, before[1]))  # as a disk that is full
+    try:
+        full = run("batch", save(b"{}\n", "plans.jsonl"), "--jobs", "1", "--output", str(output))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (full.exit_code, "cannot write" in full.stderr) == (2, True)
 
 
 def test_without_ray_the_remedy_is_named(save: Any, run: Any) -> None:

@@ -335,7 +335,7 @@ def test_the_change_that_moved_epsilon_comes_first(run: Any) -> None:
     assert run("check", "plan.yaml", "--diff", "base.yaml").stderr.splitlines() == told
 
 
-@pytest.mark.parametrize("base", ["no-such-ref", "--output=x", "HEAD"])
+@pytest.mark.parametrize("base", ["no-such-ref", "--output=x", "HEAD", "x" * 300])
 def test_a_base_that_is_none_is_a_mistake_of_use(run: Any, base: str) -> None:
     Path("plan.yaml").write_text(WEAK)
     result = run("check", "plan.yaml", f"--diff={base}")
