@@ -47,9 +47,10 @@ import select
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import (
     URL,
@@ -70,6 +71,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from affidavit.service import teams
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 BUSY_MILLISECONDS = 10_000
@@ -146,6 +148,24 @@ def reader(engine: Engine) -> Engine:
 def writer(engine: Engine) -> Engine:
     """``engine`` for transactions that write; shares its connections."""
     return engine.execution_options(affidavit_writes=True)
+
+
+class Store:
+    """What is stored behind one engine; safe to use from several threads and processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._reader, self._writer = engine, reader(engine), writer(engine)
+
+    def read(
+        self, query: Callable[Concatenate[Connection, P], T], *values: P.args, **named: P.kwargs
+    ) -> T:
+        """The result of ``query`` on a connection of its own."""
+        with self._reader.connect() as connection:
+            return query(connection, *values, **named)
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """A transaction that writes."""
+        return self._writer.begin()
 
 
 def write(engine: Engine, work: Callable[[Connection], T]) -> T:

@@ -43,7 +43,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
-    Engine,
     ForeignKey,
     Index,
     LargeBinary,
@@ -71,7 +70,7 @@ from affidavit.certificate import (
     read_keyset,
 )
 from affidavit.client import ResponseModel
-from affidavit.service.database import reader, write
+from affidavit.service.database import Store, write
 from affidavit.service.identity.second_person import Approve, alone
 from affidavit.service.log.entries import append
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
@@ -214,22 +213,16 @@ revoked_keys = Table(
 )
 
 
-class KeysetStore:
-    """Keysets behind one engine; safe to call from several threads and processes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._engine = engine
+class KeysetStore(Store):
+    """The keysets."""
 
     def newest(self) -> bytes | None:
         """The newest version, byte for byte."""
-        with self._reader.connect() as connection:
-            return _newest(connection)[1]
+        return self.read(_newest)[1]
 
     def signed(self) -> SignedKeyset | None:
         """The newest version."""
-        with self._reader.connect() as connection:
-            return _newest(connection)[0]
+        return self.read(_newest)[0]
 
     def administrators(self) -> int:
         """How many people a budget or a policy needs; 1 without a keyset."""

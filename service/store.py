@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Engine,
     RowMapping,
     Select,
     bindparam,
@@ -39,7 +37,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate import statement_in
 from affidavit.service.clock import NOW
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.database import hold, reader, writer
+from affidavit.service.database import Store, hold
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.tables import (
@@ -124,29 +122,22 @@ def _no_further_writes(connection: Connection) -> None:
     """A transaction that only stores certificates."""
 
 
-class CertificateStore:
-    """Certificates behind one engine; safe to call from several threads and processes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._writer = writer(engine)
+class CertificateStore(Store):
+    """The certificates."""
 
     def find(self, certificate_id: str) -> StoredCertificate | None:
         """The current issue of that id, a trusted one before an untrusted one."""
-        with self._reader.connect() as connection:
-            return current(connection, certificate_id)
+        return self.read(current, certificate_id)
 
     def last(
         self, certificate_ids: Iterable[str], *, untrusted: bool
     ) -> dict[str, StoredCertificate]:
         """The issues that new ones of that trust would supersede, by id, where there are any."""
-        with self._reader.connect() as connection:
-            return currents(connection, certificate_ids, untrusted=untrusted)
+        return self.read(currents, certificate_ids, untrusted=untrusted)
 
     def issues(self, certificate_id: str) -> list[StoredCertificate]:
         """All issues of that id, the untrusted ones after the trusted, latest first."""
-        with self._reader.connect() as connection:
-            return issues(connection, certificate_id)
+        return self.read(issues, certificate_id)
 
     def issue(self, certificate_id: str, number: int, *, untrusted: bool) -> StoredCertificate:
         """One issue of that id, which a reservation or a run refers to."""
@@ -171,10 +162,6 @@ class CertificateStore:
         with self.writing() as connection:
             requests_by_id = [(certificate_id, request)]
             return find_and_record(connection, requests_by_id, untrusted_too, is_stale)[0]
-
-    def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes, for the functions below."""
-        return self._writer.begin()
 
     def add(
         self,

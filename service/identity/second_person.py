@@ -40,7 +40,7 @@ from sqlalchemy import (
 from affidavit.certificate.log import LogEntry
 from affidavit.client import Proposal
 from affidavit.plan import digest_of
-from affidavit.service.database import hold, writer
+from affidavit.service.database import Store, hold
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
 from affidavit.service.log.entries import append, logged
@@ -77,7 +77,7 @@ class _Otherwise(Exception):
     """More people have to agree, or enough have."""
 
 
-class SecondPerson:
+class SecondPerson(Store):
     """The rule behind one engine; ``administrators`` is how many the newest keyset wants.
 
     ``revocations`` reads when a token of each person was revoked last.
@@ -89,8 +89,7 @@ class SecondPerson:
         administrators: Callable[[], int],
         revocations: Callable[[Connection], Mapping[str, datetime]],
     ) -> None:
-        self._engine = engine
-        self._writer = writer(engine)
+        super().__init__(engine)
         self._administrators = administrators
         self._revocations = revocations
 

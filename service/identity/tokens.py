@@ -72,7 +72,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.database import reader, write, writer
+from affidavit.service.database import Store, write
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
     NEVER_OF_A_TEAM,
@@ -219,13 +219,11 @@ class Token:
         return ", ".join(named) if Scope.WORK in self.scopes else ""
 
 
-class TokenRepository:
-    """Tokens behind one engine; safe to call from several threads and processes."""
+class TokenRepository(Store):
+    """The tokens."""
 
     def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._engine = engine
-        self._writer = writer(engine)
+        super().__init__(engine)
         self._any = False
         self._uses: dict[str, float] = {}
         self._lock = Lock()
@@ -337,8 +335,7 @@ class TokenRepository:
 
     def with_id(self, token_id: str) -> Token | None:
         """The token of that id, whether or not it still counts."""
-        with self._reader.connect() as connection:
-            stored = _find(connection, token_id)
+        stored = self.read(_find, token_id)
         return None if stored is None else stored[0]
 
     def find(self, text: TokenText) -> Token | None:

@@ -41,6 +41,7 @@ from affidavit.service.concurrency import Batcher, ComputationCache, in_thread_p
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.keys import Keyring
+from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.models import forecast_of, ledger_of, position_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
@@ -154,7 +155,7 @@ class LedgerService:
         self._keyring = keyring
         self._loopback = loopback
         self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
-            in_thread_pool(ledger_store.find_all)
+            in_thread_pool(lambda scopes: ledger_store.read(repository.find_ledgers, scopes))
         )
         self._cache: ComputationCache[dict[str, Any]] = ComputationCache(
             max_results=CACHE_SIZE, max_waiting=MAX_WAITING
@@ -169,7 +170,9 @@ class LedgerService:
         response, whatever became of the certificate since.
         """
         if call.idempotency_key is not None:
-            earlier = await run_in_threadpool(self._ledger_store.repeated, call)
+            earlier = await run_in_threadpool(
+                self._ledger_store.read, transitions.repeated_reservation, call
+            )
             if earlier is not None:
                 return earlier, False
         run = await self.costed(dataset, certificate_id)
@@ -214,7 +217,9 @@ class LedgerService:
 
     async def composed(self, ledger: StoredLedger) -> Composition:
         """ε of all that runs or ran in a ledger, composed as if it had been fixed in advance."""
-        reservations = await run_in_threadpool(self._ledger_store.reservations, ledger.id)
+        reservations = await run_in_threadpool(
+            self._ledger_store.read, repository.reservations_of, ledger.id
+        )
         return await self._composed(ledger, reservations)
 
     async def forecast(self, ledger: StoredLedger, certificate_id: str) -> Forecast:
@@ -260,7 +265,9 @@ class LedgerService:
     async def _with_entries(
         self, ledger: StoredLedger, cost: RunCost | None, certificate_id: str | None
     ) -> Ledger:
-        reservations = await run_in_threadpool(self._ledger_store.reservations, ledger.id)
+        reservations = await run_in_threadpool(
+            self._ledger_store.read, repository.reservations_of, ledger.id
+        )
         composed = await self._composed(ledger, reservations)
         forecast = None
         if cost is not None and certificate_id is not None:

@@ -24,15 +24,15 @@ that died between reservation and run, is released after a week.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, and_, exists, select
 
+from affidavit.service.database import Store, write
 from affidavit.service.database import hold as hold_certificate
-from affidavit.service.database import reader, write
 from affidavit.service.errors import WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.second_person import Approve, alone
@@ -48,50 +48,16 @@ from affidavit.service.ledger.transitions import Change, CostedRun, HeldByRun, L
 from affidavit.service.runs.repository import run_leases, runs
 
 
-class LedgerStore:
-    """The ledgers behind one engine; safe to call from several threads and processes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._engine = engine
-
-    # ---- reading ---------------------------------------------------------------------
+class LedgerStore(Store):
+    """The ledgers; ``repository`` and ``transitions`` have what is read of them."""
 
     def ledgers(self, dataset: str | None = None) -> list[StoredLedger]:
         """The ledgers of ``dataset``, or all of them."""
-        with self._reader.connect() as connection:
-            return repository.all_ledgers(connection, dataset)
-
-    def find(self, scope: LedgerScope) -> StoredLedger | None:
-        """The ledger of ``scope``, if it has a budget."""
-        with self._reader.connect() as connection:
-            return repository.find_ledger(connection, scope)
-
-    def find_all(self, scopes: Sequence[LedgerScope]) -> list[StoredLedger | None]:
-        """The same for each of ``scopes``, in one look."""
-        with self._reader.connect() as connection:
-            ledgers = {scope: repository.find_ledger(connection, scope) for scope in set(scopes)}
-        return [ledgers[scope] for scope in scopes]
-
-    def reservations(self, ledger_id: int) -> list[StoredReservation]:
-        """The reservations of a ledger, latest first."""
-        with self._reader.connect() as connection:
-            return repository.reservations_of(connection, ledger_id)
+        return self.read(repository.all_ledgers, dataset)
 
     def reservation(self, reservation_id: str) -> StoredReservation:
         """The reservation of that id; raises ``UnknownReservation``."""
-        with self._reader.connect() as connection:
-            return transitions.get_reservation(connection, reservation_id)
-
-    def repeated(self, call: CommandContext) -> StoredReservation | None:
-        """The reservation of an earlier request with this key; None if there was no such request.
-
-        Raises ``IdempotencyKeyReused``. ``reserve`` looks again, in its transaction.
-        """
-        with self._reader.connect() as connection:
-            return transitions.repeated_reservation(connection, call)
-
-    # ---- writing ---------------------------------------------------------------------
+        return self.read(transitions.get_reservation, reservation_id)
 
     def set_budget(
         self,
@@ -120,11 +86,6 @@ class LedgerStore:
             return ledger, created
 
         return write(self._engine, work)
-
-    def grants(self, dataset: str) -> list[RowMapping]:
-        """What other teams may do with ``dataset``."""
-        with self._reader.connect() as connection:
-            return repository.grants_of(connection, dataset)
 
     def grant(
         self,

@@ -27,7 +27,7 @@ from affidavit.certificate import (
     sign_status,
 )
 from affidavit.plan import digest_of, load_json
-from affidavit.service.database import reader, writer
+from affidavit.service.database import Store
 from affidavit.service.keys import Keyring, keysets
 from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED, revocations, status_lists
 from affidavit.service.tables import UtcDateTime, certificates, signing_keys
@@ -39,12 +39,11 @@ LISTED_AFTER = timedelta(days=1)
 """How long an issue stays listed after its validity; a verifier's clock can be slow."""
 
 
-class StatusLists:
-    """The status lists of one service; safe to use from several threads and processes."""
+class StatusLists(Store):
+    """The status lists of one service."""
 
     def __init__(self, engine: Engine, signers: Keyring, issuer: str | None) -> None:
-        self._reader = reader(engine)
-        self._writer = writer(engine)
+        super().__init__(engine)
         self._signers = signers
         self._issuer = issuer
 

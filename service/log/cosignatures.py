@@ -19,12 +19,12 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, case, func, insert, select
+from sqlalchemy import Connection, case, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.log import WitnessKey, parse_note, timestamp_line
 from affidavit.service.clock import now_of
-from affidavit.service.database import reader, writer
+from affidavit.service.database import Store
 from affidavit.service.keys import revoked_keys
 from affidavit.service.log.entries import log_checkpoints, log_cosignatures
 from affidavit.service.log.stored_tree import StoredCheckpoint, open_stored
@@ -42,12 +42,8 @@ class NotCosigned(Exception):
     """The witness's answer holds no valid cosignature of its key; the text says why."""
 
 
-class Cosignatures:
-    """The cosignatures behind one engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._writer = writer(engine)
+class Cosignatures(Store):
+    """The cosignatures of checkpoints."""
 
     def keep(self, note: str, answer: str, witness: WitnessKey) -> None:
         """Store the earliest line of ``witness`` in ``answer`` under the checkpoint ``note``.

@@ -31,7 +31,7 @@ from affidavit.certificate.log import (
     verify_inclusion,
 )
 from affidavit.plan import canonical_json
-from affidavit.service.database import reader
+from affidavit.service.database import Store, reader
 from affidavit.service.log.cosignatures import from_before, published, revoked_since
 from affidavit.service.log.entries import entry_of, log_entries, log_leaves
 from affidavit.service.log.stored_tree import (
@@ -62,16 +62,12 @@ class InclusionProof:
     hashes: tuple[bytes, ...]
 
 
-class LogReader:
-    """The log behind one engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
+class LogReader(Store):
+    """The log."""
 
     def latest(self) -> StoredCheckpoint:
         """The newest checkpoint; raises ``NotLogged``."""
-        with self._reader.connect() as connection:
-            return _latest(connection)
+        return self.read(_latest)
 
     def published(self) -> StoredCheckpoint:
         """The checkpoint for everybody, with its cosignatures; raises ``NotLogged``."""

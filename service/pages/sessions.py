@@ -40,7 +40,7 @@ from sqlalchemy import (
     update,
 )
 
-from affidavit.service.database import reader, writer
+from affidavit.service.database import Store
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.tokens import TokenRepository
@@ -80,12 +80,11 @@ NewSession = tuple[str, datetime]
 """A new session: the cookie's value, and when it ends at the latest."""
 
 
-class Sessions:
-    """Sessions behind one engine; safe to call from several threads and processes."""
+class Sessions(Store):
+    """The sessions of browsers."""
 
     def __init__(self, engine: Engine, tokens: TokenRepository) -> None:
-        self._reader = reader(engine)
-        self._writer = writer(engine)
+        super().__init__(engine)
         self._tokens = tokens
 
     def begin(self, caller: Caller, *, at: datetime) -> NewSession:

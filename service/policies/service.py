@@ -79,7 +79,7 @@ def activate(
 
     Raises ``PolicyConflict`` and ``PolicyTampered``. An active version is returned as it is.
     """
-    with store.writer.begin() as connection:
+    with store.writing() as connection:
         lock_policies(connection)
         policies = store.policy_set_in(connection)
         last = policies.policies.get(policy.name)
@@ -146,7 +146,7 @@ def grant(
     """
     team = request.team or team
     now = at.replace(microsecond=0)
-    with store.writer.begin() as connection:
+    with store.writing() as connection:
         lock_policies(connection)
         waiver = _checked(store, connection, request, actor, now)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
@@ -182,7 +182,7 @@ def revoke(
 
     A revoked waiver is returned as it is.
     """
-    with store.writer.begin() as connection:
+    with store.writing() as connection:
         lock_policies(connection)
         stored = store.waiver_in(connection, waiver_id)
         if stored is None or stored.revoked_at is not None:

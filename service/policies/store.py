@@ -64,7 +64,7 @@ from affidavit.certificate.policy import (
     sign_document,
 )
 from affidavit.plan import Plan
-from affidavit.service.database import hold, reader, writer
+from affidavit.service.database import Store, hold
 from affidavit.service.log.entries import logged
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
@@ -156,8 +156,8 @@ class StoredWaiver:
         return "in_force" if now < self.waiver.expires else "expired"
 
 
-class PolicyStore:
-    """Policies and waivers behind one engine; ``keys`` returns the keys of the key directory.
+class PolicyStore(Store):
+    """Policies and waivers; ``keys`` returns the keys of the key directory.
 
     Waivers end by the time of ``now``.
     """
@@ -168,23 +168,21 @@ class PolicyStore:
         keys: Callable[[], Iterable[Mapping[str, Any]]],
         now: Callable[[], datetime],
     ) -> None:
-        self.reader = reader(engine)
-        self.writer = writer(engine)
+        super().__init__(engine)
         self._keys = keys
         self._now = now
         self._last: dict[str | None, PolicySet] = {}
 
     def policy_set(self) -> PolicySet:
         """The policy set in force; raises ``PolicyTampered``."""
-        with self.reader.connect() as connection:
-            return self.policy_set_in(connection)
+        return self.read(self.policy_set_in)
 
     def policy_set_in(self, connection: Connection) -> PolicySet:
         """The policy set in force as ``connection`` sees it; raises ``PolicyTampered``."""
         head, team = _head(connection), TEAM.get()
         last = self._last.get(team, PolicySet())
         if head != last.head:
-            last = self._read(connection, head)
+            last = self._load(connection, head)
             self._last[team] = last
         return last
 
@@ -209,7 +207,7 @@ class PolicyStore:
 
     def versions(self) -> list[StoredPolicy]:
         """Every version of every policy, newest first."""
-        with self.reader.connect() as connection:
+        with self._reader.connect() as connection:
             rows = connection.execute(_with_key(policies).order_by(policies.c.id.desc()))
             keys = self._key_records()
             return [_policy(row, keys) for row in rows.mappings()]
@@ -217,21 +215,20 @@ class PolicyStore:
     def version(self, name: str, version: int) -> StoredPolicy | None:
         """One version of a policy, or None."""
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
-        with self.reader.connect() as connection:
+        with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
             return None if row is None else _policy(row, self._key_records())
 
     def granted(self) -> list[StoredWaiver]:
         """Every waiver, newest first."""
-        with self.reader.connect() as connection:
+        with self._reader.connect() as connection:
             rows = connection.execute(_waivers().order_by(waivers.c.id.desc())).mappings()
             keys = self._key_records()
             return [_waiver(row, keys) for row in rows]
 
     def waiver(self, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
-        with self.reader.connect() as connection:
-            return self.waiver_in(connection, waiver_id)
+        return self.read(self.waiver_in, waiver_id)
 
     def waiver_in(self, connection: Connection, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
@@ -239,7 +236,7 @@ class PolicyStore:
         row = connection.execute(query).mappings().first()
         return None if row is None else _waiver(row, self._key_records())
 
-    def _read(self, connection: Connection, head: Head) -> PolicySet:
+    def _load(self, connection: Connection, head: Head) -> PolicySet:
         keys = self._key_records()
         name, version = policies.c.name, policies.c.version
         newest = tuple_(name, version).in_(select(name, func.max(version)).group_by(name))

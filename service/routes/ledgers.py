@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
+from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import (
     BudgetRequest,
     CommitRequest,
@@ -182,7 +183,7 @@ def grants(
     dataset: DatasetName,
 ) -> Page[Grant]:
     """Does not include the team that owns the data set."""
-    return _grants(services.ledger_store.grants(dataset))
+    return _grants(services.ledger_store.read(repository.grants_of, dataset))
 
 
 @router.post(

@@ -23,20 +23,19 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from hmac import compare_digest
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Conformance, SearchOpening
 from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.database import Store
 from affidavit.service.database import hold as hold_certificate
-from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
@@ -347,23 +346,8 @@ class RunNotStarted(DomainError):
     code = "run_not_started"
 
 
-class RunQueue:
-    """The queue behind one engine; safe to use from several threads and processes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reader(engine)
-        self._writer = writer(engine)
-
-    def transaction(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes."""
-        return self._writer.begin()
-
-    def read(
-        self, query: Callable[Concatenate[Connection, P], T], *values: P.args, **named: P.kwargs
-    ) -> T:
-        """The result of ``query`` on a connection of its own."""
-        with self._reader.connect() as connection:
-            return query(connection, *values, **named)
+class RunQueue(Store):
+    """The queue of runs; ``repository`` has what is read of it."""
 
     def change(
         self,

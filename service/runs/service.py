@@ -142,7 +142,7 @@ class RunService:
     ) -> tuple[StoredRun, bool]:
         """Queue a run on a reservation that exists, or is made in the same transaction."""
         try:
-            with self.queue.transaction() as connection:
+            with self.queue.writing() as connection:
                 if isinstance(reservation, CostedRun):
                     transitions.hold_for(connection, reservation)
                 if (earlier := repository.repeated(connection, call)) is not None:

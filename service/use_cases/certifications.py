@@ -24,7 +24,7 @@ from sqlalchemy import Column, Engine, Row, String, Table, Text, delete, insert,
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.database import reader, writer
+from affidavit.service.database import Store
 from affidavit.service.errors import TooBusy
 from affidavit.service.problems import Problem, problem_of_error
 from affidavit.service.tables import UtcDateTime, metadata
@@ -68,11 +68,11 @@ LOST = Problem(
 log = logging.getLogger("affidavit.service")
 
 
-class Certifications:
+class Certifications(Store):
     """Those of one replica, and what the database says of all; belongs to one event loop."""
 
     def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
-        self._reader, self._writer = reader(engine), writer(engine)
+        super().__init__(engine)
         self._now = now
         self._running: dict[str, tuple[str, asyncio.Task[Submission]]] = {}
         self._ends: dict[str, Problem] = {}

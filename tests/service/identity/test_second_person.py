@@ -27,6 +27,7 @@ from affidavit.service.identity import second_person
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.second_person import admin_proposals
 from affidavit.service.keys import keysets
+from affidavit.service.ledger.repository import grants_of
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from affidavit.service.teams import acting_for
@@ -201,7 +202,7 @@ def test_so_do_grants_and_keysets_and_nobody_makes_the_second_person(ask: Any) -
     grants, use = "/v1/ledgers/toy/grants", {"team": "vision", "may": "reserve"}
     assert ask("ada", grants, use) == NEEDED
     assert ask("bob", grants, {**use, "may": "read"}) == NEEDED
-    assert ask.services.ledger_store.grants("toy") == []
+    assert ask.services.ledger_store.read(grants_of, "toy") == []
     assert ask("bob", grants, use) == (200, "")
     # One alone takes it back.
     assert ask("ada", grants, {**use, "may": "nothing"}) == (200, "")

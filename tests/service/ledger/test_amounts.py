@@ -12,7 +12,7 @@ from tests.service.ledger.conftest import TOY, Bench, call
 
 def amounts(bench: Bench) -> dict[str, Decimal]:
     """The four, which always sum to the budget and to what the filter reads."""
-    ledger = bench.ledger.find(TOY)
+    ledger = bench.ledger.read(repository.find_ledger, TOY)
     assert ledger is not None
     with bench.engine.connect() as connection:
         costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
@@ -62,7 +62,7 @@ def test_a_budget_below_what_was_taken_has_nothing_free(bench: Bench) -> None:
     bench.budget()
     bench.ledger.reserve(bench.claim(), call())
     bench.budget("0.01")
-    ledger = bench.ledger.find(TOY)
+    ledger = bench.ledger.read(repository.find_ledger, TOY)
     assert ledger is not None
     with bench.engine.connect() as connection:
         costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import event, func, select
 
 from affidavit.service.database import open_engine
+from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.log.entries import log_entries
@@ -53,7 +54,7 @@ def contents(bench: Bench) -> Any:
             connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in tables
         ]
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert not replay(bench.engine)
     bench.engine.dispose()  # a connection must not be shared with the child
     return rows, None if stored is None else stored.state

@@ -16,7 +16,7 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import development_key
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
-from affidavit.service.ledger import transitions
+from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.models import position_of, summary_of
 from affidavit.service.ledger.service import composition, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
@@ -33,7 +33,7 @@ RECORD = "sha256:" + "0" * 64
 
 
 def state(bench: Bench, scope: LedgerScope = TOY) -> Any:
-    stored = bench.ledger.find(scope)
+    stored = bench.ledger.read(repository.find_ledger, scope)
     assert stored is not None
     return stored.state
 
@@ -58,7 +58,7 @@ def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
 ) -> None:
     bench.budget()
     claim = bench.claim()
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     fits = stored.state.within(stored.filter, claim.cost).forecast(stored.state.spent, claim.cost)
     assert fits > 3
@@ -85,7 +85,7 @@ def test_steps_of_the_first_runs_kind_fill_a_budget_to_their_composition(bench: 
     base = state(bench).base
     assert (base.sampling_probability, base.noise_multiplier) == (0.008, 0.9)
     fits = fill(bench, better)
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     together = composition([(better.event, fits + 1)], 1e-5)["epsilon"]
     assert float(together["upper"]) <= stored.spent_epsilon() <= 3
@@ -160,12 +160,12 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     epsilon = claim.cost.as_document()["epsilon"]
     bench.budget(epsilon, "0.00001")
     bench.ledger.reserve(claim, call())
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     assert stored.spent_epsilon() == pytest.approx(float(epsilon), rel=1e-12)
     more = str(float(epsilon) * 1.01)
     bench.budget(more, delta)
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     stated = summary_of(stored).model_dump()
     spent = stated["spent"]["filter"]["epsilon"]
@@ -186,7 +186,7 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     bench.budget("20", "0.0001")
     bench.ledger.reserve(claim, call())
     bench.budget("20", "0.000001")
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     stated = summary_of(stored).model_dump()
     assert stated["spent"]["filter"]["epsilon"] is None
@@ -200,7 +200,7 @@ def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench)
     claim = bench.claim()
     bench.ledger.reserve(claim, call())
     bench.budget("0.1")
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     assert stored.state.exhausted(stored.filter)
     assert stored.state.budget.number == 2
@@ -391,7 +391,7 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     engine = open_engine(database_url)
     admitted = reserve_all(LedgerStore(engine), claim, 64)
     engine.dispose()
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     assert 0 < admitted < 64
     assert stored.state.spent == claim.cost.times(admitted)
@@ -424,7 +424,7 @@ def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str)
         assert process.exitcode == 0
     admitted = sum(counts.get() for _ in processes)
     assert 0 < admitted < 64
-    stored = bench.ledger.find(TOY)
+    stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None
     assert stored.state.runs == admitted
     assert stored.state.spent == claim.cost.times(admitted)
@@ -546,7 +546,7 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
     """The rows are well-formed and say themselves that they add up."""
     bench.budget("1", "0.00001")
     claim = bench.claim()
-    forged = bench.ledger.find(TOY)
+    forged = bench.ledger.read(repository.find_ledger, TOY)
     assert forged is not None
     many = replace(claim, cost=claim.cost.times(3))
     with pytest.raises(transitions.OverBudget):
