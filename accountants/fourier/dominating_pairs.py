@@ -34,6 +34,9 @@ from affidavit.accountants.fourier.group_sampling import (
     fixed_lot_law,
     fixed_lot_pair,
     group_law,
+    most_drawn,
+    numbers_drawn,
+    numbers_in_a_lot,
     replaced_group_law,
     worse_of_both,
 )
@@ -85,7 +88,8 @@ NOISE_MULTIPLIERS, LEAST_OF_MIXTURES = (0.2, 1000.0), 0.06
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
 MOST_STEPS = 10_000_000_000
 """The range of the method; steps are those of the whole run. The noise of a mixture is over its
-largest move, which few of its outputs are near; alone it needs no lattice, and has no least."""
+largest move that is not hopelessly rare, which few of its outputs are near; alone it needs no
+lattice, and has no least."""
 MOST_NOISE, LEAST_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
 """The range of samples in runs of so many steps; of longer ones rounding leaves little there."""
 
@@ -197,9 +201,11 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
         noise = leaf.noise_multiplier
         match leaf:
             case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():
-                noise /= leaf.records
-            case WithoutReplacementGroupGaussian(records=records):
-                noise /= 2 * records
+                noise /= most_drawn(numbers_drawn(leaf.records, leaf.sampling_probability))
+                low = LEAST_OF_MIXTURES
+            case WithoutReplacementGroupGaussian():
+                noise /= most_drawn(numbers_in_a_lot(leaf))
+                low = LEAST_OF_MIXTURES
             case GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
                 low = LEAST_OF_MIXTURES if steps > 1 else 0.0

@@ -32,6 +32,7 @@ from affidavit.plan import (
 
 _SMALLEST_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
+_HOPELESS = 1e-20
 _RARE, _MOST_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
 """Of records in a fixed lot: a chance that counts as all of them; where the weights of parts end;
 above what rounding of parts may miss."""
@@ -301,6 +302,14 @@ def numbers_in_a_lot(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]
     ]
     total = math.perm(size, records)
     return tuple(max(float(Fraction(ways, total)), _SMALLEST_WEIGHT) for ways in exact)
+
+
+def most_drawn(numbers: tuple[float, ...]) -> int:
+    """The most records, at least 1, that are drawn with more than a hopeless chance.
+
+    ``numbers`` are the chances of 0, 1, ... records.
+    """
+    return max((k for k, chance in enumerate(numbers) if chance > _HOPELESS), default=1) or 1
 
 
 def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:

@@ -32,7 +32,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
 
-_Z_REACH = 12.5
+_Z_REACH, _UNSEEN = 12.5, 1e-40
 """Normal deviations kept by the moments; mass beyond is below 1e-35."""
 
 
@@ -229,9 +229,8 @@ class NormalPair(ABC):
         The integrand is analytic in a strip of half-width π/(2μ) at least, so a step of
         a tenth of the strip or of a standard deviation leaves less than 1e-17.
         """
-        mu = self.mu
-        step = min(0.1, 0.25 / mu)
-        means = [0.0, *(mean for _, mean in self.p_mixture)]
+        means = [0.0, *(mean for weight, mean in self.p_mixture if weight > _UNSEEN)]
+        step = min(0.1, 0.25 / self.mu)
         z = np.arange(min(means) - _Z_REACH, max(means) + _Z_REACH + step, step)
         weights = _density(z, self.p_mixture)
         return Atoms(losses=self.loss(z), weights=weights / weights.sum())
