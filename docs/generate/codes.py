@@ -79,6 +79,8 @@ class Use:
     room: str
     message: str
     remedy: str
+    named: bool = False
+    """Whether the message was written above, under a name."""
 
 
 def data() -> str:
@@ -93,10 +95,8 @@ def data() -> str:
 
 def _stored(room: str) -> dict[str, Use]:
     stored: dict[str, Use] = {}
-    for use in uses(room):
-        known = stored.get(use.code)
-        if known is None or (not known.message and use.message):
-            stored[use.code] = use
+    for use in sorted(uses(room), key=lambda use: (not use.message, use.named)):
+        stored.setdefault(use.code, use)
     return stored
 
 
@@ -131,8 +131,33 @@ def uses(room: str) -> Iterator[Use]:
 def _files(room: str) -> tuple[list[ast.AST], ...]:
     """Of every file its calls, functions and classes."""
     files = sorted((ROOT / room).rglob("*.py"))
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in files)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    for function in (item for tree in trees for item in ast.walk(tree)):
+        if isinstance(function, ast.FunctionDef):
+            _write_out(function)
     return tuple([item for item in ast.walk(tree) if isinstance(item, KINDS)] for tree in trees)
+
+
+def _write_out(function: ast.FunctionDef) -> None:
+    """Replace arguments that are names by the text that ``function`` last gave them above."""
+    texts: list[tuple[int, str, str]] = []
+    calls = []
+    for item in ast.walk(function):
+        match item:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                texts.append((item.lineno, name, _text(value)))
+            case ast.Call():
+                calls.append(item)
+    for call in calls:
+        above = {name: text for line, name, text in sorted(texts) if line < call.lineno}
+        call.args = [_named(item, above) for item in call.args]
+        for keyword in call.keywords:
+            keyword.value = _named(keyword.value, above)
+
+
+def _named(value: ast.expr, texts: dict[str, str]) -> ast.expr:
+    text = texts.get(value.id) if isinstance(value, ast.Name) else None
+    return ast.Constant(text, kind=value.id) if text else value
 
 
 @cache
@@ -192,6 +217,7 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
                 room=room,
                 message=_first(provided, MESSAGES),
                 remedy=_first(provided, REMEDIES),
+                named=any(getattr(provided.get(name), "kind", None) for name in MESSAGES),
             )
 
 
@@ -211,7 +237,8 @@ def _mistake(node: ast.AST, room: str) -> Iterator[Use]:
         if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "mistake":
             provided = {item.arg: item.value for item in decorator.keywords if item.arg}
             message = _first(provided, MESSAGES)
-            yield Use(code=getattr(node, "name", ""), room=room, message=message, remedy="")
+            remedy = _first(provided, ("fix",))
+            yield Use(code=getattr(node, "name", ""), room=room, message=message, remedy=remedy)
 
 
 def _in_table(part: object, room: str) -> Iterator[Use]:
