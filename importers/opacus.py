@@ -154,10 +154,13 @@ class OpacusReading(Reading):
         """``poisson``; without Poisson sampling what the loader draws, if the text shows it."""
         node = self.arguments.get("poisson_sampling")
         match node:
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]) if last_name(
-                kind
-            ) == "DPDataLoader" and self.script.called("DPLightningDataModule"):
-                node = None  # it draws Poisson lots before
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]) if (
+                last_name(kind) == "DPDataLoader"
+            ):
+                if self._has_plain_data():
+                    node = ast.Constant(False)
+                elif self.script.called("DPLightningDataModule"):
+                    node = None  # it draws Poisson lots before
         own = (
             None if node is None else self.read(node, "/sampling/scheme", "poisson_sampling", bool)
         )
@@ -318,6 +321,16 @@ class OpacusReading(Reading):
             return made.elts[outer.elts.index(name)]  # type: ignore[arg-type]
         return None
 
+    def _has_plain_data(self) -> bool:
+        """Whether Lightning's command line is given data whose loader draws no Poisson lots."""
+        clis = self.script.called("LightningCLI")
+        return not self.script.called("from_data_loader") and any(
+            (cli.args[1:] or "datamodule_class" in keywords_of(cli))
+            and (scope is self.script.tree or self.script.uses(scope))
+            for cli in clis
+            for scope in [self.script.scope_of(cli)]
+        )
+
     def _shuffles(self) -> bool:
         loader = self._loader()
         return loader is not None and self.values.known(keywords_of(loader).get("shuffle")) is True
@@ -462,6 +475,7 @@ class OpacusReading(Reading):
             lots = size // lot if self.drop_last is True else -(-size // lot)
             fewest = lots if self.drop_last is False else size // lot
             self.sizes = size, lots
+            self._settle_target(plan)
         if self.calibrates:
             self._calibrate(plan, lots, calibrate)
         if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
@@ -473,6 +487,18 @@ class OpacusReading(Reading):
             if plan.get("epochs"):
                 plan["steps"] = math.ceil(plan.pop("epochs") * lots)
         return plan
+
+    def _settle_target(self, plan: dict[str, Any]) -> None:
+        """Add the target that the script computes of its sizes, or refuse another than it has."""
+        target = plan["target"] = dict(plan.get("target", {}))
+        for key in ("epsilon", "delta"):
+            name = f"target_{key}"
+            if key in target and not self.calibrates:
+                continue
+            self.unread.pop(POINTERS[name], None)
+            own = self.quantity(name)
+            if own is not None and target.setdefault(key, own) != own:
+                raise conflict(name, target[key], own, self.call.lineno)
 
     def _calibrate(
         self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None

@@ -34,7 +34,7 @@ LENGTHS = ("steps", "epochs")
 SETTLED_BY_ACCOUNTING = ("dataset_size", "target_epsilon", "target_delta")
 """Quantities that what is told to an accountant settles alone."""
 OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize",
-                  "hyperparameter_search")  # fmt: skip
+                  "hyperparameter_search", "search")  # fmt: skip
 """Methods that step the optimiser beside ``fit`` of Keras, or ``train`` of a trainer."""
 
 
@@ -149,7 +149,10 @@ class Quantities:
         used = (
             node
             for node in self.script.nodes
-            if isinstance(node, ast.Attribute) and node.attr in names and node not in called
+            if isinstance(node, ast.Attribute)
+            and node.attr in names
+            and node not in called
+            and not self.script.is_of(node, ("re",))
         )
         return next(used, None) or hidden_use(self.values, names)
 

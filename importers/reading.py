@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -142,6 +143,10 @@ SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "BayesS
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
+STOPS = ("should_stop", "should_training_stop", "stop_training")
+"""What ends the training of Lightning's, Hugging Face's and Keras' trainers."""
+TRAINED, OTHERS = re.compile("loss|acc(?!ount)|metric"), re.compile("val|eval|test")
+"""Parts of the names of metrics, and of those that are of other records."""
 SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_random_seed",
          "PRNGKey")  # fmt: skip
 """What seeds the generators that noise comes from."""
@@ -413,10 +418,30 @@ class Reading(Quantities):
         """Whether a callback decides something by a metric of the training's own records."""
         validated = any(
             name == "validation_split" or reads_records(self.values, value)
-            for fit in self.script.called("fit")
-            for name, value in keywords_of(fit).items()
-            if name.startswith("val")
+            for call in self.script.calls
+            for name, value in (*keywords_of(call).items(), *_after_two(call))
+            if name.startswith(("validation", "val_d", "eval_dataset"))
         )
+        chosen = self.script.called("EarlyStoppingCallback") or any(
+            name == "load_best_model_at_end" and self.values.known(value) is not False
+            for call in self.script.calls
+            for name, value in keywords_of(call).items()
+        )
+        if chosen and validated:
+            return True
+        for node in self.script.nodes:
+            match node:
+                case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute in STOPS:
+                    tests = [text_of(o.test) for o in self.script.above(node)
+                             if isinstance(o, ast.If)]  # fmt: skip
+                    if any(TRAINED.search(test) and not OTHERS.search(test) for test in tests):
+                        return True
+                case ast.Dict(keys=keys, values=items):
+                    named = zip(keys, items, strict=True)
+                    monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
+                    metric = self.values.known(next(monitors, None))
+                    if isinstance(metric, str) and not OTHERS.match(metric):
+                        return True
         for call in self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
             told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
             best = self.values.known(told.get("save_best_only"))
@@ -424,7 +449,7 @@ class Reading(Quantities):
             metric = self.values.known(told.get("monitor", first))
             if metric is None and (first is None if not saves else best):
                 metric = "val_loss"
-            other = isinstance(metric, str) and metric.startswith(("val", "eval", "test"))
+            other = isinstance(metric, str) and OTHERS.match(metric) is not None
             if isinstance(metric, str) and best is not False and (validated or not other):
                 return True
         return False
@@ -515,6 +540,12 @@ class Reading(Quantities):
     def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
+
+
+def _after_two(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """What ``fit(model, train, val)`` is given by place beside its model and records."""
+    if last_name(call.func) == "fit":
+        yield from (("validation", item) for item in call.args[2:])
 
 
 def _lines(calls: list[ast.Call]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from itertools import combinations
 
 from affidavit.importers.script import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
@@ -17,6 +18,7 @@ from affidavit.importers.training_loop import (
     LOSS_METHODS,
     MODELS,
     Seen,
+    collating,
     content_of,
     drawn_by,
     loss_methods,
@@ -34,13 +36,18 @@ records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
-JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset")
+JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset", "concatenate_datasets")
 REPEATING = ("repeat", "repeat_interleave", "tile")
 EXPANDING = ("expand", "expand_as", "broadcast_to")
 CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
 SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
-OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean")
+OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean", "bincount", "histc",
+          "cov", "corrcoef")  # fmt: skip
 """Functions of all records of a lot that are not sums over them."""
+ALONG = ("normalize", "softmax", "log_softmax", "cumsum", "cumprod", "sort")
+"""Functions along one axis, which join records if it is the first."""
+DRAWS = ("choice", "choices", "randint", "randrange", "integers")
+"""Functions that draw an index."""
 OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logsumexp")
 SUMS = ("mean", "sum")
 EXTREMES = ("max", "min", "amax", "amin")
@@ -61,8 +68,11 @@ def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
     """What the training draws its lots from: its loader, and what its loops and fits go over."""
     loops = (outer for step in steps_of(values) for outer in values.script.above(step))
     starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
-    for fit in values.script.called("fit"):
-        starts += [*fit.args[:2], *(v for k, v in keywords_of(fit).items() if k in ("x", "y"))]
+    for call in values.script.calls:
+        starts += call.args[:2] if last_name(call.func) == "fit" else []
+        fits = ("x", "y") if last_name(call.func) == "fit" else ()
+        named = (*fits, "train_dataset", "train_dataloaders")
+        starts += [value for key, value in keywords_of(call).items() if key in named]
     return [*starts, *([] if loader is None else [loader])]
 
 
@@ -83,7 +93,15 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
         elif isinstance(node, ast.Call) and (own := script.function_of(node.func)) is not None:
             todo += [item.value for item in ast.walk(own)
                      if isinstance(item, ast.Return) and item.value is not None]  # fmt: skip
+        elif isinstance(node, ast.Call) and (owner := _class_of(values, node)) is not None:
+            todo += [item for item in owner.body if getattr(item, "name", "") == "__init__"]
     return list(found)
+
+
+def _class_of(values: Values, call: ast.Call) -> ast.ClassDef | None:
+    """The class of this file that a call makes an instance of."""
+    owner = getattr(values.script.binding_of(call.func), "node", None)
+    return owner if isinstance(owner, ast.ClassDef) else None
 
 
 def _sources(values: Values, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
@@ -118,7 +136,42 @@ def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
 
 def repeated(values: Values, data: list[ast.AST]) -> ast.AST | None:
     """What puts a record into several rows, where rows are made."""
-    return next((node for node in data if _repeats(values, node)), None)
+    again = (node for node in data if _repeats(values, node))
+    return next(again, None) or _other_item(values, data)
+
+
+def _getters(values: Values, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
+    """The methods of this file that return a row of a data set by its index."""
+    classes = (_class_of(values, node) for node in data if isinstance(node, ast.Call))
+    for owner in filter(None, classes):
+        for method in owner.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
+                yield method
+
+
+def _other_item(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What reads another row of a data set than the one of the index that it is asked for.
+
+    Such an index is drawn, or is a part of it alone: ``i // 4``, or ``i % len(self.x)``.
+    """
+    for method in _getters(values, data):
+        nodes = list(ast.walk(method))
+        index = method.args.args[-1].arg
+        parts = [node for node in nodes if isinstance(node, ast.BinOp)
+                 and isinstance(node.op, ast.Mod | ast.FloorDiv)
+                 and last_name(node.left) == index]  # fmt: skip
+        other: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Call)
+                                and last_name(node.func) in DRAWS]  # fmt: skip
+        other += parts if len({type(node.op) for node in parts}) == 1 else []
+        made = (node for node in nodes if isinstance(node, ast.Assign)
+                and any(part in other for part in ast.walk(node.value)))  # fmt: skip
+        names = {last_name(target) for node in made for target in node.targets}
+        for node in nodes:
+            if isinstance(node, ast.Subscript) and getattr(root_of(node.value), "id", "") == "self":
+                first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+                if any(part in other or last_name(part) in names for part in ast.walk(first)):
+                    return node
+    return None
 
 
 def _repeats(values: Values, node: ast.AST) -> bool:
@@ -216,7 +269,9 @@ def _shares(call: ast.Call) -> bool:
         }
         for part in parts
     ]
-    return any(
+    made = [ast.dump(part) for part in parts if isinstance(part, ast.Call)
+            and last_name(part.func) not in ("zeros", "ones", "full")]  # fmt: skip
+    return len(set(made)) < len(made) or any(
         isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) in other
         for i, part in enumerate(parts)
         for j, other in enumerate(names)
@@ -226,6 +281,16 @@ def _shares(call: ast.Call) -> bool:
 
 def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
     """What may make several rows of a record: windows of a series, parts of a text."""
+    for method in _getters(values, data):
+        index = method.args.args[-1].arg
+        for node in ast.walk(method):
+            match node:
+                case ast.Subscript(value=ast.Attribute(), slice=index_of) if (
+                    isinstance(first := getattr(index_of, "upper", index_of), ast.BinOp)
+                    and isinstance(first.op, ast.Add | ast.Sub)
+                    and last_name(first.left) == index
+                ):
+                    return node
     for node in data:
         match node:
             case ast.Call(func=function, keywords=told):
@@ -301,7 +366,7 @@ def lots_of(values: Values) -> Iterator[Lot]:
         if (lot := lot_of(values, step, reads_content)) is not None:
             region, drawn, widest = lot
             yield step, region, seen_at(values, step, drawn, reads_content, widest)
-    for method, drawn in loss_methods(values):
+    for method, drawn in (*loss_methods(values), *collating(values)):
         yield None, method, seen_at(values, method.body[0], drawn, reads_content)
 
 
@@ -310,10 +375,12 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
     needed, found = set[str](), list[ast.stmt]()
+    own = getattr(loop, "name", "")
+    returns = own and (own in LOSS_METHODS or not any(map(_differentiated, body)))
     for node in body * 2:
         value = _differentiated(node)
-        if isinstance(node, ast.Return) and getattr(loop, "name", None) in LOSS_METHODS:
-            value = _loss_returned(node.value)
+        if isinstance(node, ast.Return) and returns:
+            value = _loss_returned(node.value) if own in LOSS_METHODS else node.value
         if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             stored = {last_name(part) for target in targets for part in ast.walk(target)}
@@ -389,7 +456,9 @@ def mixed_rows(values: Values) -> ast.AST | None:
             if _carries(values, loop, statement, at):
                 return statement
             for node in ast.walk(_loss_in(statement)):
-                if isinstance(node, ast.BinOp) and _meets(node.left, node.right, shuffled, seen):
+                parts = node.args if isinstance(node, ast.Call) else []
+                parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
+                if any(_meets(*pair, shuffled, at[statement]) for pair in combinations(parts, 2)):
                     return node
                 if outputs:
                     continue  # what the model has made of rows
@@ -425,11 +494,17 @@ def mixed_rows(values: Values) -> ast.AST | None:
 
 def _adds_rows(values: Values, call: ast.Call, seen: Seen, views: Seen) -> bool:
     """Whether a call joins rows of a lot, or makes rows of several views of each."""
-    if last_name(call.func) in JOINING_ROWS[:4]:
+    name, own = last_name(call.func), values.script.is_of(call.func, FOUNDATIONS)
+    if name in JOINING_ROWS[:4]:
         return _parts_drawn(call, seen) > 1 and _is_along_rows(values, call)
-    if last_name(call.func) not in ("flatten", "reshape", "view"):
+    if name not in ("flatten", "reshape", "view", "rearrange"):
         return False
-    args = call.args[int(values.script.is_of(call.func, FOUNDATIONS)) :]
+    args = call.args[int(own) :]
+    if name == "rearrange" or (name == "flatten" and len(args) > 1):
+        base = call.args[0] if own else getattr(call.func, "value", call)
+        whole = name == "rearrange"
+        folds = _multiplies_rows(values, call) if whole else _is_first(values, args[0])
+        return folds and _is_row(base, seen)
     first = next(iter(getattr(args[0], "elts", args)), None) if args else None
     if values.known(first) not in (0, -1) and not isinstance(first, ast.BinOp):
         return False  # the first axis stays
@@ -463,10 +538,10 @@ def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AS
     """Whether a part of the loss is of records from earlier turns of the loop."""
     value = _differentiated(statement) or getattr(statement, "value", None)
     read = list(content_of(value)) if isinstance(value, ast.AST) else []
-    on_self = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute)
-               and getattr(n.value, "id", "") == "self" and n.attr in at[statement]]  # fmt: skip
-    for attribute in {node.attr for node in on_self if node in read}:
-        uses = [node for node in on_self if node.attr == attribute]
+    held = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name) and n.attr in at[statement]]  # fmt: skip
+    for attribute in {node.attr for node in held if node in read}:
+        uses = [node for node in held if node.attr == attribute]
         setting = [
             next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
             for node in uses
@@ -581,14 +656,18 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
                     classes.append(owner)
                     parts += ast.walk(owner)
     for owner in classes:
-        for forward in owner.body:
-            if isinstance(forward, ast.FunctionDef) and forward.name == "forward":
-                drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
-                at = seen_at(values, forward.body[0], drawn, reads_content)
-                for statement, seen in at.items():
-                    for node in ast.walk(statement):
-                        if _joins(values, node, seen, set()):
-                            return node
+        methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
+        runs = ["forward"]
+        for forward in (methods[name] for name in runs if name in methods):
+            drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
+            at = seen_at(values, forward.body[0], drawn, reads_content)
+            for statement, seen in at.items():
+                for node in ast.walk(statement):
+                    if _joins(values, node, seen, set()):
+                        return node
+                    used = node.attr if isinstance(node, ast.Attribute) else ""
+                    if used not in runs:
+                        runs.append(used)
     return None
 
 
@@ -604,15 +683,20 @@ def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
                 return False
             if isinstance(op, ast.MatMult):
                 return _is_turned(left) or _is_turned(right)
+            if _is_turned(left) != _is_turned(right):
+                return True
+            sides = (left, right) if isinstance(op, ast.Mult) else (right,)
             sums = [
                 part
-                for part in ast.walk(right)
+                for side in sides
+                for part in ast.walk(side)
                 if _is_of_all(values, part, seen, (*SUMS, *EXTREMES))
             ]
-            return bool(sums) and (isinstance(op, ast.Div) or _same(left, sums))
+            scales = isinstance(op, ast.Div | ast.Mult)
+            return bool(sums) and (scales or _same(values, left, sums, seen))
         case ast.Call(func=function, args=args):
             name = last_name(function)
-            if name in ("mm", "matmul"):
+            if name in ("mm", "matmul", "cosine_similarity"):
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 drawn = [part for part in parts if reads_content(part, seen)]
                 return len(drawn) > 1 and any(map(_is_turned, drawn))
@@ -620,16 +704,27 @@ def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
                 return any(reads_content(part, seen) for part in args[:1])
             if name in ("cdist", "pdist"):
                 return all(reads_content(part, seen) for part in args[:2])
-            return _is_of_all(values, node, seen, OF_ALL) or _is_of_all(
+            if name == "einsum" and isinstance(pattern := values.known(args[0]), str):
+                terms, _, result = pattern.replace(" ", "").partition("->")
+                named = zip(terms.split(","), args[1:], strict=False)
+                axes = {term[:1] for term, part in named if reads_content(part, seen)}
+                return bool(result and axes) and axes != {result[:1]}
+            return _is_of_all(values, node, seen, (*OF_ALL, *ALONG)) or _is_of_all(
                 values, node, losses, OF_LOSSES, any_axis=True
             )
     return False
 
 
 def _is_turned(node: ast.expr) -> bool:
-    """Whether a matrix of records is transposed, so that records meet in a product."""
+    """Whether records are turned to another axis, where they meet those of the first."""
     match node:
         case ast.Attribute(attr="T") | ast.Call(func=ast.Attribute(attr="t"), args=[]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="transpose" | "unsqueeze"), args=args):
+            return [getattr(item, "value", None) for item in args] in ([0], [0, 1], [1, 0])
+        case ast.Subscript(slice=ast.Constant(value=None)):
+            return True
+        case ast.Subscript(slice=ast.Tuple(elts=[ast.Constant(value=None), *_])):
             return True
     return False
 
@@ -652,15 +747,26 @@ def _is_of_all(
         return False
     if any_axis:
         return True
-    if node.func.attr in ("norm", "quantile") and args:
+    if node.func.attr in ("norm", "quantile", "normalize") and args:
         args.pop(0)
     axis = told.get("dim", told.get("axis", args[0] if args else None))
-    return axis is None or _is_first(values, axis)
+    return node.func.attr not in ALONG if axis is None else _is_first(values, axis)
 
 
-def _same(left: ast.expr, sums: list[ast.AST]) -> bool:
-    """Whether an operand contains what the other sums, as in ``x - x.mean()``."""
-    names = {ast.unparse(node) for node in ast.walk(left) if isinstance(node, ast.Name)}
+def _same(values: Values, left: ast.expr, sums: list[ast.AST], seen: Seen) -> bool:
+    """Whether an operand contains what the other sums, as in ``x - x.mean()``.
+
+    A loss of several parts of the lot, or a sum over it, contains none of its rows.
+    """
+    parts, names = list[ast.AST]([left]), set[str]()
+    while parts:
+        node = parts.pop()
+        args = node.args if isinstance(node, ast.Call) else []
+        several = sum(reads_content(item, seen) for item in args) > 1
+        if several or _is_of_all(values, node, seen, (*SUMS, *EXTREMES)):
+            continue
+        names |= {node.id} if isinstance(node, ast.Name) else set()
+        parts += ast.iter_child_nodes(node)
     return any(
         isinstance(part, ast.Name) and part.id in names for item in sums for part in ast.walk(item)
     )

@@ -143,6 +143,7 @@ class Returned:
                 for step in steps
             )
             or any(_moves_by_gradient(self.script, node) for node in self.script.nodes)
+            or any(map(self._moves_the_module, self._handed_over()))
             or any(map(self._tunes_the_module, lots_of(self.values)))
             or any(
                 self._is_private(step) and self.is_of_another(other)
@@ -213,7 +214,7 @@ class Returned:
         """Whether ``node`` is an optimiser of the private module that the call is not given."""
         binding = self.script.binding_of(node)
         own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
-        made = binding.value if binding is not None and not own else None
+        made = binding.value if binding is not None and not own else node
         modules = [item for item in (self.module, self.names[0]) if item is not None]
         places = {place for module in modules for place in self._places(module)}
         return isinstance(made, ast.Call) and any(
@@ -234,6 +235,14 @@ class Returned:
         yield from self._places(node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             yield from self._owners(node.value)
+
+    def _handed_over(self) -> Iterator[ast.expr]:
+        """What ``configure_optimizers`` returns to a trainer."""
+        scope: ast.AST = self.script.scope_of(self.names[0])
+        hands_over = getattr(scope, "name", "") == "configure_optimizers"
+        for node in ast.walk(scope) if hands_over else ():
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield from (p for p in ast.walk(node.value) if isinstance(p, ast.Name | ast.Call))
 
     def _is_for_a_trainer(self) -> bool:
         """Whether a trainer, as Lightning's, steps what the script gives it."""

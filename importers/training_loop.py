@@ -40,11 +40,12 @@ PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
 MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
 """Functions that make a row of several records, known by name, whatever the case."""
-SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy")
+SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy", "state_dict")
 MODELS = ("model", "net", "module", "self")
 """Ends of the names of what is trained, or of what holds it."""
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
+STEPPING = ("step", "virtual_step")
 LOSS_METHODS = ("training_step", "compute_loss")
 """Methods that trainers give a lot, and that return its loss."""
 LOT_STATISTICS = (
@@ -63,8 +64,11 @@ SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "typ
          "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
 """Attributes and functions that tell the form of a lot, and nothing of its content."""
 OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMemoryManager", "zip",
-              "list", "iter", "from_numpy", "tensor", "as_tensor", "Tensor", *WRAPPERS)  # fmt: skip
+              "list", "iter", "from_numpy", "tensor", "as_tensor", "Tensor", "from_data_loader",
+              *WRAPPERS)  # fmt: skip
 """What holds the records that it is given, and nothing else."""
+PARTS = ("Subset", "random_split", "train_test_split")
+"""What makes parts of the records that it is given."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -424,6 +428,15 @@ def skipping(values: Values) -> ast.AST | None:
     return None
 
 
+def collating(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
+    """The functions of this file that make a lot of its rows, each with the name of the rows."""
+    for call in values.script.called("DataLoader"):
+        node = keywords_of(call).get("collate_fn")
+        function = None if node is None else values.script.function_of(node)
+        if function is not None and function.args.args:
+            yield function, {function.args.args[0].arg}
+
+
 def loss_methods(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
     """The methods whose loss a trainer differentiates, each with the name of its lot."""
     for method in (item for name in LOSS_METHODS for item in values.script.functions.get(name, ())):
@@ -464,9 +477,13 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
     for node in at:
         if isinstance(node, ast.If) and depends(node.test) and _goes_over(node, *SAVING):
             return node
-        if isinstance(node, ast.Assign) and depends(node.value):
-            set_to = map(ast.unparse, node.targets)
-            if any(text.endswith((".max_grad_norm", "['lr']")) for text in set_to):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            set_to = map(ast.unparse, targets)
+            tests = [o.test for o in inside(script, node, scope) if isinstance(o, ast.If)]
+            if any(text.endswith((".max_grad_norm", "['lr']")) for text in set_to) and any(
+                map(depends, (node.value, *tests))
+            ):
                 return node
     loops = [o for o in inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
@@ -524,7 +541,7 @@ def seen_at(
     told = seen
     for node in statements * 2:
         at[node] = at.get(node, set()) | seen
-        gained = _passed_on(node, seen, reads) | (
+        gained = _passed_on(node, seen, reads) - script.functions.keys() | (
             told if script.parents.get(place) is node else set()
         )
         if isinstance(node, ast.Assign) and not any(
@@ -668,12 +685,14 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
                 todo += parts
     while True:  # other names, and loaders beside the training's own
         others = {
-            item.targets[0]
+            part
             for item in script.nodes
-            if isinstance(item, ast.Assign) and len(item.targets) == 1
-            and isinstance(item.targets[0], ast.Name | ast.Attribute)
-            and not told.isdisjoint(stored_at(script, _held(item.value)))
-        }  # fmt: skip
+            if isinstance(item, ast.Assign)
+            and not told.isdisjoint(stored_at(script, _held(script, item.value)))
+            for target in item.targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store)
+        }
         if told >= others:
             return frozenset(told)
         told |= others
@@ -696,11 +715,22 @@ def _are_of_one(script: Script, name: ast.AST, places: list[ast.AST]) -> bool:
     return exclude_each_other(script, *anew)
 
 
-def _held(node: ast.expr) -> ast.expr:
-    """What a loader or data set is made of, if it is the whole of one other."""
-    while isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
-        node = keywords_of(node).get("dataset") or next(iter(node.args), node.func)
-    return node
+def _held(script: Script, node: ast.expr) -> ast.expr:
+    """What a loader or data set is made of, if it is the whole or a part of one other.
+
+    ``x[i : i + 9]`` is the lot of a turn, and a name that is set again may lose the part.
+    """
+    match node:
+        case ast.Call(func=function, args=args) if last_name(function) in ("DataLoader", *PARTS):
+            whole = keywords_of(node).get("dataset") or next(iter(args), function)
+            parts = last_name(function) in PARTS
+        case ast.Subscript(value=whole, slice=ast.Slice(lower=lower, upper=upper)) if (
+            lower is None or upper is None
+        ):
+            parts = True
+        case _:
+            return node
+    return node if parts and len(stored_at(script, whole)) > 1 else _held(script, whole)
 
 
 def drawn_by(loop: ast.For | ast.While) -> Seen:
@@ -738,10 +768,11 @@ def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
             return {name for target in targets for name in _receivers(target, value, seen, reads)}
         case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
             return _receivers(target, value, seen, reads)
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=base), args=arguments)):
-            return (
-                {last_name(base) or ""} if any(reads(item, seen) for item in arguments) else set()
-            )
+        case ast.Expr(value=ast.Call(func=function, args=arguments) as call):
+            named = keywords_of(call) if last_name(function) not in STEPPING else {}
+            told = [*arguments, *named.values()]
+            owner = function.value if isinstance(function, ast.Attribute) else function
+            return {last_name(owner) or ""} if any(reads(item, seen) for item in told) else set()
     return set()
 
 

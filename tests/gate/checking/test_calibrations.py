@@ -75,6 +75,8 @@ def test_the_noise_is_what_opacus_gives_for_these_arguments(
         ("sample_rate=0.1, epochs=EPOCHS", "", ("from opacus.accountants.utils", "from mine")),
         ("sample_rate=0.1, epochs=EPOCHS", "", ("=1003", "=1003 noise_multiplier=9.0")),
         ("sample_rate=0.1, epochs=EPOCHS", "", ("=1003", "=1003 target_epsilon=9.0")),
+        ("sample_rate=0.1, epochs=EPOCHS", "# affidavit: target_delta=1e-6",
+         ("1e-5", "1e-3 / len(train)")),
     ],
 )  # fmt: skip
 def test_noise_that_is_not_its_result_is_refused(

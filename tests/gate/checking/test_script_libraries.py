@@ -68,6 +68,17 @@ def test_what_may_change_the_noise_is_refused(text: str) -> None:
         data_of(text)
 
 
+def test_a_trainer_keeps_a_model_by_what_is_not_trained_on() -> None:
+    text = "rows = load()\nval = load()\n" + TRAINER.replace(
+        "=2", "=2, load_best_model_at_end=True"
+    )
+    for data, code in (("val", set()), ("rows.select(range(9))", {"data_dependent_stop"})):
+        given = f"model=m, train_dataset=rows, eval_dataset={data})\ntrainer.train()\n"
+        partial = scripts.read(text.replace("model=m)\n", given).encode())
+        assert partial is not None
+        assert {item.code for item in partial.broken} & {"data_dependent_stop"} == code
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -451,6 +451,7 @@ for x in loader:
         (KERAS, "model.fit(x, y", "x = load()\nmodel.fit(x, y, validation_data=(x, y), "
          "callbacks=[EarlyStopping()]", "data_dependent_stop"),
         (KERAS, "=9)\n", "=9, validation_data=(a, b), callbacks=[EarlyStopping()])\n", None),
+        (KERAS, "model.fit(", "import re\nre.search('a', 'b')\nmodel.fit(", None),
         (KERAS, "=9)\n", "=9, validation_split=0.1, callbacks=[ModelCheckpoint('m', "
          "save_best_only=True)])\n", "data_dependent_stop"),
         (KERAS, "=9)\n", "=9, validation_split=0.1, callbacks=[ModelCheckpoint('m')])\n", None),
@@ -538,6 +539,37 @@ trainer.fit(Module(), DPLightningDataModule(data))
         ),
         ("trainer = T", "torch.set_printoptions(precision=16)\ntrainer = T", set()),
         ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
+        ("return private", "return [private, S(self.body.parameters())]", {"other_optimizer"}),
+        ("return private", "return [private, S(self.other.parameters())]", {"other_optimizer"}),
+        ("return private", "return [private], [StepLR(private)]", set()),
+        (
+            "return private",
+            "return {'optimizer': private, 'lr_scheduler': {'monitor': 'loss'}}",
+            {"data_dependent_stop"},
+        ),
+        (
+            "return private",
+            "return {'optimizer': private, 'lr_scheduler': {'monitor': 'val'}}",
+            set(),
+        ),
+        (
+            "    def conf",
+            "    def on_end(self, loss):\n        if loss < 1:\n"
+            "            self.trainer.should_stop = True\n    def conf",
+            {"data_dependent_stop"},
+        ),
+        (
+            "    def conf",
+            "    def on_end(self):\n        if self.accountant.get_epsilon(d) > 1:\n"
+            "            self.trainer.should_stop = True\n    def conf",
+            set(),
+        ),
+        (
+            "trainer.fit(Module(), DPLightningDataModule(data))",
+            "rows = load()\nEarlyStopping('val_loss')\n"
+            "trainer.fit(Module(), DPDataLoader.from_data_loader(rows), DataLoader(rows))",
+            {"data_dependent_stop"},
+        ),
     ],
 )
 def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
@@ -545,6 +577,16 @@ def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: s
     assert partial is not None
     assert partial.data["sampling"]["scheme"] == "poisson"
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+
+
+def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> None:
+    text = LIGHTNING.replace(
+        "norm=1.0)", "norm=1.0, poisson_sampling=isinstance(loader, DPDataLoader))"
+    )
+    for data, scheme in (("Module, Plain", None), ("Module", "poisson")):
+        partial = scripts.read((text + f"LightningCLI({data})\n").encode())
+        assert partial is not None
+        assert partial.data.get("sampling", {}).get("scheme") == scheme
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,14 @@ engine = PrivacyEngine()
 model, optimizer, loader = engine.make_private(
     module=m, optimizer=o, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
 """
+OWN = """\
+class Own:
+    def __init__(self, x):
+        self.x = {init}
+    def __getitem__(self, i):
+        return {item}
+data = Own(X)
+"""
 LOOP = """\
 for e in range(3):
     for x, y in loader:
@@ -64,6 +72,11 @@ def broken(**parts: str) -> set[str]:
         "data = ConcatDataset([data] * 4)",
         "index = np.random.choice(9, 9)\ndata = Subset(data, index)",
         "data = Subset(data, torch.randint(0, 9, (9,)))",
+        "data = concatenate_datasets([load(), load()])",
+        OWN.format(init="np.concatenate([x, x])", item="self.x[i]"),
+        OWN.format(init="x", item="self.x[i // 4]"),
+        OWN.format(init="x", item="self.x[i % len(self.x), 0]"),
+        OWN.format(init="x", item="(self.x[i] + self.x[random.randrange(9)]) / 2"),
     ],
 )
 def test_a_record_that_is_in_several_rows_is_not_certified(data: str) -> None:
@@ -82,6 +95,9 @@ def test_a_record_that_is_in_several_rows_is_not_certified(data: str) -> None:
         "index = np.random.choice(9, 9, replace=False)\ndata = Subset(data, index)",
         "data = Rows(torch.randint(0, 9, (9,)))",
         "unused = np.repeat(X, 3)",
+        OWN.format(init="x", item="self.x[i // 9][i % 9]"),
+        OWN.format(init="x", item="self.x[i][randint(0, 9):]"),
+        "X = np.concatenate([np.zeros(3), X, np.zeros(3)])\ndata = Rows(X)",
     ],
 )
 def test_a_record_that_is_in_one_row_is(data: str) -> None:
@@ -98,6 +114,10 @@ def test_a_record_that_is_in_one_row_is(data: str) -> None:
         "x = torch.stack([x, x + 1]); x = x.flatten(0, 1)",
         "x = x.expand(3, -1, -1).reshape(-1, 9)",
         "import einops; x = einops.repeat(x, 'b d -> (r b) d', r=3)",
+        "import einops; x = einops.rearrange(x, 'b v d -> (b v) d')",
+        "x = x.flatten(0, 1)",
+        "x = f(x, x[torch.randperm(9)])",
+        "x = x + keeper.last; keeper.last = x",
         "x = a * x + (1 - a) * x[torch.randperm(len(x))]",
         "i = torch.randperm(len(x)); z = x[i]; x = a * x + (1 - a) * z",
         "i = torch.randperm(len(x)); x[:, :9] = x[i, :9]",
@@ -123,6 +143,12 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = CE(out, y).topk(3)[0].mean()",
         "loss = loss + f(model(rows))",
         "loss = loss + f(model(next(iter(loader))))",
+        "loss = loss + torch.softmax(out, 0).pow(2).mean()",
+        "loss = loss + torch.einsum('bi,bj->ij', out, out).pow(2).sum()",
+        "loss = loss + (out[None] - out[:, None]).pow(2).mean()",
+        "loss = loss + F.cosine_similarity(out.unsqueeze(0), out.unsqueeze(1), -1).mean()",
+        "loss = (f(out, y) / torch.bincount(y)[y]).mean()",
+        "loss = loss * (y == 1).sum()",
     ],
 )
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
@@ -161,6 +187,9 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
         ("x[y] = x[y] * 2", "ema = EMA(m); ema.step(model.parameters())"),
         ("self.log(x)", "loss = loss + self.head.norm()"),
         ("x = x[:, :lengths.max()]", "loss = (f(out, y, reduction='none') * weights[y]).mean()"),
+        ("import einops; x = einops.rearrange(x, 'b c h -> b (c h)')", "loss = out.flatten(0, 1)"),
+        ("x = torch.softmax(x, -1)", "loss = criterion(out, y) + 0.1 * out.pow(2).mean()"),
+        ("x = x.unsqueeze(1)", "loss = torch.einsum('bi,ij,bj->b', out, w, out).mean()"),
     ],
 )  # fmt: skip
 def test_a_lot_whose_records_stay_apart_is(row: str, loss: str) -> None:
@@ -241,10 +270,13 @@ def test_a_lot_is_followed_into_the_function_that_steps(
         ("x = F.batch_norm(x, None, None, training=True)", "joined_records"),
         ("x = x / x.norm(dim=1, keepdim=True)", None),
         ("x = x @ self.weight.T", None),
+        ("x = self.centre(x)", "joined_records"),
+        ("x = self.head(x)", None),
     ],
 )
 def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -> None:
     model = f"class Net(nn.Module):\n    def forward(self, x):\n        {line}\n        return x\n"
+    model += "    def centre(self, z):\n        return z - z.mean(0)\n"
     outer = "class Outer(nn.Module):\n    def __init__(self):\n        self.net = Net()\n"
     for made, expected in (
         ("m = Net()\n", {code} - {None}),
@@ -261,6 +293,16 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("def look():\n    return f(rows)", "if look() > 9: break", "data_dependent_stop"),
         ("train = DataLoader(data)", "if f(train, model) > 9: break", "data_dependent_stop"),
         ("val = DataLoader(Subset(all, i))", "if f(val, model) > 9: break", None),
+        ("val = DataLoader(Subset(data, i))", "if f(val, model) > 9: break", "data_dependent_stop"),
+        ("val = rows[:9]", "if f(val, model) > 9: break", "data_dependent_stop"),
+        ("val = rows[:9]; rows = rows[9:]", "if f(val, model) > 9: break", None),
+        ("", "if f(rows, model) > 9: kept = model.state_dict()", "data_dependent_stop"),
+        ("stop = Stop()", "stop(loss.item())\n        if stop.now: break", "data_dependent_stop"),
+        (
+            "",
+            "if loss < 9:\n            for g in o.param_groups: g['lr'] *= 0.1",
+            "data_dependent_stop",
+        ),
         ("rows = rows / 9", "if f(model(rows)) > 9: break", "data_dependent_stop"),
         ("rows = some_other()", "if f(model(rows)) > 9: break", None),
         ("", "optimizer.max_grad_norm = out.norm().item()", "data_dependent_stop"),
@@ -324,6 +366,25 @@ def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
     partial = scripts.read((HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode())
     assert partial is not None
     assert "other_optimizer" in {item.code for item in partial.broken}
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ("x = torch.cat([x, x.flip(1)])", "mixed_records"),
+        ("x = x - x.mean(0)", "joined_records"),
+        ("x = pad_sequence(rows, batch_first=True)", None),
+    ],
+)
+def test_a_lot_is_collated_of_rows_that_stay_apart(row: str, code: str | None) -> None:
+    collate = (
+        f"def put(rows):\n    x = torch.stack([r for r in rows])\n    {row}\n    return x, 0\n"
+    )
+    private = PRIVATE.replace("batch_size=6", "batch_size=6, collate_fn=put")
+    loop = LOOP.format(row="pass", loss="pass", after="pass")
+    partial = scripts.read((HEAD + collate + private + loop).encode())
+    assert partial is not None
+    assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
 
 
 def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:
