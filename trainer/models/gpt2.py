@@ -47,43 +47,48 @@ arXiv:2605.12994v1, appendix D (which matrices are hidden).
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
-"""Names of ``activation_function``; the first two are one function."""
+Size = Annotated[int, Field(ge=1, le=2**24)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class WrongConfig(ValueError):
     """A configuration that is malformed or belongs to another model."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GPT2Config:
+class GPT2Config(BaseModel):
     """The fields of ``config.json`` under their own names, with its defaults.
 
     ``scale_attn_by_inverse_layer_idx`` divides the attention logits of layer i (from 0) by i + 1;
-    without ``scale_attn_weights`` they are not divided by the square root of a head's width.
+    without ``scale_attn_weights`` they are not divided by the square root of a head's width. The
+    first two names of ``activation_function`` are one function.
     """
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int
-    activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    model_type: Literal["gpt2"] = "gpt2"
+    add_cross_attention: Literal[False] | None = False
+    vocab_size: Size = 50257
+    n_positions: Size = 1024
+    n_embd: Size = 768
+    n_layer: Size = 12
+    n_head: Size = 12
+    n_inner: Size = Field(default_factory=lambda fields: 4 * fields["n_embd"])
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"] = (
+        "gelu_new"
+    )
+    layer_norm_epsilon: Positive = 1e-5
+    initializer_range: Positive = 0.02
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
     tie_word_embeddings: bool = True
@@ -93,26 +98,19 @@ class GPT2Config:
         """The configuration in a JSON object; raises ``WrongConfig``."""
         if not isinstance(document, dict):
             raise WrongConfig("config.json: not a JSON object.")
-        if (kind := document.get("model_type", "gpt2")) != "gpt2":
-            raise WrongConfig(f"config.json: model_type is {kind!r}; only 'gpt2' is supported.")
-        if document.get("add_cross_attention"):
-            raise WrongConfig("config.json: add_cross_attention is set, but there is no encoder.")
-        fields: dict[str, Any] = {
-            **{name: _integer(document, name, default) for name, default in _INTEGERS.items()},
-            **{name: _number(document, name, default) for name, default in _NUMBERS.items()},
-            **{name: _boolean(document, name, default) for name, default in _BOOLEANS.items()},
-            "activation_function": _activation(document),
-        }
-        if document.get("n_inner") is None:
-            fields["n_inner"] = 4 * fields["n_embd"]
-        else:
-            fields["n_inner"] = _integer(document, "n_inner", 0)
-        if fields["n_embd"] % fields["n_head"]:
+        stated = {name: value for name, value in document.items() if (name, value) != _NO_WIDTH}
+        try:
+            config = cls.model_validate(stated)
+        except ValidationError as error:
+            first = error.errors()[0]
             raise WrongConfig(
-                f"config.json: n_embd {fields['n_embd']} is not a multiple of n_head "
-                f"{fields['n_head']}."
+                f"config.json: {first['loc'][0]} is {first['input']!r}. {first['msg']}."
+            ) from None
+        if config.n_embd % config.n_head:
+            raise WrongConfig(
+                f"config.json: n_embd {config.n_embd} is not a multiple of n_head {config.n_head}."
             )
-        return cls(**fields)
+        return config
 
     @classmethod
     def read(cls, path: Path) -> GPT2Config:
@@ -126,46 +124,8 @@ class GPT2Config:
         return cls.parsed(document)
 
 
-_INTEGERS = {
-    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
-}  # fmt: skip
-_NUMBERS = {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02}
-_BOOLEANS = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
-}
-
-
-def _integer(document: dict[str, Any], name: str, default: int) -> int:
-    result = document.get(name, default)
-    if isinstance(result, bool) or not isinstance(result, int) or not 1 <= result <= 2**24:
-        raise WrongConfig(f"config.json: {name} is {result!r}; it must be a positive integer.")
-    return result
-
-
-def _number(document: dict[str, Any], name: str, default: float) -> float:
-    result = document.get(name, default)
-    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 < result < math.inf:
-        raise WrongConfig(f"config.json: {name} is {result!r}; it must be a positive number.")
-    return float(result)
-
-
-def _boolean(document: dict[str, Any], name: str, default: bool) -> bool:
-    result = document.get(name, default)
-    if not isinstance(result, bool):
-        raise WrongConfig(f"config.json: {name} is {result!r}; it must be true or false.")
-    return result
-
-
-def _activation(document: dict[str, Any]) -> str:
-    result = document.get("activation_function", ACTIVATIONS[0])
-    if result not in ACTIVATIONS:
-        raise WrongConfig(
-            f"config.json: activation_function is {result!r}; use one of {', '.join(ACTIVATIONS)}."
-        )
-    return str(result)
-
+_NO_WIDTH = ("n_inner", None)
+"""How files leave out the width between the two matrices of a layer."""
 
 HIDDEN = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 """The four matrices of a layer that DP-Muon orthogonalises, each with a block of its own."""
@@ -321,7 +281,7 @@ def pretrained(folder: Path, *, tied: bool | None = None) -> GPT2:
     """
     config = GPT2Config.read(folder / "config.json")
     if tied is not None:
-        config = replace(config, tie_word_embeddings=tied)
+        config = config.model_copy(update={"tie_word_embeddings": tied})
     model = GPT2(config, seed=0)  # every entry is overwritten below
     load_into(model, tensors_in(folder))
     return model

@@ -26,7 +26,7 @@ torch.Size([3])
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -126,7 +126,7 @@ def _loaded(options: Options) -> tuple[GPT2, str]:
     else:
         config = GPT2Config.read(path)
         if tied is not None:
-            config = replace(config, tie_word_embeddings=tied)
+            config = config.model_copy(update={"tie_word_embeddings": tied})
         model = GPT2(config, seed=options.integer("seed", least=0))
     return model, tie
 
