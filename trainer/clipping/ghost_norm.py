@@ -24,10 +24,10 @@ without gradients), arXiv:2205.10683 (choosing by size).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -67,27 +67,27 @@ UNSEEN = 2.0**-51
 """√(2⁻¹²⁶ / γ) for the least γ of a product here, 8 u = 2⁻²¹, rounded up."""
 
 
-class Factors(Protocol):
+class Factors(ABC):
     """The per-record gradients of one use of one tensor."""
 
+    @abstractmethod
     def norms(self) -> Tensor:
         """Upper bound on ‖G_i‖, shape (n,); infinite for a record that is lost."""
-        ...
 
+    @abstractmethod
     def slack(self) -> Tensor:
         """Upper bound on ‖what ``weighted_sum`` adds at weight 1 - G_i‖, shape (n,)."""
-        ...
 
+    @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i G_i, in the tensor's shape up to a view."""
-        ...
 
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """Σ_i of G_i clipped to ``clip_norm``, where this use is clipped by itself.
 
-        It has the shape of the tensor.
+        The weights are those of the norms of what is added. It has the shape of the tensor.
         """
-        ...
+        return self.weighted_sum(clip_weights(self.norms() + self.slack(), clip_norm))
 
 
 def per_record(weights: Tensor, values: Tensor) -> Tensor:
@@ -118,14 +118,6 @@ def zeroed_unless(valid: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         )
         for value in values
     )
-
-
-def clipped_by_norm(factors: Factors, clip_norm: float) -> Tensor:
-    """The weighted sum at the weights of the norms of what is added.
-
-    It has the shape of the tensor.
-    """
-    return factors.weighted_sum(clip_weights(factors.norms() + factors.slack(), clip_norm))
 
 
 def accumulated_in(values: Tensor) -> torch.dtype:
@@ -176,7 +168,7 @@ def lengths_in(grams: Tensor, entries: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LinearFactors:
+class LinearFactors(Factors):
     """G_i = B_iᵀ A_i; ``pair`` is A (n, T, in) and B (n, T, out) as they came.
 
     Whatever is not needed for the way to the norm that is taken is not computed.
@@ -311,7 +303,7 @@ class LinearFactors:
     def clipped_sum(self, clip_norm: float) -> Tensor:
         """The sum of the per-record gradients, each clipped to ``clip_norm``."""
         reuse = self.prefers_reuse
-        return self.reused_sum(clip_norm) if reuse else clipped_by_norm(self, clip_norm)
+        return self.reused_sum(clip_norm) if reuse else super().clipped_sum(clip_norm)
 
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Each G_i formed once, for its norm and for the sum: no slack is needed."""
@@ -363,7 +355,7 @@ def products_of(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingFactors:
+class EmbeddingFactors(Factors):
     """Row ids[i, t] of a table of ``rows`` rows receives outputs[i, t], (n, T, d)."""
 
     ids: Tensor
@@ -401,13 +393,9 @@ class EmbeddingFactors:
         table = torch.zeros(self.rows, b.shape[2], dtype=b.dtype, device=b.device)
         return table.index_add_(0, self.ids.flatten(), b.flatten(0, 1))
 
-    def clipped_sum(self, clip_norm: float) -> Tensor:
-        """The sum of the per-record gradients, each clipped to ``clip_norm``."""
-        return clipped_by_norm(self, clip_norm)
-
 
 @dataclass(frozen=True)
-class DenseFactors:
+class DenseFactors(Factors):
     """The per-record gradients themselves, (n, *shape), as they came: biases, scales, the rest."""
 
     raw: Tensor
@@ -440,7 +428,3 @@ class DenseFactors:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over records of weight times gradient; weights (n,)."""
         return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
-
-    def clipped_sum(self, clip_norm: float) -> Tensor:
-        """The sum of the per-record gradients, each clipped to ``clip_norm``."""
-        return clipped_by_norm(self, clip_norm)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
-from affidavit.trainer.clipping.ghost_norm import clipped_by_norm
+from affidavit.trainer.clipping.ghost_norm import Factors
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 from affidavit.trainer.numerics import clip_weights
 
@@ -253,5 +253,5 @@ def test_kernels_of_records_with_several_rows_are_clipped_by_their_joint_norm(
     expected = torch.zeros(5, weight[0].numel()).double()
     for row in kernel_gradients(x, weight, gy, geometry).unflatten(0, (records, rows)).sum(1):
         expected += row.flatten(1) * min(1.0, clip_norm / float(row.norm()))
-    for clipped in (patches.clipped_sum(clip_norm), clipped_by_norm(patches, clip_norm)):
+    for clipped in (patches.clipped_sum(clip_norm), Factors.clipped_sum(patches, clip_norm)):
         torch.testing.assert_close(clipped, expected)
