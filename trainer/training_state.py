@@ -257,27 +257,17 @@ class TrainingState:
     def public(self, step: int) -> dict[str, Any]:
         """The public parameters that the training will use in ``step``."""
         required = self._enter(step)
-        if self._adaptation is not None:
-            return {
-                "phase": required.phase,
-                "clip_norm": required.clip_norm,
-                "noise_std": required.noise_std,
-                "divisor": required.divisor,
-                "learning_rate": self._rates(step),
-            }
-        norms = {spec.name: spec.clip_norm for spec in self.private.specs}
-        blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
-        scales = self._noise[required.phase].scales()
+        clip_norm, noise_std = required.clip_norm, required.noise_std
+        if self._adaptation is None:
+            norms = {spec.name: spec.clip_norm for spec in self.private.specs}
+            blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
+            scales, tensors = self._noise[required.phase].scales(), self.layout.tensors.items()
+            clip_norm = {release: max(norms[blocks[n]] for n in of) for release, of in tensors}
+            noise_std = {release: min(scales[n] for n in of) for release, of in tensors}
         return {
             "phase": required.phase,
-            "clip_norm": {
-                release: max(norms[blocks[name]] for name in of)
-                for release, of in self.layout.tensors.items()
-            },
-            "noise_std": {
-                release: min(scales[name] for name in of)
-                for release, of in self.layout.tensors.items()
-            },
+            "clip_norm": clip_norm,
+            "noise_std": noise_std,
             "divisor": required.divisor,
             "learning_rate": self._rates(step),
         }
