@@ -233,16 +233,6 @@ class AuditedData:
     def __len__(self) -> int:
         return len(self.records)
 
-    @property
-    def features(self) -> int:
-        """How many numbers a record has."""
-        return self.records.features
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.records.classes
-
     @cached_property
     def digest(self) -> str:
         """The digest of features, classes and weights."""
