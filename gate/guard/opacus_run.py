@@ -339,7 +339,7 @@ class OpacusRun:
                 "Do not replace add_noise, step or pre_step of the private optimizer.",
             )
         self._noised, self._rows = set(), 0
-        self._lots.sizes.popleft()
+        self._lots.popleft()
         whole = self.steps_left == 0
         digest = self._digest() if whole else None
         self._record.release(digest)
@@ -372,14 +372,14 @@ class OpacusRun:
             self._noised = {id(parameter) for parameter in self._parameters}
 
     def _require_lot(self) -> None:
-        if not self._lots.sizes:
+        if not self._lots:
             raise GuardStop(
                 "other_loader",
                 "a step uses records that the guarded loader did not draw.",
                 "Train with the guarded data loader that make_private returned.",
             )
         gathered = self._optimizer.accumulated_iterations != 1
-        if gathered or self._rows > max(self._lots.sizes):
+        if gathered or self._rows > max(self._lots):
             raise GuardStop(
                 "accumulation",
                 "a release combines several lots, or several gradients of a record.",

@@ -24,7 +24,7 @@ process, with or without worker processes, and may draw ahead.
 ...         return iter([[0], [3]])
 >>> sampler = Sampler()
 >>> lots = guard_sampler(sampler, Fraction(1), stream=None)
->>> list(sampler), list(lots.sizes), type(sampler).__name__
+>>> list(sampler), list(lots), type(sampler).__name__
 ([[0], [3]], [1, 1], 'Sampler')
 >>> sampler = Sampler()
 >>> lots = guard_sampler(sampler, Fraction(1), Stream())
@@ -38,7 +38,6 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -98,13 +97,6 @@ def commitment_to(key: bytes) -> str:
     return "sha256:" + hashlib.sha256(b"affidavit commitment " + key).hexdigest()
 
 
-@dataclass(slots=True)
-class Lots:
-    """Sizes of lots drawn but not used; those of an abandoned epoch stay."""
-
-    sizes: deque[int] = field(default_factory=deque)
-
-
 def gradient_rows(tensor: Any) -> int:
     """Number of per-record gradients that the next step sums, from one tensor of the optimiser."""
     samples = getattr(tensor, "grad_sample", None)
@@ -114,19 +106,22 @@ def gradient_rows(tensor: Any) -> int:
     return 0 if gradients is None else len(gradients)
 
 
-def guard_sampler(sampler: Any, probability: Fraction, stream: Stream | None) -> Lots:
-    """Count the lots of ``sampler``; with ``stream`` draw them from it."""
-    lots, kind = Lots(), type(sampler)
+def guard_sampler(sampler: Any, probability: Fraction, stream: Stream | None) -> deque[int]:
+    """The sizes of lots that ``sampler`` drew, those of an abandoned epoch too.
+
+    With ``stream`` they are drawn from it.
+    """
+    lots, kind = deque[int](), type(sampler)
 
     def drawn(self: Any) -> Iterator[list[int]]:
         if stream is None:
             for lot in kind.__iter__(self):
-                lots.sizes.append(len(lot))
+                lots.append(len(lot))
                 yield lot
             return
         for _ in range(self.steps):
             lot = stream.lot(self.num_samples, probability)
-            lots.sizes.append(len(lot))
+            lots.append(len(lot))
             yield lot
 
     body = {"__iter__": drawn, "__module__": kind.__module__, "__doc__": kind.__doc__}
