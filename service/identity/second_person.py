@@ -43,7 +43,7 @@ from affidavit.plan import digest_of
 from affidavit.service.database import Store, hold
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
-from affidavit.service.log.entries import append, logged
+from affidavit.service.log.entries import WAITING, append, logged
 from affidavit.service.problems import Problem
 from affidavit.service.tables import UtcDateTime, numbered
 
@@ -80,14 +80,14 @@ class _Otherwise(Exception):
 class SecondPerson(Store):
     """The rule behind one engine; ``administrators`` is how many the newest keyset wants.
 
-    ``revocations`` reads when a token of each person was revoked last.
+    ``revocations`` reads after which leaf of the log a token of each person was revoked last.
     """
 
     def __init__(
         self,
         engine: Engine,
         administrators: Callable[[], int],
-        revocations: Callable[[Connection], Mapping[str, datetime]],
+        revocations: Callable[[Connection], Mapping[str, int]],
     ) -> None:
         super().__init__(engine)
         self._administrators = administrators
@@ -181,7 +181,8 @@ class SecondPerson(Store):
                 if digest_of({"kind": kind, **content}) != row.digest:
                     continue
                 is_open = not row.carried_out and not row.kind.endswith("_declined")
-                if is_open and row.at <= revoked.get(row.proposer, now - LASTS):
+                entries = logged(connection, row.digest)
+                if is_open and not _counts(row._mapping, entries, revoked):
                     continue
                 earlier = open_.pop(row.digest, None)
                 if is_open and dataset in (None, content["dataset"]):
@@ -242,12 +243,9 @@ def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str,
 
 
 def _proposers(
-    connection: Connection, digest: str, since: datetime, revoked: Mapping[str, datetime]
+    connection: Connection, digest: str, since: datetime, revoked: Mapping[str, int]
 ) -> set[str]:
-    """Who has agreed since it was last carried out or declined, by rows that were logged.
-
-    ``revoked`` is when a token of a person was revoked last.
-    """
+    """Who has agreed since it was last carried out or declined, by rows that were logged."""
     query = (
         select(admin_proposals)
         .where(admin_proposals.c.digest == digest, admin_proposals.c.at > since)
@@ -257,9 +255,20 @@ def _proposers(
     entries = logged(connection, digest)
     proposers: set[str] = set()
     for row in connection.execute(query).mappings():
-        if proposal_entry(row).content.decode() in entries:
-            if row["carried_out"] or row["kind"].endswith("_declined"):
+        if row["carried_out"] or row["kind"].endswith("_declined"):
+            if _counts(row, entries, {}):
                 proposers = set()
-            elif row["at"] > revoked.get(row["proposer"], since):
-                proposers.add(row["proposer"])
+        elif _counts(row, entries, revoked):
+            proposers.add(row["proposer"])
     return proposers
+
+
+def _counts(
+    row: Mapping[Any, Any], entries: Mapping[str, int | None], revoked: Mapping[str, int]
+) -> bool:
+    """Whether a row is in the log, after the leaf of its proposer's last ``revoked`` token."""
+    content = proposal_entry(row).content.decode()
+    if content not in entries:
+        return False
+    leaf = entries[content]
+    return (WAITING if leaf is None else leaf) > revoked.get(row["proposer"], -1)

@@ -66,6 +66,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    func,
     insert,
     select,
     update,
@@ -82,7 +83,7 @@ from affidavit.service.identity.actor import (
     Serves,
 )
 from affidavit.service.identity.second_person import Approve, alone
-from affidavit.service.log.entries import append
+from affidavit.service.log.entries import WAITING, append, log_entries, log_leaves
 from affidavit.service.tables import UtcDateTime, metadata
 from affidavit.service.teams import NAME as TEAM_NAME
 
@@ -377,12 +378,23 @@ _QUERY = (
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
-def last_revocations(connection: Connection) -> dict[str, datetime]:
-    """When a token of each person was revoked last, by the names of what they do."""
-    query = _QUERY.where(token_revocations.c.revoked_at.is_not(None))
-    ordered = query.order_by(token_revocations.c.revoked_at)
-    revoked = map(_token, connection.execute(ordered).mappings())
-    return {token.actor.name: token.revoked_at for token in revoked if token.revoked_at}
+_LEAF = (
+    select(func.max(func.coalesce(log_leaves.c.leaf_index, WAITING)))
+    .join_from(log_entries, log_leaves, isouter=True)
+    .where(log_entries.c.kind == "token", log_entries.c.subject == tokens.c.id)
+    .scalar_subquery()
+    .label("leaf")
+)
+
+
+def last_revocations(connection: Connection) -> dict[str, int]:
+    """The leaf of each person's last revocation of a token, by the names of what they do.
+
+    ``WAITING`` for one that has no leaf yet. Times would say less: clocks are put back.
+    """
+    query = _QUERY.add_columns(_LEAF).where(token_revocations.c.revoked_at.is_not(None))
+    revoked = connection.execute(query.order_by(_LEAF)).mappings()
+    return {_token(row).actor.name: row["leaf"] for row in revoked}
 
 
 def _person(text: str) -> str:

@@ -120,6 +120,9 @@ log_cosignatures = Table(
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 """The loader's limit; this service wrote what is read here."""
 
+WAITING = 2**62
+"""After all leaves: where an entry stands that has none yet."""
+
 EntryKind = Literal[
     "certificate",
     "refusal",
