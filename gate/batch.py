@@ -72,7 +72,7 @@ def batch(
     with _open(plans) as lines, _progress() as progress:
         total = _count_lines(plans) if Path(plans).is_file() else None  # a pipe is read once
         task = progress.add_task("plans", total=total)
-        done = [] if output is None else _resume(output)
+        written, done = (None, []) if output is None else _resume(output)
         exits.update(done)
         progress.advance(task, len(done))
         remaining = _after(poll_lines(lines), len(done))
@@ -80,7 +80,7 @@ def batch(
             results = certify_lines(remaining, jobs=jobs, engine=engine, **options)
         else:
             results = certify_on(ray, remaining, engine=engine, **options)
-        with nullcontext() if output is None else output.open("ab", buffering=0) as written:
+        with nullcontext() if written is None else written:
             try:
                 for result, code in results:
                     if written is None:
@@ -106,22 +106,30 @@ def _append(stream: FileIO, result: dict[str, Any]) -> None:
         stop_unwritable(str(stream.name), error)
 
 
-def _resume(output: Path) -> list[Exit]:
-    """The exit codes of the whole lines in ``output``; a partial line at its end is cut off."""
-    if not output.is_file():
-        return []
-    codes, whole = [], 0
-    with output.open("r+b") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                codes.append(_exit_of(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
-                place = f"{output}, line {len(codes) + 1}"
-                stop(f"{place}: not a result of affidavit batch; name another file.")
-            whole += len(line)
-        stream.truncate(whole)
+def _resume(output: Path) -> tuple[FileIO, list[Exit]]:
+    """``output``, to append to, and the exit codes of its whole lines; what follows is cut off."""
+    codes = []
+    try:
+        if output.is_file():
+            with output.open("r+b") as stream:
+                codes = _whole(stream)
+        return output.open("ab", buffering=0), codes
+    except OSError as error:
+        stop_unwritable(output, error)
+
+
+def _whole(stream: BinaryIO) -> list[Exit]:
+    codes, length = [], 0
+    for line in stream:
+        if not line.endswith(b"\n"):
+            break
+        try:
+            codes.append(_exit_of(json.loads(line)))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            place = f"{stream.name}, line {len(codes) + 1}"
+            stop(f"{place}: not a result of affidavit batch; name another file.")
+        length += len(line)
+    stream.truncate(length)
     return codes
 
 

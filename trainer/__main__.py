@@ -27,6 +27,7 @@ from affidavit.certificate import (
     TrustRoot,
     VerificationError,
     VerificationOptions,
+    printable,
     write_atomically,
 )
 from affidavit.mechanisms import read_plan
@@ -257,7 +258,8 @@ def _plan(path: Path) -> Plan:
         return _read(path, read_plan)
     except PlanError as error:
         for reason in error.reasons:
-            err.print(f"{escape(str(path))}: {escape(str(reason))}", highlight=False)
+            line = f"{path}: {reason}"
+            err.print(escape(printable(line)), highlight=False)
         raise typer.Exit(Exit.USAGE) from None
 
 
@@ -302,7 +304,7 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
 
 
 def _end(status: Exit, code: str, message: str) -> NoReturn:
-    err.print(f"[red]{escape(code)}[/] {escape(message)}", highlight=False)
+    err.print(f"[red]{escape(code)}[/] {escape(printable(message))}", highlight=False)
     raise typer.Exit(status)
 
 

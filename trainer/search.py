@@ -34,6 +34,7 @@ from affidavit.certificate import (
     BadEnvelope,
     BadSearch,
     SearchOpening,
+    printable,
     selection_of,
     statement_in,
     write_atomically,
@@ -256,7 +257,7 @@ def _plan(path: Path) -> Plan:
 
 
 def _stop(message: str) -> NoReturn:
-    err.print(message, highlight=False, markup=False)
+    err.print(printable(message), highlight=False, markup=False)
     raise typer.Exit(2)
 
 

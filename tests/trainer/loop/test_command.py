@@ -82,6 +82,7 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(
         (("--data", "python:own:data:59"), 1, "dataset_size"),
         (("--plan", "none.yaml"), 2, "cannot read"),
         (("--data", "nowhere"), 2, "unknown data"),
+        (("--data", "nowhere\x1b[2J"), 2, r"nowhere\x1b[2J"),  # no text steers the terminal
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_begun(
