@@ -137,11 +137,11 @@ class InTurn:
     engines: tuple[Accountant, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises what the first engine does."""
+        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or as the first engine does."""
         return self._ask(lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats); raises what the first engine does."""
+        """Bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` or as the first engine does."""
         return self._ask(lambda curve: curve.delta(epsilon))
 
     def _ask(self, question: Callable[[PrivacyCurve], Bracket]) -> Bracket:
@@ -151,7 +151,7 @@ class InTurn:
                 return question(engine.curve(self.event))
             except AccountantError as error:
                 errors.append(error)
-        raise errors[0]
+        raise next((error for error in errors if isinstance(error, OutOfReach)), errors[0])
 
 
 def closed(

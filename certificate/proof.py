@@ -181,6 +181,8 @@ def _has_noise_and_lots(
             return plan.adjacency != "replace_one" and all(
                 moves_no_more(leaf, blocks, products, draws) for products in _products(at)
             )
+        if isinstance(leaf, Gaussian) and at.unsampled is not None:
+            at = replace(at, route="gaussian", sensitivity=at.unsampled)
         # Lots that are drawn afresh have pairs that are in clip norms.
         distance = at.distance if at.route == "gaussian" else 1.0
         squared = (distance * _sensitivity(at)) ** 2

@@ -41,7 +41,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc
+from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
 from affidavit.mechanisms.strategies.noise_files import NotRemembered
@@ -106,7 +106,7 @@ class Streamed:
 
     ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency, also in
     clip norms; under ``cyclic_poisson`` with amplification it is the largest column norm.
-    ``turn`` is b in steps.
+    ``turn`` is b in steps. ``unsampled`` is sens(C) without amplification where it may cost less.
     """
 
     strategy: Strategy
@@ -115,6 +115,7 @@ class Streamed:
     route: Route
     distance: float
     turn: int
+    unsampled: Sensitivity | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,21 +193,24 @@ class Correlation:
         at = self.at(steps)
         if at.route == "balls_in_bins":
             return BallsInBinsGaussian(gram=self._gram(steps), noise_multiplier=joint)
-        # Two roundings, of the product and of the quotient; both are rounded away.
-        distance = at.distance if at.route == "gaussian" else 1.0
-        multiplier = joint / (distance * at.sensitivity.value) * (1 - 4 * 2.0**-53)
-        whole = Gaussian(noise_multiplier=multiplier)
-        if self._fresh is not None:
-            step = self._fresh.event(multiplier)
-            sampled = Repeated(event=step, count=self._fresh.times(steps))
-            return self._or_hidden(whole if at.route == "gaussian" else sampled, step, at, joint)
-        if at.route == "gaussian":
-            return whole
-        step = self._step_of_a_group(multiplier)
-        sampled = Repeated(event=step, count=-(-steps // at.turn))
-        return (
-            sampled if at.route == "cyclic_poisson" else self._or_hidden(sampled, step, at, joint)
-        )
+        whole = None
+        unsampled = at.sensitivity if at.route == "gaussian" else at.unsampled
+        if unsampled is not None:
+            whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
+            if at.route == "gaussian" and self._fresh is None:
+                return whole
+        multiplier = joint / at.sensitivity.value * _DOWN
+        if self._fresh is None:
+            step, times = self._step_of_a_group(multiplier), -(-steps // at.turn)
+        else:
+            step, times = self._fresh.event(multiplier), self._fresh.times(steps)
+        sampled = Repeated(event=step, count=times)
+        if at.route == "cyclic_poisson":
+            return sampled
+        bounds: list[Event | None] = [whole] if at.route == "gaussian" else [sampled]
+        bounds += [*self._hidden(step, at, joint), whole]
+        distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
+        return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
     def _step_of_a_group(self, multiplier: float) -> Leaf:
         probability = self._group_probability()
@@ -216,25 +220,22 @@ class Correlation:
             sampling_probability=schedule.double_up(probability), noise_multiplier=multiplier
         )
 
-    def _or_hidden(self, bound: Event, step: Event, at: Streamed, joint: float) -> Event:
-        """``bound``, or that nobody is told where records were that are drawn as in ``step``."""
+    def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
+        """Bounds where less is told of the lots in which a record was, drawn as in ``step``."""
         if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
-            return bound
+            return
         if self.plan.adjacency == "replace_one":
-            return bound
-        bounds = [bound]
+            return
         with suppress(TooLarge):
             mixture = self._mixture(step, at)
-            hidden = GaussianMixture(
+            yield GaussianMixture(
                 weights=mixture.weights,
-                noise_multiplier=joint / mixture.spacing * (1 - 4 * 2.0**-53),
+                noise_multiplier=joint / mixture.spacing * _DOWN,
                 conceded=mixture.conceded,
             )
-            bounds.append(hidden)
         if self._is_apart(at.strategy):
             with suppress(TooLarge):
-                bounds += self._where_told(step.sampling_probability, at, joint)
-        return EitherBound(events=tuple(bounds)) if len(bounds) > 1 else bound
+                yield from self._where_told(step.sampling_probability, at, joint)
 
     def _mixture(
         self, step: PoissonSubsampledGaussian | PoissonSampledGroupGaussian, at: Streamed
@@ -382,10 +383,14 @@ class Correlation:
                 if white is None:
                     raise
                 sensitivity = white
-            if white is not None and (
-                self._is_apart(strategy) or self._costs_less(white, sensitivity, steps)
-            ):
-                route, sensitivity = "white_noise", white
+            unsampled = None
+            if white is not None:
+                costs = (
+                    "less" if self._is_apart(strategy) else self._costs(white, sensitivity, steps)
+                )
+                if costs != "more":
+                    unsampled = sensitivity if costs == "either" else None
+                    route, sensitivity = "white_noise", white
         except (ValueError, NotRemembered) as error:
             raise RefusedPlan(self._refusal(error)) from None
         return Streamed(
@@ -395,6 +400,7 @@ class Correlation:
             route=route,
             distance=distance_of(self.plan),
             turn=self._turn,
+            unsampled=unsampled,
         )
 
     @property
@@ -440,17 +446,22 @@ class Correlation:
         except TooLarge:
             return None
 
-    def _costs_less(self, white: Sensitivity, whole: Sensitivity, steps: int) -> bool:
-        """Whether sampled rounds of white noise cost less than the run without amplification.
+    def _costs(
+        self, white: Sensitivity, whole: Sensitivity, steps: int
+    ) -> Literal["less", "more", "either"]:
+        """How sampled rounds of white noise compare with the run without amplification.
 
-        They do where more rounds than cost as much are drawn with no chance above ``RARELY``.
+        They cost less where more rounds than cost as much are drawn with no chance above
+        ``RARELY``, and more where no more of them are.
         """
         fresh, rounds = self._fresh, -(-steps // self._turn)
         probability = self._probability_of_a_step if fresh is None else fresh.probability
         drawn = math.floor((whole.value / white.value) ** 2)
         if white is whole or drawn >= rounds:
-            return True
-        return bool(bdtrc(drawn, rounds, float(probability or 1)) < RARELY)
+            return "less"
+        if bdtrc(drawn, rounds, float(probability or 1)) < RARELY:
+            return "less"
+        return "more" if bdtr(drawn, rounds, float(probability or 1)) < RARELY else "either"
 
     @property
     def _is_amplified(self) -> bool:
@@ -584,14 +595,14 @@ def _told_releases(told: ToldSteps, joint: float) -> Event:
     missed = 1 - told.probability
     first = GaussianMixture(
         weights=(missed, told.probability),
-        noise_multiplier=joint / norm * (1 - 4 * 2.0**-53),
+        noise_multiplier=joint / norm * _DOWN,
         conceded=told.conceded,
     )
     others = (
         Repeated(
             event=PoissonSubsampledGaussian(
                 sampling_probability=told.probability,
-                noise_multiplier=joint / norm * (1 - 4 * 2.0**-53),
+                noise_multiplier=joint / norm * _DOWN,
             ),
             count=count - (place == 0),
         )
@@ -645,8 +656,8 @@ STRETCHES = 1, 2, 4, 8
 """Steps of one block in which a record may be, of those that are told."""
 RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
-_UP = 1 + 4 * 2.0**-53
-"""Rounds a noise multiplier up, for a bound from below."""
+_UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
+"""Round a noise multiplier, a product and a quotient, for a bound from below and from above."""
 _MOST_SHOWN = 16.0
 """Of what several phases show the largest move, over the noise, for accountants to reach it."""
 MOST_NORMS = 16

@@ -153,7 +153,7 @@ class FourierAccountant:
         # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [InTurn(event=first, engines=engines)]
-        curves += [InTurn(event=other, engines=(self,)) for other in others]
+        curves += [InTurn(event=other, engines=(engines[1], self)) for other in others]
         return LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
 
     def _curve(self, event: Event) -> FourierCurve:

@@ -211,3 +211,22 @@ def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(
 
 def irregular() -> list[list[float]]:
     return [[float(i == j) - 0.3 * (i == j + 1) * (i % 2) for j in range(24)] for i in range(24)]
+
+
+def test_a_bound_without_sampling_has_the_sensitivity_of_the_whole_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampling = {"scheme": "cyclic_poisson", "lot_size": 50, "groups": 2}
+    document = plan_document(sampling=sampling, noise={"kind": "bidiagonal", "lambda": 0.9})
+    lowered_and_required(document, bound=-1)
+    real = Correlation.at
+
+    def understated(correlation: Correlation, steps: int) -> Any:
+        at = real(correlation, steps)
+        assert at.unsampled is not None
+        smaller = Sensitivity(value=at.unsampled.value * (1 - 1e-5), attained=0.0)
+        return replace(at, unsampled=smaller)
+
+    monkeypatch.setattr(Correlation, "at", understated)
+    with pytest.raises(Unproved, match="noise that was accounted"):
+        lowered_and_required(document, bound=-1)

@@ -114,7 +114,10 @@ def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None
     ("changes", "code"),
     [
         (
-            {"sampling": {"scheme": "cyclic_poisson", "lot_size": 10, "groups": 10}},
+            {
+                "adjacency": "replace_one",
+                "sampling": {"scheme": "cyclic_poisson", "lot_size": 10, "groups": 10},
+            },
             "no_amplification",
         ),
         (
