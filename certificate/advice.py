@@ -21,7 +21,7 @@ from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
 from affidavit.certificate.strategy_comparison import INDEPENDENT, MechanismCost, attempt
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
-from affidavit.plan import Plan, Reason, RefusedPlan, schedule
+from affidavit.plan import Plan, RefusedPlan, schedule
 
 LARGEST_DENSE = 1024
 """Steps up to which optimising a dense strategy is waited for."""
@@ -242,4 +242,4 @@ def _bench(plan: Plan, progress: Progress) -> _Bench:
 
 
 def _missing(pointer: str, message: str, remedy: str) -> RefusedPlan:
-    return RefusedPlan(Reason(code="no_budget", pointer=pointer, message=message, remedy=remedy))
+    return RefusedPlan.because(code="no_budget", pointer=pointer, message=message, remedy=remedy)

@@ -387,14 +387,12 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
     size = plan.dataset.size
     if size is None or plan.allow_large_delta is not None or exactly(delta) * size < 1:
         return
-    raise RefusedPlan(
-        Reason(
-            code="large_delta",
-            pointer="/target/delta",
-            message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "
-            "one record at random would meet it.",
-            remedy="Choose a smaller δ, or say why in allow_large_delta.",
-        )
+    raise RefusedPlan.because(
+        code="large_delta",
+        pointer="/target/delta",
+        message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "
+        "one record at random would meet it.",
+        remedy="Choose a smaller δ, or say why in allow_large_delta.",
     )
 
 

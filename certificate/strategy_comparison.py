@@ -127,13 +127,11 @@ def strategy_of(plan: Plan) -> tuple[Strategy, Streamed | None]:
     """
     part = lower(plan).phases[0]
     if part.steps is None:
-        raise RefusedPlan(
-            Reason(
-                code="steps_open",
-                pointer="/steps",
-                message="errors of a strategy depend on the number of steps.",
-                remedy="Give steps or epochs.",
-            )
+        raise RefusedPlan.because(
+            code="steps_open",
+            pointer="/steps",
+            message="errors of a strategy depend on the number of steps.",
+            remedy="Give steps or epochs.",
         )
     if part.correlation is None:
         return identity(part.steps), None
@@ -275,21 +273,17 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
     Raises ``RefusedPlan`` where the plan is not of one phase or leaves its steps open.
     """
     if len(plan.phases) > 1:
-        raise RefusedPlan(
-            Reason(
-                code="one_phase",
-                pointer="/phases",
-                message=f"errors are computed for one phase, but the plan has {len(plan.phases)}.",
-                remedy="Give a plan of the one phase.",
-            )
+        raise RefusedPlan.because(
+            code="one_phase",
+            pointer="/phases",
+            message=f"errors are computed for one phase, but the plan has {len(plan.phases)}.",
+            remedy="Give a plan of the one phase.",
         )
     if plan.is_open and not plan.asks_for_noise:
-        raise RefusedPlan(
-            Reason(
-                code="plan_open",
-                message="the plan leaves its steps or its lots open, and errors depend on them.",
-                remedy="Give them, or have them solved for by certify first.",
-            )
+        raise RefusedPlan.because(
+            code="plan_open",
+            message="the plan leaves its steps or its lots open, and errors depend on them.",
+            remedy="Give them, or have them solved for by certify first.",
         )
     progress("certifying the plan")
     own = measure("this plan", plan)

@@ -54,7 +54,7 @@ def read_bytes(name: str | os.PathLike[str]) -> bytes:
 
 def _unreadable(code: str, message: str) -> MalformedPlan:
     remedy = "Give the path of an existing file."
-    return MalformedPlan(Reason(code=code, message=message, remedy=remedy))
+    return MalformedPlan.because(code=code, message=message, remedy=remedy)
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
@@ -106,10 +106,8 @@ def read_plan(name: str) -> PlanFile:
 def _refuse_bundle(name: str, raw: bytes) -> None:
     """Report a certificate given instead of a plan; field errors would only confuse."""
     if b'"bundleType"' in raw and b'"payload"' in raw:
-        raise MalformedPlan(
-            Reason(
-                code="no_plan",
-                message="this is a certificate bundle, not a plan.",
-                remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
-            )
+        raise MalformedPlan.because(
+            code="no_plan",
+            message="this is a certificate bundle, not a plan.",
+            remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
         )

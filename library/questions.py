@@ -49,7 +49,6 @@ from affidavit.plan import (
     MalformedPlan,
     Plan,
     PlanFields,
-    Reason,
     as_document,
     load_json,
     load_yaml,
@@ -123,13 +122,11 @@ def _document_of(source: Any) -> Any:
     source = getattr(source, "accountant", source)
     if hasattr(source, "state_dict") and hasattr(source, "mechanism"):
         return _plain(source.state_dict())
-    raise MalformedPlan(
-        Reason(
-            code="wrong_type",
-            message=f"{type(source).__name__} cannot be read as a plan.",
-            remedy="Give a plan, a document, a text, a path, or an object of dp-accounting, "
-            "Opacus or jax-privacy.",
-        )
+    raise MalformedPlan.because(
+        code="wrong_type",
+        message=f"{type(source).__name__} cannot be read as a plan.",
+        remedy="Give a plan, a document, a text, a path, or an object of dp-accounting, "
+        "Opacus or jax-privacy.",
     )
 
 

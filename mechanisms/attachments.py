@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.plan import MalformedPlan, Matrix, Plan, Reason, parse_plan, syntax_of
+from affidavit.plan import MalformedPlan, Matrix, Plan, parse_plan, syntax_of
 
 
 def read_plan(path: Path) -> Plan:
@@ -39,13 +39,11 @@ def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Pa
     at_file = plan.pointer(index, "noise", "file")
     content = _read(directory, name, at_file, LARGEST_FILE)
     if content_digest(content) != sha256:
-        raise MalformedPlan(
-            Reason(
-                code="digest_mismatch",
-                pointer=plan.pointer(index, "noise", "sha256"),
-                message=f"{name} has sha256 {content_digest(content)}.",
-                remedy="Give the intended file, or correct its digest.",
-            )
+        raise MalformedPlan.because(
+            code="digest_mismatch",
+            pointer=plan.pointer(index, "noise", "sha256"),
+            message=f"{name} has sha256 {content_digest(content)}.",
+            remedy="Give the intended file, or correct its digest.",
         )
     try:
         remember(content)
@@ -73,11 +71,9 @@ def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
 
 
 def _bad(pointer: str, message: str) -> MalformedPlan:
-    return MalformedPlan(
-        Reason(
-            code="bad_file",
-            pointer=pointer,
-            message=message,
-            remedy="Name a strategy file (JSON, npy or npz) relative to the plan.",
-        )
+    return MalformedPlan.because(
+        code="bad_file",
+        pointer=pointer,
+        message=message,
+        remedy="Name a strategy file (JSON, npy or npz) relative to the plan.",
     )

@@ -502,13 +502,11 @@ class Correlation:
             pointer, what = "/workload/learning_rates", "learning rates"
         else:
             return
-        raise RefusedPlan(
-            Reason(
-                code="steps_mismatch",
-                pointer=pointer,
-                message=f"the {what} do not have one value for each of the {steps} steps.",
-                remedy="Give one per step.",
-            )
+        raise RefusedPlan.because(
+            code="steps_mismatch",
+            pointer=pointer,
+            message=f"the {what} do not have one value for each of the {steps} steps.",
+            remedy="Give one per step.",
         )
 
     def _require_any_length(self) -> None:
@@ -524,13 +522,11 @@ class Correlation:
             field, what = "noise", f"a strategy of kind {phase.noise.kind} is made for its steps"
         else:
             return
-        raise RefusedPlan(
-            Reason(
-                code="steps_not_open",
-                pointer=self.plan.pointer(self.index, field),
-                message=f"the plan asks for the most steps, but {what}.",
-                remedy="Give the steps.",
-            )
+        raise RefusedPlan.because(
+            code="steps_not_open",
+            pointer=self.plan.pointer(self.index, field),
+            message=f"the plan asks for the most steps, but {what}.",
+            remedy="Give the steps.",
         )
 
     def _two_schedules(self) -> Reason:

@@ -57,7 +57,6 @@ from affidavit.plan import (
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
-    Reason,
     RefusedPlan,
     Repeated,
     ShuffledEpoch,
@@ -393,11 +392,9 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
 
 
 def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> RefusedPlan:
-    return RefusedPlan(
-        Reason(
-            code=code,
-            pointer=plan.pointer(index, "sampling", "scheme"),
-            message=message,
-            remedy=remedy,
-        )
+    return RefusedPlan.because(
+        code=code,
+        pointer=plan.pointer(index, "sampling", "scheme"),
+        message=message,
+        remedy=remedy,
     )

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -58,6 +58,11 @@ class PlanError(Exception):
             raise ValueError("a refusal needs a reason")
         super().__init__("; ".join(str(reason) for reason in reasons))
         self.reasons = reasons
+
+    @classmethod
+    def because(cls, *, code: str, pointer: str = "", message: str, remedy: str) -> Self:
+        """The error of one reason."""
+        return cls(Reason(code=code, pointer=pointer, message=message, remedy=remedy))
 
 
 class MalformedPlan(PlanError):

@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from affidavit.plan.diagnostics import KNOWN_AS, MalformedPlan, Reason, pointer_to
+from affidavit.plan.diagnostics import KNOWN_AS, MalformedPlan, pointer_to
 from affidavit.plan.document import (
     Adjacency,
     Allocation,
@@ -152,11 +152,9 @@ def _set(part: dict[str, Any], field: str, value: Any) -> None:
 def _unknown(name: str) -> MalformedPlan:
     names = sorted({*_DATASET, *_OPTIMIZER, *_TARGET, *_SAMPLING, *_PHASE, *_RELEASE, *_TOP})
     near = [KNOWN_AS[name]] if name in KNOWN_AS else difflib.get_close_matches(name, names, n=1)
-    return MalformedPlan(
-        Reason(
-            code="unknown_field",
-            pointer=pointer_to(name),
-            message=f"{name[:80]} is not a field of a plan.",
-            remedy=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(names)}.",
-        )
+    return MalformedPlan.because(
+        code="unknown_field",
+        pointer=pointer_to(name),
+        message=f"{name[:80]} is not a field of a plan.",
+        remedy=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(names)}.",
     )

@@ -98,21 +98,17 @@ def locate(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Rea
 def plan_from(data: Any) -> Plan:
     """The plan of an already loaded tree; raises ``MalformedPlan`` without positions."""
     if not isinstance(data, dict):
-        raise MalformedPlan(
-            Reason(
-                code="wrong_type",
-                message="a plan must be a mapping of fields.",
-                remedy="Write a first plan with `affidavit init`.",
-            )
+        raise MalformedPlan.because(
+            code="wrong_type",
+            message="a plan must be a mapping of fields.",
+            remedy="Write a first plan with `affidavit init`.",
         )
     if "phases" in data and (both := sorted(PHASE_FIELDS & data.keys())):
-        raise MalformedPlan(
-            Reason(
-                code="conflict",
-                pointer=pointer_to(both[0]),
-                message=f"{both[0]} and phases are both given.",
-                remedy="Move it into each phase, or remove phases.",
-            )
+        raise MalformedPlan.because(
+            code="conflict",
+            pointer=pointer_to(both[0]),
+            message=f"{both[0]} and phases are both given.",
+            remedy="Move it into each phase, or remove phases.",
         )
     try:
         return Plan.model_validate(data)

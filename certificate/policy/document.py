@@ -161,13 +161,11 @@ class Policy(StrictModel):
         if self.datasets != "default" and (
             strange := sorted(self.caps.keys() - set(self.datasets))
         ):
-            raise MalformedPolicy(
-                Reason(
-                    code="conflict",
-                    pointer=pointer_to("caps", strange[0]),
-                    message=f"the policy is not for the data set {strange[0]}.",
-                    remedy="Add it to datasets, or remove its caps.",
-                )
+            raise MalformedPolicy.because(
+                code="conflict",
+                pointer=pointer_to("caps", strange[0]),
+                message=f"the policy is not for the data set {strange[0]}.",
+                remedy="Add it to datasets, or remove its caps.",
             )
         return self
 
@@ -221,12 +219,10 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
 def policy_from(data: Any) -> Policy:
     """The policy of loaded data; raises ``MalformedPolicy`` without positions."""
     if not isinstance(data, dict):
-        raise MalformedPolicy(
-            Reason(
-                code="wrong_type",
-                message="a policy must be a mapping of fields.",
-                remedy="Start from one of examples/policies/.",
-            )
+        raise MalformedPolicy.because(
+            code="wrong_type",
+            message="a policy must be a mapping of fields.",
+            remedy="Start from one of examples/policies/.",
         )
     try:
         return Policy.model_validate(data)

@@ -143,12 +143,10 @@ def given_for(file: str) -> dict[str, Any]:
         matches = (key for key in tables if PurePath(key) == PurePath(file))
         fields = tables.get(next(matches, file), {})
     if not isinstance(fields, dict):
-        raise MalformedPlan(
-            Reason(
-                code="wrong_type",
-                message=f'[tool.affidavit.given] of "{file}" is not a table.',
-                remedy="Make it a table of plan fields.",
-            )
+        raise MalformedPlan.because(
+            code="wrong_type",
+            message=f'[tool.affidavit.given] of "{file}" is not a table.',
+            remedy="Make it a table of plan fields.",
         )
     return fields
 
@@ -232,6 +230,6 @@ def _configured_names() -> list[str]:
 
 
 def _no_match(name: str, problem: str, remedy: str = "Correct the pattern.") -> MalformedPlan:
-    return MalformedPlan(
-        Reason(code="nothing_checked", message=f"{name} {problem}.", remedy=remedy)
+    return MalformedPlan.because(
+        code="nothing_checked", message=f"{name} {problem}.", remedy=remedy
     )

@@ -388,6 +388,6 @@ def _fill(data: dict[str, Any], pointer: str) -> None:
 
 
 def _no_plan(message: str) -> MalformedPlan:
-    return MalformedPlan(
-        Reason(code="no_plan", message=message, remedy="Give a file that contains a plan.")
+    return MalformedPlan.because(
+        code="no_plan", message=message, remedy="Give a file that contains a plan."
     )

@@ -117,14 +117,12 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
     assert provided is not None
     if _covers(provided, by_sampler):
         return provided
-    raise RefusedPlan(
-        Reason(
-            code="participation_mismatch",
-            pointer=plan.pointer(index, "participation"),
-            message=f"{phase.sampling.scheme} sampling over {steps} steps means "
-            f"{_words(by_sampler)}; the plan says {_words(provided)}.",
-            remedy="Leave participation out, or correct it, the steps or the sampling.",
-        )
+    raise RefusedPlan.because(
+        code="participation_mismatch",
+        pointer=plan.pointer(index, "participation"),
+        message=f"{phase.sampling.scheme} sampling over {steps} steps means "
+        f"{_words(by_sampler)}; the plan says {_words(provided)}.",
+        remedy="Leave participation out, or correct it, the steps or the sampling.",
     )
 
 

@@ -94,15 +94,13 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
     try:
         return strategy.variances(partial(_filtered, decay=momentum))
     except TooLarge:
-        raise RefusedPlan(
-            Reason(
-                code="too_large",
-                pointer="/noise",
-                message=f"this optimiser needs the noise of each of {strategy.steps} steps, which "
-                "is only computed for Toeplitz strategies.",
-                remedy="Use an optimiser that needs no noise variance (dp_sgd, dp_adam, dp_muon) "
-                "without denoise, or Toeplitz noise.",
-            )
+        raise RefusedPlan.because(
+            code="too_large",
+            pointer="/noise",
+            message=f"this optimiser needs the noise of each of {strategy.steps} steps, which "
+            "is only computed for Toeplitz strategies.",
+            remedy="Use an optimiser that needs no noise variance (dp_sgd, dp_adam, dp_muon) "
+            "without denoise, or Toeplitz noise.",
         ) from None
 
 
@@ -210,7 +208,7 @@ def optimizer_inputs(
 def refused(code: str, field: str, message: str, remedy: str) -> RefusedPlan:
     """A refusal that points to a field of the plan's optimiser."""
     pointer = pointer_to("optimizer", field)
-    return RefusedPlan(Reason(code=code, pointer=pointer, message=message, remedy=remedy))
+    return RefusedPlan.because(code=code, pointer=pointer, message=message, remedy=remedy)
 
 
 def _require_strategies(
