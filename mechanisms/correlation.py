@@ -140,10 +140,11 @@ class Correlation:
             raise RefusedPlan(self._two_schedules())
         if self.plan.asks_for_steps:
             self._require_any_length()
-        if scheme == "cyclic_poisson" and self._group_probability() > 1:
-            raise RefusedPlan(self._lot_above_group())
-        if self._is_separated and self._highest_probability > 1:
-            raise RefusedPlan(self._lot_above_separation())
+        rate = schedule.sampling_probability(self.plan, phase)
+        waiting = {"groups": phase.sampling.groups, "separation": phase.sampling.separation}
+        for times, lots in waiting.items():
+            if lots is not None and rate * lots > 1:
+                raise RefusedPlan(self._lot_above_group(times))
         if self._fresh is not None:
             return self._fresh
         distance, apart = distance_of(self.plan), phase.sampling.separation or self._turn
@@ -538,22 +539,14 @@ class Correlation:
             remedy="Keep one of the two.",
         )
 
-    def _lot_above_group(self) -> Reason:
+    def _lot_above_group(self, times: str) -> Reason:
         return Reason(
             code="lot_above_group",
             pointer=self.plan.pointer(self.index, "sampling", "lot_size"),
-            message="a lot is expected to be larger than the group that it is sampled from: "
-            "lot_size times groups is above the size of the data set.",
-            remedy="Use fewer groups or a smaller lot.",
-        )
-
-    def _lot_above_separation(self) -> Reason:
-        return Reason(
-            code="lot_above_group",
-            pointer=self.plan.pointer(self.index, "sampling", "lot_size"),
-            message="a lot is expected to be larger than the records that have waited long enough "
-            "for it: lot_size times separation is above the size of the data set.",
-            remedy="Use a smaller separation or a smaller lot.",
+            message="a lot is expected to be larger than what it is sampled from, the group or the "
+            f"records that have waited long enough: lot_size times {times} is above the size of "
+            "the data set.",
+            remedy="Use a smaller lot, fewer groups or a smaller separation.",
         )
 
     def _refusal(self, error: Exception) -> Reason:

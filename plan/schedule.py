@@ -51,13 +51,13 @@ def highest_probability(plan: PlanDocument, phase: Phase) -> Fraction:
     """The most with which a record takes part in a step, whatever it took part in before.
 
     Under ``b_min_sep`` it is drawn with p if it took part in none of the last b - 1 steps, so that
-    it takes part in a share q = p / (1 + (b - 1) p) of the steps; above 1 where q is above 1/b.
+    it takes part in a share q = p / (1 + (b - 1) p) of the steps, of at most 1/b.
     """
     rate = sampling_probability(plan, phase)
     if phase.sampling.scheme != "b_min_sep" or phase.sampling.separation is None:
         return rate
-    waits = (phase.sampling.separation - 1) * rate
-    return rate / (1 - waits) if waits < 1 else Fraction(2)
+    apart = phase.sampling.separation
+    return rate / (1 - (apart - 1) * rate) if apart * rate < 1 else Fraction(1)
 
 
 def divisor(plan: PlanDocument, phase: Phase) -> Fraction | None:
