@@ -68,6 +68,7 @@ Known = (
     | PoissonSampledGroupGaussian
     | WithoutReplacementGaussian
     | WithoutReplacementGroupGaussian
+    | GaussianMixture
 )
 
 
@@ -205,8 +206,10 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
                 ),
                 times,
             )
-        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian() | GaussianMixture():
+        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian():
             return  # Bounds of a run, which no record attains.
+        case GaussianMixture(conceded=conceded) if conceded > 0:
+            return
         case _:
             yield part, times
 
@@ -214,6 +217,8 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
 def _is_reached(leaf: Known) -> bool:
     """Whether the Fourier accountant answers for ``leaf`` with enough noise, in milliseconds."""
     records = getattr(leaf, "records", 1)
+    if isinstance(leaf, GaussianMixture):
+        records = len(leaf.weights) - 1
     if isinstance(leaf, Laplace) or leaf.noise_multiplier > MOST_NOISE * records:
         return False
     return (

@@ -328,12 +328,13 @@ class Correlation:
         step = self._step_of_a_group(joint) if self._fresh is None else self._fresh.event(joint)
         if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
             return None
-        q = step.sampling_probability
+        q: float | Fraction = step.sampling_probability
         alone = len(self.plan.phases) == 1 and not self.plan.extra
         farthest = math.inf if alone else joint * _MOST_SHOWN
         if (apart := self._phase.sampling.separation) is not None:
             shown = _shown_along_a_direction(at.strategy, at.turn)
             mixture = shown_separated(shown, self._highest_probability, apart, farthest)
+            q = self._probability_of_a_step or q  # of a step that nothing is known before
         else:
             mixture = _shown_mixture(
                 at.strategy,
@@ -347,7 +348,7 @@ class Correlation:
         moves = np.arange(len(mixture.weights)) * (mixture.spacing / joint)
         weights = np.array(mixture.weights)
         divergence = weights @ np.expm1(np.minimum(np.multiply.outer(moves, moves), 100)) @ weights
-        if divergence <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
+        if divergence <= count * float(q) ** 2 * math.expm1(min(100.0, (norm / joint) ** 2)):
             return None
         return GaussianMixture(
             weights=mixture.weights, noise_multiplier=joint / mixture.spacing * _UP

@@ -24,13 +24,15 @@ from affidavit.plan import RefusedPlan, plan_from
 Patterns = list[tuple[float, tuple[int, ...]]]
 BIDIAGONAL = {"kind": "toeplitz", "coefficients": [0.8, 0.6]}
 
+SEPARATED = {"scheme": "b_min_sep", "lot_size": 10, "separation": 2}
+
 
 def plan(**changes: Any) -> dict[str, Any]:
     return {
         "version": 1,
         "adjacency": "add_remove",
         "dataset": {"size": 40},
-        "sampling": {"scheme": "b_min_sep", "lot_size": 10, "separation": 2},
+        "sampling": SEPARATED,
         "steps": 4,
         "noise": BIDIAGONAL,
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.5}],
@@ -126,6 +128,19 @@ def test_nothing_is_amplified_but_whether_one_record_is_there(changes: dict[str,
     )
     assert whole == pytest.approx(epsilon(order))  # two participations that share no row
     assert 0 < whole.lower < whole
+
+
+@pytest.mark.parametrize("lot", [300, 299])
+def test_a_record_whose_turns_are_nearly_certain_shows_all_of_them(lot: int) -> None:
+    """Nine at least of 2000 steps, and not the one of 200 that an unknown step is."""
+    run = plan(
+        dataset={"size": 60_000},
+        sampling=SEPARATED | {"lot_size": lot, "separation": 200},
+        steps=2000,
+        noise={"kind": "bsr", "bands": 8},
+        target={"delta": 1e-6},
+    )
+    assert epsilon(run).lower > 1
 
 
 def test_noise_is_found_for_a_target() -> None:
