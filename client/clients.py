@@ -103,7 +103,8 @@ class EventStream:
         self._headers = headers
         self._failures = 0
         self._last = ""
-        self._restart()
+        self._rest = ""
+        self._fields: dict[str, str] = {}
         self.url = f"{server}/v1/runs/{run_id}/events"
 
     @property
@@ -136,8 +137,7 @@ class EventStream:
 
     def _restart(self) -> None:
         """Forget the event that a broken connection left incomplete."""
-        self._rest = ""
-        self._fields: dict[str, str] = {}
+        self._rest, self._fields = "", {}
 
     def is_over(self, response: httpx.Response) -> bool:
         """Whether the service has no more events; raises what a refusal that is final is."""
