@@ -32,7 +32,6 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
 from affidavit.gate.console import err
-from affidavit.gate.plan_io import MOST_BYTES
 
 VERSION = 1
 
@@ -53,8 +52,7 @@ class Store:
     def _load(self) -> dict[str, Any]:
         """The stored entries; raises ``BadStore``."""
         try:
-            with self.path.open("rb") as stream:  # which a device has no end of
-                document = json.loads(stream.read(MOST_BYTES))
+            document = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

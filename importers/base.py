@@ -41,6 +41,8 @@ class Broken(StrictModel):
         )
 
 
+OTHER_FILES = 1 << 40
+"""More than the lines of any file."""
 Span = tuple[int, int, int, int]
 """First line and column, last line and column; lines count from 1, columns are bytes from 0."""
 Calibrate = Callable[..., float]
@@ -70,6 +72,35 @@ class Least:
         if is_number(steps) and steps < fewest:
             message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
             raise _conflict(("steps",), message, name, self.line)
+
+
+class Line(int):
+    """A line of another ``file`` that a script is read with: after the script's own, by files.
+
+    It is told with its file. What is reported of it stands at ``own``, a line of the script.
+    """
+
+    file: str
+    own: int
+
+    def __new__(cls, number: int, file: str, place: int, own: int) -> Line:
+        """The line of this number in the file at this place among those read."""
+        line = super().__new__(cls, number + OTHER_FILES * (1 + place))
+        line.file, line.own = file, own
+        return line
+
+    def __format__(self, _: str) -> str:
+        """The number and the file."""
+        return f"{self % OTHER_FILES} of {self.file}"
+
+    def __str__(self) -> str:
+        """The number and the file."""
+        return format(self)
+
+
+def own_line(line: int) -> int:
+    """The line of the script itself at which one is reported."""
+    return line.own if isinstance(line, Line) else line
 
 
 def as_it_is(plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
@@ -132,6 +163,7 @@ def malformed(
 ) -> MalformedPlan:
     """The error about a line of a document, or about all of it."""
     column = None if line is None else 1
+    line = None if line is None else own_line(line)
     return MalformedPlan(
         Reason(code=code, pointer=pointer, message=message, remedy=remedy, line=line, column=column)
     )

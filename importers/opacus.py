@@ -323,11 +323,13 @@ class OpacusReading(Reading):
 
     def _has_plain_data(self) -> bool:
         """Whether Lightning's command line is given data whose loader draws no Poisson lots."""
-        clis = self.script.called("LightningCLI")
-        return not self.script.called("from_data_loader") and any(
+        draws = self.script.called("DPLightningDataModule", "from_data_loader")
+        scopes = {self.script.scope_of(call) for call in draws}
+        return any(
             (cli.args[1:] or "datamodule_class" in keywords_of(cli))
+            and scope not in scopes
             and (scope is self.script.tree or self.script.uses(scope))
-            for cli in clis
+            for cli in self.script.called("LightningCLI")
             for scope in [self.script.scope_of(cli)]
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from affidavit.importers.base import is_number, not_imported
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.script import Script, keywords_of, last_name, unpacks
-from affidavit.importers.script_files import module_of, parsed_file, valued
+from affidavit.importers.script_files import definition_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
 from affidavit.importers.training_loop import around, hidden_use
@@ -45,7 +44,7 @@ class Quantities:
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Values(script, READERS, callers=callers)
+        self.values = Values(script, READERS, callers=callers, definition=definition_of)
         self.arguments = arguments_of(self.values.spread(call), library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
@@ -368,13 +367,8 @@ def _calls_in(values: Values, own: str, name: str) -> Iterator[ast.Call]:
 
 def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
     """Whether a name or attribute is the function ``name`` of the file ``own``."""
-    origin = module_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
-    while origin is not None:
-        inner, named = origin
-        if named == name and _place(inner.script) == own:
-            return True
-        origin = module_of(inner, ast.Name(named, ast.Load()))
-    return False
+    it = definition_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
+    return it is not None and it[1].name == name and _place(it[0].script) == own
 
 
 def _imported_as(script: Script, name: str) -> set[str]:
@@ -402,14 +396,12 @@ def _imports() -> Iterator[tuple[str, frozenset[str]]]:
         folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
         for name in sorted(names):
             file = os.path.join(place, name)
-            if not name.endswith(".py") or name.startswith("test_"):
-                continue
-            state = os.lstat(file)
-            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
+            if not name.endswith(".py") or name.startswith("test_") or os.path.islink(file):
                 continue
             count += 1
             if count > MOST_FILES:
                 return
+            state = os.stat(file)
             yield file, _imported(file, state.st_mtime_ns, state.st_size)
 
 

@@ -18,10 +18,12 @@ from affidavit.importers.base import (
     Broken,
     Calibrate,
     Least,
+    Line,
     Partial,
     Span,
     is_number,
     malformed,
+    own_line,
 )
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
@@ -189,8 +191,12 @@ class Reading(Quantities):
             kind=self.kind,
             data=data,
             assumed=tuple(self.notes),
-            lines=tuple(self.lines),
-            literals=tuple((pointer, _span(node)) for pointer, node in self.literals.items()),
+            lines=tuple((pointer, own_line(line)) for pointer, line in self.lines),
+            literals=tuple(
+                (pointer, _span(node))
+                for pointer, node in self.literals.items()
+                if not isinstance(node.lineno, Line)
+            ),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
             unread=tuple(self.unread.items()),

@@ -756,14 +756,18 @@ def _is_of_all(
 def _same(values: Values, left: ast.expr, sums: list[ast.AST], seen: Seen) -> bool:
     """Whether an operand contains what the other sums, as in ``x - x.mean()``.
 
-    A loss of several parts of the lot, or a sum over it, contains none of its rows.
+    A loss of several parts of the lot, or a sum over it, contains none of its rows, unless
+    something of all records is in it.
     """
+    made = (values.script.value_of(node) for item in sums for node in ast.walk(item)
+            if isinstance(node, ast.Name))  # fmt: skip
+    beside = any(item is not None and reads_records(values, item) for item in made)
     parts, names = list[ast.AST]([left]), set[str]()
     while parts:
         node = parts.pop()
         args = node.args if isinstance(node, ast.Call) else []
         several = sum(reads_content(item, seen) for item in args) > 1
-        if several or _is_of_all(values, node, seen, (*SUMS, *EXTREMES)):
+        if not beside and (several or _is_of_all(values, node, seen, (*SUMS, *EXTREMES))):
             continue
         names |= {node.id} if isinstance(node, ast.Name) else set()
         parts += ast.iter_child_nodes(node)

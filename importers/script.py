@@ -17,6 +17,7 @@ from pathlib import Path
 from affidavit.importers.launches import launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 DYNAMIC_FUNCTIONS = frozenset(
     {"delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
@@ -160,15 +161,6 @@ class Script:
         """The names that imports bind, and those that they rename."""
         aliases = [node for node in self.nodes if isinstance(node, ast.alias)]
         return {name for item in aliases for name in (item.name, item.asname) if name}
-
-    @cached_property
-    def stored_keys(self) -> set[object]:
-        """Constant keys that are set or deleted of whatever object; None for any other key."""
-        keys: set[object] = set()
-        for node in self.nodes:
-            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-                keys.add(node.slice.value if isinstance(node.slice, ast.Constant) else None)
-        return keys
 
     @cached_property
     def set_attributes(self) -> set[str]:

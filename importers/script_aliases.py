@@ -8,10 +8,13 @@ changed there.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from affidavit.importers.script import Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
+Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]
+"""Where else an argument of a call is held afterwards; None if it is taken away, or changed."""
 READ_ONLY = frozenset(
     {
         "print",
@@ -52,19 +55,32 @@ def name_of(node: ast.AST) -> str | None:
     return last_name(node)
 
 
-def escape_of(script: Script, holders: set[str], *, methods: bool = False) -> ast.AST | None:
+def escape_of(
+    script: Script,
+    holders: set[str],
+    key: str | None = None,
+    *,
+    methods: bool = False,
+    elsewhere: Elsewhere | None = None,
+) -> ast.AST | None:
     """The first call or container that takes one of the objects out of sight, if any.
 
-    With ``methods`` also the first call of a method of it that may change it.
+    With ``methods`` also the first that may change it: a call of a method, or an item or attribute
+    that is set, of this ``key`` or of an unknown one. A call of a function ``elsewhere`` takes it
+    only if that function does. ``holders`` gets every name of the objects.
     """
-    names = set(holders)
+    names = holders
     while True:
         before = len(names)
         for node in script.nodes:
             if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
                 escaped = _follow(script, node, names)
                 if methods and escaped is None and name_of(node) in names:
-                    escaped = _method_of(script, node)
+                    escaped = _change_of(script, node, None if key is None else {key, *names})
+                if isinstance(escaped, ast.Call) and elsewhere is not None:
+                    held = elsewhere(escaped, node)
+                    escaped = escaped if held is None else None
+                    names |= held or set()
                 if escaped is not None:
                     return escaped
             elif isinstance(node, ast.Return) and node.value is not None:
@@ -85,6 +101,11 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
                 if other is None and tracked:
                     return parent
                 _join(names, name, other)
+        case ast.Attribute(attr="get" | "values" | "items"):
+            outer = script.parents[script.parents[parent]]
+            for target in getattr(outer, "targets", [getattr(outer, "target", node)]):
+                for part in ast.walk(target):
+                    _join(names, name, name_of(part))
         case ast.keyword(arg=None):
             return None
         case ast.Call() if node is not parent.func:
@@ -100,9 +121,13 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
     return None
 
 
-def _method_of(script: Script, node: Reference) -> ast.AST | None:
-    """The call of a method of ``node`` that does not only read."""
+def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
+    """What sets one of these ``keys`` of ``node``, or calls a method that does not only read."""
     match script.parents[node]:
+        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
+            return item if keys is None or name_of(item) in {None, *keys} else None
+        case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
+            return item if keys is None or name in keys else None
         case ast.Attribute(attr=name) as method if name not in READING:
             if name_of(node) == "self" and name in script.functions:
                 return None  # what it changes stands in this file

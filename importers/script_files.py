@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.importers.launches import yaml_of
-from affidavit.importers.script import Script, keywords_of, last_name, package_of, unpacks
+from affidavit.importers.script import (
+    Definition,
+    Script,
+    keywords_of,
+    last_name,
+    package_of,
+    unpacks,
+)
 from affidavit.importers.script_aliases import escape_of, holders_of
-from affidavit.importers.script_values import ITEMS, Record, Unreadable, Values, default_of
+from affidavit.importers.script_values import Record, Unreadable, Values, default_of
 
 LARGEST_FILE = 1 << 20
 MOST_VALUES = 100_000
@@ -336,6 +343,21 @@ def module_of(values: Values, function: ast.expr) -> tuple[Values, str] | None:
     return _inside(values, module), name or alias.name
 
 
+def definition_of(values: Values, node: ast.expr) -> tuple[Values, Definition] | None:
+    """The function or class of another file of the repository, with the values of its module."""
+    origin = module_of(values, node)
+    for _ in range(20):
+        if origin is None:
+            return None
+        inner, name = origin
+        bound = inner.script.bindings.get((inner.script.tree, name), [])
+        made = bound[0].node if len(bound) == 1 else None
+        if not isinstance(made, ast.alias):
+            return (inner, made) if isinstance(made, ast.FunctionDef | ast.ClassDef) else None
+        origin = module_of(inner, ast.Name(name, ast.Load()))
+    return None
+
+
 def valued(values: Values, call: ast.Call) -> ast.Call:
     """A call with values in place of its arguments, which belong to another file."""
     return ast.Call(
@@ -352,7 +374,14 @@ def _value(values: Values, node: ast.expr) -> ast.expr:
 def _inside(values: Values, module: Script) -> Values:
     """The values of a module of the script."""
     main = values.main or values.script
-    return Values(module, values.readers, values.defaults, main=main, _depth=values._depth)
+    return Values(
+        module,
+        values.readers,
+        values.defaults,
+        main=main,
+        definition=values.definition,
+        _depth=values._depth,
+    )
 
 
 def local_import(values: Values, call: ast.Call) -> Any:
@@ -378,9 +407,7 @@ def local_import(values: Values, call: ast.Call) -> Any:
             return made
         returned = inner.returned(passed)
         where = escape_of(module, holders_of(returned), methods=made.kind != "class")
-        if where is not None or (
-            made.kind in ITEMS and (module.stored_keys or inner.calls_a_mutator())
-        ):
+        if where is not None:
             raise Unreadable(call, f"the module of {name} may change what it returns")
         fields = {
             key: Unreadable(call, f"{key} is set while the script runs")

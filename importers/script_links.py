@@ -1,41 +1,33 @@
 """What a script imports of its repository, as if the script defined it: loops, loaders and models.
 
 Functions and classes that take steps, make loaders or are models are copied into the script, under
-the names that it imports them by, with those of their own module that they lead to. Their lines
-count from a number that no file reaches, and are named with their file in what is reported.
+the names that it imports them by, with those of their own module that they lead to, as
+``module.name``. Their lines follow all of the script's own, and are told with their file.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from affidavit.importers.base import Calibrate, Partial
-from affidavit.importers.script import Binding, Script, last_name
-from affidavit.importers.script_files import module_of
+from affidavit.importers.base import Line
+from affidavit.importers.script import Binding, Definition, Script, last_name
+from affidavit.importers.script_files import definition_of, module_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, is_left_out
-from affidavit.plan import MalformedPlan
 
-FIRST = 10**12
-"""Lines of the first file that is linked; those of the second begin at twice that."""
-PLACE = re.compile(r"\b[1-9]\d{12,}\b")
-NAME = re.compile(r"[\w.]+@(\w+)")
 LINKED = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
 """What a function or class calls that is worth being followed."""
-Definition = ast.FunctionDef | ast.ClassDef
 
 
 @dataclass(slots=True)
 class Links:
-    """A script with what it imports, and the files that lines are of."""
+    """A script with what it imports; what is reported of that stands at the script's ``line``."""
 
     script: Script
+    line: int
     files: list[str] = field(default_factory=list)
     names: dict[tuple[Script, str], str] = field(default_factory=dict)
     """Definitions of other modules, and the names that they have here."""
@@ -53,7 +45,7 @@ class Links:
         origins: dict[str, tuple[Script, str] | None] = {}
         for node in self.script.nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                name = f"{node.value.id}@{node.attr}"
+                name = f"{node.value.id}.{node.attr}"
                 if name not in origins:
                     origins[name] = _defined(values, node)
                 if (used := origins[name]) is not None and self._links(used, name):
@@ -79,7 +71,7 @@ class Links:
             return
         uses = self.script.reads_of(name)
         if any(not is_left_out(values, use) for use in uses):
-            alias.asname = f"{name}@"
+            alias.name = alias.asname = f"{name}."
             for use in uses:
                 use.id = self.names.setdefault(origin, name)
 
@@ -95,7 +87,7 @@ class Links:
         node = _definition(module, name)
         for other in _reached(module, node):
             if (module, other) not in self.names:
-                self.names[module, other] = f"{module.name}@{other}"
+                self.names[module, other] = _told(module, other)
                 self._add(module, other)
         self.script.tree.body.insert(0, self._copy(module, node, self.names[module, name]))
 
@@ -108,12 +100,15 @@ class Links:
                 if scope is module.tree and bindings:
                     new.id = self._name(module, old.id, bindings[0].node)
                 elif not bindings and (self.script.tree, old.id) in self.script.bindings:
-                    new.id = f"{module.name}@{old.id}"
+                    new.id = _told(module, old.id)
         other.name = name
         file = module.name or "?"
         if file not in self.files:
             self.files.append(file)
-        ast.increment_lineno(other, FIRST * (1 + self.files.index(file)))
+        for part in ast.walk(other):
+            for key in {"lineno", "end_lineno"} & vars(part).keys():
+                line = Line(getattr(part, key), file, self.files.index(file), self.line)
+                setattr(part, key, line)
         return other
 
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
@@ -122,7 +117,7 @@ class Links:
             return self.names[module, name]
         if isinstance(bound, ast.alias):
             defined = _defined(Values(module), ast.Name(name, ast.Load()))
-            if defined is not None and self._links(defined, f"{defined[0].name}@{defined[1]}"):
+            if defined is not None and self._links(defined, _told(*defined)):
                 return self.names[defined]
             origin = module.origin(Binding(bound))
             own = self.script.bindings.get((self.script.tree, name), [])
@@ -132,7 +127,7 @@ class Links:
                     self.script.tree.body.insert(0, _import_of(module, bound))
                     self.imports[name] = (origin,)
                 return name
-        other = f"{module.name}@{name}"
+        other = _told(module, name)
         if module in self.sources and other not in self.imports:
             path, level = self.sources[module]
             self.imports[other] = ()
@@ -140,72 +135,16 @@ class Links:
             self.script.tree.body.insert(0, ast.fix_missing_locations(statement))
         return other
 
-    def told(self, text: str) -> str:
-        """A text with the files of lines that are not the script's own."""
-        return NAME.sub(r"\1", PLACE.sub(self._place, text))
 
-    def _place(self, match: re.Match[str]) -> str:
-        number, line = divmod(int(match[0]), FIRST)
-        return f"{line} of {self.files[number - 1]}"
-
-    @contextmanager
-    def naming(self, line: int) -> Iterator[None]:
-        """Name the files of lines in what is refused; a finding is then on this ``line``."""
-        try:
-            yield
-        except MalformedPlan as error:
-            reasons = (
-                replace(
-                    reason,
-                    message=self.told(reason.message),
-                    remedy=self.told(reason.remedy),
-                    line=self.line(reason.line, line),
-                )
-                for reason in error.reasons
-            )
-            raise MalformedPlan(*reasons) from None
-
-    def named(self, partial: Partial, line: int) -> Partial:
-        """A partial plan whose texts name the files of lines."""
-
-        def finish(plan: dict[str, Any], calibrate: Calibrate | None) -> dict[str, Any]:
-            with self.naming(line):
-                return partial.finish(plan, calibrate)
-
-        least = partial.least
-        return replace(
-            partial,
-            assumed=tuple(map(self.told, partial.assumed)),
-            lines=tuple(
-                (pointer, self.line(number, line) or line) for pointer, number in partial.lines
-            ),
-            literals=tuple(item for item in partial.literals if item[1][0] < FIRST),
-            broken=tuple(
-                item.model_copy(update={"message": self.told(item.message)})
-                for item in partial.broken
-            ),
-            unread=tuple((pointer, self.told(text)) for pointer, text in partial.unread),
-            least=least and replace(least, line=self.line(least.line, line) or line),
-            finish=finish,
-        )
-
-    def line(self, number: int | None, otherwise: int) -> int | None:
-        """A line of the script, or ``otherwise`` if it is another file's."""
-        return otherwise if number is not None and number > FIRST else number
+def _told(module: Script, name: str) -> str:
+    """What a name of another module is called in the script, where no name has a dot."""
+    return f"{Path(module.name or '?').stem}.{name}"
 
 
 def _defined(values: Values, node: ast.expr) -> tuple[Script, str] | None:
     """The module of the repository that defines a function or class, and its name there."""
-    origin = module_of(values, node)
-    for _ in range(20):
-        if origin is None:
-            return None
-        inner, name = origin
-        bound = inner.script.bindings.get((inner.script.tree, name), [])
-        if len(bound) != 1 or not isinstance(bound[0].node, ast.alias):
-            return (inner.script, name) if inner.script.defines(name) else None
-        origin = module_of(inner, ast.Name(name, ast.Load()))
-    return None
+    defined = definition_of(values, node)
+    return None if defined is None else (defined[0].script, defined[1].name)
 
 
 def _definition(module: Script, name: str) -> Definition:

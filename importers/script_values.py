@@ -25,13 +25,14 @@ from affidavit.importers.launches import differs, option
 from affidavit.importers.script import (
     FUNCTIONS,
     Binding,
+    Definition,
     Scope,
     Script,
     keywords_of,
     last_name,
     unpacks,
 )
-from affidavit.importers.script_aliases import escape_of, holders_of
+from affidavit.importers.script_aliases import Elsewhere, escape_of, holders_of, name_of
 
 DEPTH = 40
 LARGEST_EXPONENT = 64
@@ -58,7 +59,6 @@ ITEMS = ("dict", "file", "run_config", "hydra")
 """Kinds of records whose fields are items."""
 RUN_ONCE = frozenset({"argv", "flags_parser", "command", "component", "name"})
 """Keywords of what runs a function once; others, as ``num_samples``, may run it more often."""
-MUTATING = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 
 
 class Unreadable(Exception):
@@ -112,6 +112,8 @@ class Values:
     """The script that runs, if ``script`` is a module of it."""
     callers: Callable[[Script, ast.AST], list[ast.Call]] | None = None
     """The calls of a function in other files, with values as arguments."""
+    definition: Callable[[Values, ast.expr], tuple[Values, Definition] | None] | None = None
+    """What another file defines, with its values."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:
@@ -160,8 +162,8 @@ class Values:
                 return self._name(node)
             case ast.Attribute():
                 return self._attribute(node, node.value, node.attr)
-            case ast.Subscript(value=value) if last_name(value) == "environ":
-                raise Unreadable(node, "the environment decides")
+            case ast.Subscript(value=value) if last_name(value) in ("environ", "argv"):
+                raise Unreadable(node, "the command line or the environment decides")
             case ast.Subscript(value=value, slice=ast.Constant(value=key)):
                 record = self.of(value)
                 self._require_unchanged(node, value, str(key), record)
@@ -478,6 +480,39 @@ class Values:
             return default
         raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
 
+    def elsewhere(self, key: str, known: frozenset[tuple[Script, str]] = frozenset()) -> Elsewhere:
+        """What functions of other files do with their arguments: take them away, or set ``key``."""
+
+        def held(call: ast.Call, node: ast.expr) -> set[str] | None:
+            defined = None if self.definition is None else self.definition(self, call.func)
+            if defined is None or unpacks(call) or defined[0].script.dynamic is not None:
+                return None
+            script, made = defined[0].script, defined[1]
+            bodies = made.body if isinstance(made, ast.ClassDef) else [made]
+            names = ("__init__", made.name)
+            function = next((f for f in bodies if getattr(f, "name", "") in names), None)
+            if not isinstance(function, ast.FunctionDef):
+                return None
+            places = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+            places = places[function is not made :]
+            passed = [*zip(places, call.args, strict=False), *keywords_of(call).items()]
+            own = {arg for arg, item in passed if item is node}
+            if not own or any((script, arg) in known for arg in own):
+                return own or None
+            further = defined[0].elsewhere(key, known | {(script, arg) for arg in own})
+            if escape_of(script, own, key, methods=True, elsewhere=further) is not None:
+                return None
+            outer = self.script.parents.get(call)
+            got: set[str] = set()
+            if any(_is_returned(script, part, own) for part in ast.walk(function)):
+                if not isinstance(outer, ast.Assign | ast.Expr):
+                    return None
+                targets = getattr(outer, "targets", [])
+                got = {name_of(part) or "" for item in targets for part in ast.walk(item)}
+            return own & script.stored_attributes.keys() | got
+
+        return held
+
     # ---- attributes, items and calls -------------------------------------------------------
 
     def _attribute(self, node: ast.expr, value: ast.expr, name: str) -> Any:
@@ -495,13 +530,18 @@ class Values:
 
     def _require_unchanged(self, node: ast.expr, value: ast.expr, name: str, record: Any) -> None:
         script = self.script
+        kind = getattr(record, "kind", "class")
         stored = set(script.stored_attributes.get(name, ())) - getattr(record, "stores", set())
+        if kind == "options":  # which no class of the script sets of itself
+            stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
         if stored or name in script.set_attributes:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
-        kind = getattr(record, "kind", "class")
         holders = {kind} if kind == "run_config" else holders_of(value)
-        if (where := escape_of(script, holders, methods=kind != "class")) is not None:
-            raise Unreadable(node, f"{text_of(where)} may change {text_of(value)}")
+        methods = kind != "class"
+        where = escape_of(script, holders, name, methods=methods, elsewhere=self.elsewhere(name))
+        if where is not None:
+            line = getattr(where, "lineno", "?")
+            raise Unreadable(node, f"line {line}: {text_of(where)} may change {text_of(value)}")
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
         stores = self.script.stored_attributes.get(name, [])
@@ -519,20 +559,12 @@ class Values:
     def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
         if not isinstance(record, Record) or key not in record.fields:
             raise Unreadable(node, "it is not among the fields that are read")
-        if record.kind in ITEMS and (
-            {None, key} & self.script.stored_keys or self.calls_a_mutator()
-        ):
-            raise Unreadable(node, "an item of a dictionary is set while the script runs")
         value = record.fields[key]
         if record.kind in ("options", "run_config"):
             value = self.default(str(key), value)
         if isinstance(value, Unreadable):
             raise value
         return value
-
-    def calls_a_mutator(self) -> bool:
-        """Whether the script calls a method that changes dictionaries."""
-        return bool(self.script.method_calls(*MUTATING))
 
     def _call(self, node: ast.Call) -> Any:
         match node.func, node.args:
@@ -604,6 +636,12 @@ class Values:
                 if outer is function:
                     return returns[0].value or ast.Constant(None)
         return node
+
+
+def _is_returned(script: Script, node: ast.AST, names: set[str]) -> bool:
+    """Whether a function returns what it holds by one of these names."""
+    passes = ast.Return | ast.Yield | ast.BoolOp | ast.IfExp
+    return name_of(node) in names and isinstance(script.parents[node], passes)
 
 
 def default_of(function: ast.AST, name: str) -> ast.expr | None:

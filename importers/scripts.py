@@ -75,11 +75,9 @@ def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) 
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
-    links = Links(script)
     own = next(iter(_named(script, library)), None)
-    with links.naming(line := getattr(own, "lineno", 1)):
-        partial = _partial(raw, links.script, library)
-    return links.named(partial, line)
+    linked = Links(script, getattr(own, "lineno", 1)).script
+    return _partial(raw, linked, library)
 
 
 def _partial(raw: bytes, script: Script, library: Library) -> Partial:

@@ -69,6 +69,8 @@ OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMe
 """What holds the records that it is given, and nothing else."""
 PARTS = ("Subset", "random_split", "train_test_split")
 """What makes parts of the records that it is given."""
+PREPARERS = ("Scaler", "Encoder", "Imputer", "Binarizer", "Vectorizer", "PCA")
+"""Ends of the names of what scikit-learn fits to records, and that is no model."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -107,12 +109,24 @@ def _steps(values: Values) -> list[ast.Call]:
                 continue
             if node.attr != "step" and node.attr in values.script.functions:
                 continue  # its own steps count
+            if node.attr == "fit" and _prepares(values.script, node.value):
+                continue
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may step elsewhere")
             steps.append(call)
     if (hidden := hidden_use(values, ("step",))) is not None:
         raise Unreadable(hidden, "it may name any method")
     return steps
+
+
+def _prepares(script: Script, node: ast.expr) -> bool:
+    """Whether a name is one of scikit-learn's scalers or the like, which train no model."""
+    made = [item.value for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
+    calls = [item for item in (node, *made) if isinstance(item, ast.Call)]
+    return any(
+        script.is_of(call.func, ("sklearn",)) and (last_name(call.func) or "").endswith(PREPARERS)
+        for call in calls
+    )
 
 
 def continued(values: Values) -> ast.AST | None:
@@ -300,17 +314,8 @@ def _replays(values: Values, step: ast.AST) -> ast.AST | None:
 
 def _cycled(values: Values) -> ast.AST | None:
     """An ``itertools.cycle`` of the loader, which draws its lots once and repeats them."""
-    script = values.script
-    for call in script.called("cycle"):
-        match call.func:
-            case ast.Attribute(value=ast.Name(id="itertools")):
-                own = True
-            case ast.Name():
-                binding = script.binding_of(call.func)
-                source = None if binding is None else script.parents[binding.node]
-                own = isinstance(source, ast.ImportFrom) and source.module == "itertools"
-            case _:
-                own = False
+    for call in values.script.called("cycle"):
+        own = values.script.is_of(call.func, ("itertools",))
         if own and call.args and is_private_loader(values, looped_over(call.args[0]), 0):
             return call
     return None

@@ -254,6 +254,52 @@ def test_how_often_another_file_calls_is_not_read() -> None:
     assert partial.data["epochs"] == 2
 
 
+ARGS = """\
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--sigma", type=float, default=4.0)
+args = p.parse_args()
+"""
+ITEMS = "import json\ncfg = json.load(open('c.json'))\n"
+OPTION, ITEM = "args.sigma", "cfg['dp']['sigma']"
+
+
+@pytest.mark.parametrize(
+    ("before", "noise", "helper", "is_read"),
+    [
+        (ARGS + "h(args)", OPTION, "def h(a):\n    print(a.seed)\n", True),
+        (ARGS + "h(args)", OPTION, "def h(a):\n    b = a\n    b.sigma = 1\n", False),
+        (ARGS + "h(args)", OPTION, "def h(a):\n    g(a)\ndef g(b):\n    b.sigma = 1\n", False),
+        (ARGS + "h(args)", OPTION, "def h(a):\n    vars(a)['sigma'] = 1\n", False),
+        (ARGS + "h(args)", OPTION, "from more import h\n", False),
+        (ARGS + "class A:\n    def __init__(self):\n        self.sigma = 1", OPTION, "", True),
+        (ITEMS + "h(cfg)", ITEM, "def h(a):\n    return a['seed']\n", True),
+        (ITEMS + "h(cfg)['dp'] = x", ITEM, "def h(a):\n    return a\n", False),
+        (ITEMS + "b = h(cfg)\nb['dp'] = x", ITEM, "def h(a):\n    return a\n", False),
+        (ITEMS + "t = h(cfg)\nt.kept['dp'] = x", ITEM,
+         "class h:\n    def __init__(self, a):\n        self.kept = a\n", False),
+        (ITEMS + "seen = []\nseen.append(1)\nother['sigma'] = 1", ITEM, "", True),
+        (ITEMS + "for v in cfg.values():\n    v['sigma'] = 1", ITEM, "", False),
+        (ITEMS + "d = cfg.get('dp')\nd['sigma'] = 1", ITEM, "", False),
+        (ITEMS + "cfg['dp'] = x", ITEM, "", False),
+        (ITEMS + "cfg['seed'] = x", ITEM, "", True),
+    ],
+)  # fmt: skip
+def test_an_object_is_followed_into_functions_of_other_files(
+    before: str, noise: str, helper: str, is_read: bool
+) -> None:
+    Path("c.json").write_text('{"dp": {"sigma": 4.0}, "seed": 3}')
+    Path("helper.py").write_text(helper)
+    text = HEAD + "from helper import h\n" + before + "\no = " + USE.format(noise=noise)
+    if not is_read:
+        with pytest.raises(MalformedPlan):
+            scripts.read(text.encode(), Path(), name="train.py")
+        return
+    partial = scripts.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+
+
 SETTINGS = "dp = {'l2_norm_clip': 1.0, 'noise_multiplier': 4.0}\n"
 
 

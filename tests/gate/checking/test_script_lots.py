@@ -488,6 +488,17 @@ def test_what_the_private_call_makes_is_what_trains(
     assert codes & known == ({code} if code else set())
 
 
+def test_a_scaler_that_is_fitted_trains_no_model() -> None:
+    loop = "for e in range(3):\n    for x in loader:\n        f(x).backward()\n"
+    loop += "        optimizer.step()\n"
+    for fit, epochs in (("StandardScaler()", 3), ("GridSearchCV(net)", None)):
+        fitted = f"from sklearn.all import *\ns = {fit}\ns = s.fit(rows)\n"
+        text = HEAD + fitted.replace("*", fit.partition("(")[0]) + PRIVATE + loop
+        partial = scripts.read(text.encode())
+        assert partial is not None
+        assert partial.data.get("epochs") == epochs
+
+
 def test_one_of_two_fits_that_exclude_each_other_trains() -> None:
     fit = "model.fit(x, y, epochs=3, batch_size=9{})\n"
     either = (
@@ -584,7 +595,8 @@ def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> 
         "norm=1.0)", "norm=1.0, poisson_sampling=isinstance(loader, DPDataLoader))"
     )
     for data, scheme in (("Module, Plain", None), ("Module", "poisson")):
-        partial = scripts.read((text + f"LightningCLI({data})\n").encode())
+        run = f"def run():\n    LightningCLI({data})\nrun()\n"
+        partial = scripts.read((text + run).encode())
         assert partial is not None
         assert partial.data.get("sampling", {}).get("scheme") == scheme
 

@@ -149,6 +149,7 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = loss + F.cosine_similarity(out.unsqueeze(0), out.unsqueeze(1), -1).mean()",
         "loss = (f(out, y) / torch.bincount(y)[y]).mean()",
         "loss = loss * (y == 1).sum()",
+        "c = rows.mean(0); loss = criterion(out, y) + ((out - c) ** 2).mean()",
     ],
 )
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
