@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -155,44 +155,6 @@ def problem_of(document: Mapping[str, Any]) -> Problem:
 EVENTS: dict[str, type[RunEvent] | type[RunProgress]] = {"state": RunEvent, "progress": RunProgress}
 """The model of each kind of event; other kinds are passed over."""
 FIELDS = ("id", "event", "data")
-
-
-class EventReader:
-    """Server-sent events as models; ``last`` is the id after which to reconnect."""
-
-    def __init__(self) -> None:
-        self.last = ""
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the event that a broken connection left incomplete."""
-        self._rest = ""
-        self._fields: dict[str, str] = {}
-
-    def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
-        """The events that ``text`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        if len(self._rest) > MOST_LINE:
-            raise ValueError(f"a line of events is longer than {MOST_LINE} characters")
-        for line in lines:
-            event = self._event(line.removesuffix("\r"))
-            if event is not None:
-                yield event
-
-    def _event(self, line: str) -> RunEvent | RunProgress | None:
-        name, _, value = line.partition(":")
-        if name in FIELDS:
-            self._fields[name] = value.removeprefix(" ")
-        if line:
-            return None
-        fields, self._fields = self._fields, {}
-        self.last = fields.get("id", self.last)
-        if "data" not in fields:
-            return None
-        if "event" not in fields:
-            raise ValueError("an event of a run has a name")
-        model = EVENTS.get(fields["event"])
-        return None if model is None else model.model_validate_json(fields["data"])
 
 
 TIMEOUT = 30.0

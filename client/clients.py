@@ -22,7 +22,6 @@ from affidavit.client.calls import (
     Answer,
     Body,
     Call,
-    EventReader,
     Unreachable,
     conversation,
     error_of,
@@ -92,34 +91,57 @@ class _Requests:
         options = call.options(self._headers, self._timeout)
         return {"method": call.method, "url": f"{self.server}{call.target}", **options}
 
-    def _events(self, run_id: str) -> _EventStream:
-        return _EventStream(self.server, run_id, self._headers)
+    def _events(self, run_id: str) -> EventStream:
+        return EventStream(self.server, run_id, self._headers)
 
 
-class _EventStream(EventReader):
+class EventStream:
     """The events of a run, over as many connections as that takes."""
 
     def __init__(self, server: str, run_id: str, headers: Mapping[str, str]) -> None:
-        super().__init__()
         self._server = server
         self._headers = headers
         self._failures = 0
+        self._last = ""
+        self._rest = ""
+        self._fields: dict[str, str] = {}
         self.url = f"{server}/v1/runs/{run_id}/events"
 
     @property
     def headers(self) -> dict[str, str]:
         """Of the next request, which goes on after the last event."""
-        return {**self._headers, **({"last-event-id": self.last} if self.last else {})}
+        return {**self._headers, **({"last-event-id": self._last} if self._last else {})}
 
     def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
-        """The events that ``text`` completes; raises ``ValueError``."""
-        for event in super().read(text):
-            self._failures = 0
-            yield event
+        """The events that ``text`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        if len(self._rest) > calls.MOST_LINE:
+            raise ValueError(f"a line of events is longer than {calls.MOST_LINE} characters")
+        for line in lines:
+            name, _, value = line.removesuffix("\r").partition(":")
+            if name in calls.FIELDS:
+                self._fields[name] = value.removeprefix(" ")
+            if not line.rstrip("\r") and (event := self._complete()) is not None:
+                self._failures = 0
+                yield event
+
+    def _complete(self) -> RunEvent | RunProgress | None:
+        fields, self._fields = self._fields, {}
+        self._last = fields.get("id", self._last)
+        if "data" not in fields:
+            return None
+        if "event" not in fields:
+            raise ValueError("an event of a run has a name")
+        model = calls.EVENTS.get(fields["event"])
+        return None if model is None else model.model_validate_json(fields["data"])
+
+    def _restart(self) -> None:
+        """Forget the event that a broken connection left incomplete."""
+        self._rest, self._fields = "", {}
 
     def is_over(self, response: httpx.Response) -> bool:
         """Whether the service has no more events; raises what a refusal that is final is."""
-        self.restart()
+        self._restart()
         if response.is_success:
             self._failures = 0
         elif not response.is_server_error or self._failures == calls.MAX_RECONNECTS:
@@ -133,7 +155,7 @@ class _EventStream(EventReader):
         if self._failures == calls.MAX_RECONNECTS:
             raise Unreachable(f"{self._server}: {error}") from None
         self._failures += 1
-        self.restart()
+        self._restart()
 
 
 class Client(_Requests):

@@ -32,6 +32,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
 from affidavit.gate.console import err
+from affidavit.gate.plan_io import MOST_BYTES
 
 VERSION = 1
 
@@ -52,7 +53,8 @@ class Store:
     def _load(self) -> dict[str, Any]:
         """The stored entries; raises ``BadStore``."""
         try:
-            document = json.loads(self.path.read_text(encoding="utf-8"))
+            with self.path.open("rb") as stream:  # which a device has no end of
+                document = json.loads(stream.read(MOST_BYTES))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

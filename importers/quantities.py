@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -396,12 +397,14 @@ def _imports() -> Iterator[tuple[str, frozenset[str]]]:
         folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
         for name in sorted(names):
             file = os.path.join(place, name)
-            if not name.endswith(".py") or name.startswith("test_") or os.path.islink(file):
+            if not name.endswith(".py") or name.startswith("test_"):
+                continue
+            state = os.lstat(file)
+            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
                 continue
             count += 1
             if count > MOST_FILES:
                 return
-            state = os.stat(file)
             yield file, _imported(file, state.st_mtime_ns, state.st_size)
 
 

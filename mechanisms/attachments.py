@@ -63,8 +63,9 @@ def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
             raise _bad(pointer, f"file not found beside the plan: {name}.")
         with path.open("rb") as stream:
             content = stream.read(most + 1)
-    except OSError as error:
-        raise _bad(pointer, f"{name} cannot be read: {error.strerror or error}.") from None
+    except (OSError, RuntimeError) as error:  # the latter for a loop of links
+        detail = getattr(error, "strerror", None) or error
+        raise _bad(pointer, f"{name} cannot be read: {detail}.") from None
     if len(content) > most:
         raise _bad(pointer, f"{name} is larger than {most} bytes.")
     return content

@@ -40,7 +40,7 @@ from affidavit.plan import (
 MOST_ALONE = 10
 MOST_PAIRS = 5
 """Explanations that are told; further ones are no help."""
-ALONE_EFFORT, PAIRS_EFFORT = 40, 20
+ALONE_EFFORT, PAIRS_EFFORT = 40, 30
 """Tight values that a search computes at most, alone and in pairs."""
 MOST_COST, MOST_BEHIND = 7.5, 5.0
 """What may speak against an explanation, and how much more than against the best, in nats."""

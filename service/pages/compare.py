@@ -42,7 +42,6 @@ MOST = 4
 """Plans on one page."""
 WIDTH, HEIGHT = 560, 340
 """Of the privacy profiles, in pixels."""
-Id = Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")]
 Ids = Annotated[
     list[Annotated[str, Query(pattern=rf"{ID_PATTERN}|^$")]], Query(alias="id", max_length=MOST)
 ]
@@ -119,12 +118,10 @@ async def compare_certificates(
     request: Request,
     _: Reader,
     services: TheServices,
-    also: Ids = [],  # noqa: B006
-    first: Id = None,
-    second: Id = None,
+    requested: Ids = [],  # noqa: B006
 ) -> Response:
-    """The certificates ``id`` (or ``first`` and ``second``) compared, or the form for them."""
-    ids = tuple(dict.fromkeys(id_ for id_ in (first, second, *also) if id_))
+    """The certificates ``id`` compared, or the form for them."""
+    ids = tuple(dict.fromkeys(filter(None, requested)))
     plans = {id_: await run_in_threadpool(_plan, services, id_) for id_ in ids}
     known = {id_: plan for id_, plan in plans.items() if plan is not None}
     texts = [yaml_of(as_document(plan)) for plan in known.values()]
@@ -141,9 +138,9 @@ async def compare_certificates(
 
 
 @router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
-async def profiles(request: Request, _: Reader, services: TheServices, also: Ids) -> Response:
+async def profiles(request: Request, _: Reader, services: TheServices, requested: Ids) -> Response:
     """The privacy profiles of certificates in one chart, as a file."""
-    stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in also if id_]
+    stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in requested if id_]
     drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
     profiles = [charts.charts.get("profile") for charts in drawn]
     labels = _labels([each.name for each in stored])

@@ -47,12 +47,12 @@ def pages_of(company: Company) -> dict[str, str]:
         "new-plan-example": "/plans/new?example=federated",
         "certificates": "/certificates",
         **one,
-        "compare": f"/compare?first={clicks}&second={greedy}",
+        "compare": f"/compare?id={clicks}&id={greedy}",
         "compare-several": f"/compare?id={certificates['published']}&id={certificates['corrected']}"
         f"&id={clicks}",
         "compare-showcase": f"/compare?id={certificates['published']}"
         f"&id={certificates['corrected']}",
-        "compare-unranked": f"/compare?first={clicks}&second={zeroed}",
+        "compare-unranked": f"/compare?id={clicks}&id={zeroed}",
         "search": "/search?q=c",
         "datasets": "/datasets",
         "dataset": "/datasets/clicks",

@@ -53,7 +53,7 @@ def pages_of(company: Company) -> dict[str, str]:
     clicks, zeroed = certificates["clicks"], certificates["zeroed"]
     return {
         "overview": "/",
-        "compare-unranked": f"/compare?first={clicks}&second={zeroed}",
+        "compare-unranked": f"/compare?id={clicks}&id={zeroed}",
         "datasets": "/datasets",
         "dataset-not-bounded": f"/datasets/digits?certificate={certificates['digits']}",
         "dataset-empty": "/datasets/panel",

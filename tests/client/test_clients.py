@@ -206,4 +206,4 @@ def test_neither_an_answer_nor_a_line_of_events_is_without_end(
     with pytest.raises(affidavit.Unreachable, match="longer than 99 bytes"):
         ask("content", ("/v1/status",), [httpx.Response(200, content=bytes(100))])
     with pytest.raises(ValueError, match="longer than 99 characters"):
-        list(calls.EventReader().read("data: " + 94 * "x"))
+        list(clients.EventStream("", "", {}).read("data: " + 94 * "x"))

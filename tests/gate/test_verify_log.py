@@ -231,3 +231,5 @@ def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(BadStore):
             CheckpointStore(path).newest()
+    with pytest.raises(BadStore):
+        CheckpointStore(Path("/dev/zero")).newest()

@@ -69,12 +69,14 @@ def test_another_content_is_refused_with_the_line_of_its_digest(
 
 
 @pytest.mark.parametrize(
-    "name", ["../noise.npy", "/etc/hosts", "missing.npy", ".", "a\\b", "sub/../../x", "link.npy"]
+    "name",
+    ["../noise.npy", "/etc/hosts", "missing.npy", ".", "a\\b", "sub/../../x", "link.npy", "loop"],
 )
 def test_only_files_below_the_plan_are_opened(folder: Path, document: Document, name: str) -> None:
     below = folder / "below"
     below.mkdir()
     (below / "link.npy").symlink_to(folder / "noise.npy")
+    (below / "loop").symlink_to("loop")
     plan = plan_from(document(noise=noise_in(folder / "noise.npy", name)))
     with pytest.raises(MalformedPlan) as caught:
         attach(plan, below)

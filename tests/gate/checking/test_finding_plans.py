@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from affidavit.importers import quantities
+
 WEAK = """\
 version: 1
 dataset: {size: 60000}
@@ -242,7 +244,10 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
     assert "cannot read plans/hidden" in result["message"]
 
 
-def test_what_is_no_file_is_passed_over(run: Any) -> None:
+def test_what_is_no_file_is_passed_over(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("pipe.py")
+    monkeypatch.setattr(quantities, "_imported", lambda *_: frozenset())
+    assert list(quantities._imports()) == []
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")

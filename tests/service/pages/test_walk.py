@@ -191,7 +191,7 @@ def test_errors_are_pages_with_advice(company: Company) -> None:
         ("/runs/00000000-0000-4000-8000-000000000000", "run"),
         ("/datasets/..%2Fx", "name"),
         ("/approvals?cursor=forged", "cursor"),
-        (f"/compare?first={MARKUP}", "first"),
+        (f"/compare?id={MARKUP}", "id"),
     ):
         page = client.get(path, headers={"accept": "text/html"})
         assert page.status_code in (403, 404, 422), path

@@ -385,7 +385,7 @@ def test_incomparable_certificates_are_not_ranked(
         ]["id"]
         for changes in ({"steps": 20}, {"adjacency": "zero_out"})
     ]
-    result = yard.ask("GET", f"/compare.json?first={first}&second={ids[0]}", "audit").json()
+    result = yard.ask("GET", f"/compare.json?id={first}&id={ids[0]}", "audit").json()
     (pair,) = result["pairs"]
     (steps,) = pair["lines"]
     assert (pair["ranking"], steps["pointer"]) == ("first", "/steps")
@@ -397,7 +397,7 @@ def test_incomparable_certificates_are_not_ranked(
     assert [item["code"] for item in unranked["obstacles"]] == ["different_adjacency"]
     profile = yard.ask("GET", f"/compare/profile.svg?id={first}&id={ids[0]}", "audit")
     assert profile.headers["content-type"] == "image/svg+xml"
-    missing = f"/compare?first={first}&second=sha256:{'0' * 64}"
+    missing = f"/compare?id={first}&id=sha256:{'0' * 64}"
     assert "does not exist" in _main(_get(yard, missing, status=404))
     texts = _post(yard, "/compare", "audit", first="version: 1", second=f"<b>{BIDI}")
     assert texts.status_code == 422
