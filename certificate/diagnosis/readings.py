@@ -39,7 +39,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -341,14 +341,17 @@ class Effort:
     """How many tight values a search may still compute; each takes 50 ms a kind of release."""
 
     left: int
+    _computed: set[tuple[Parts, float]] = field(default_factory=set)
 
     def bracket(
         self, parts: Parts, delta: float, least: float, most: float, precision: float
     ) -> Bracket | None:
         """The tight value, coarsely where that rules out ``least`` to ``most``; None if spent."""
-        if self.left <= 0:
-            return None
-        self.left -= len(parts)
+        if (parts, delta) not in self._computed:
+            if self.left <= 0:
+                return None
+            self.left -= len(parts)
+            self._computed.add((parts, delta))
         result = _bracket(parts, delta, COARSEST_WIDTH)
         if result is None or result.upper < least or result.lower > most:
             return result

@@ -67,7 +67,8 @@ def test_a_value_that_cannot_be_the_claim_is_told_coarsely_and_an_effort_ends() 
     assert coarse is not None
     assert fine is not None
     assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper <= coarse.lower * 1.02
-    assert effort.bracket(parts, 1e-5, 0.0, math.inf, 1e-3) is None
+    assert effort.bracket(parts, 1e-5, 0.0, math.inf, 1e-3) == fine  # the same costs nothing
+    assert effort.bracket(parts, 1e-6, 0.0, math.inf, 1e-3) is None
 
 
 @pytest.mark.parametrize("q", [None, 0.02])
