@@ -166,6 +166,9 @@ class ChainedCurve:
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
         """The least δ that is found below that of ``own``, at which the chain bounds ε so."""
         low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
+        # What the chain does not reach there it reaches at no smaller δ.
+        if self._chained(high, epsilon) > epsilon:
+            return high
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
             if self._chained(middle, epsilon) <= epsilon:
