@@ -6,6 +6,7 @@ yields a result document, so that programs find the reasons on standard output.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -116,10 +117,10 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
     raise typer.Exit(code)
 
 
-def stop(message: str) -> NoReturn:
-    """Report a usage error and exit."""
+def stop(message: str, code: Exit = Exit.USAGE) -> NoReturn:
+    """Report an error, of usage if ``code`` is not another, and exit."""
     err.print(f"[red]error[/] {escape(message)}")
-    raise typer.Exit(Exit.USAGE)
+    raise typer.Exit(code)
 
 
 @contextmanager
@@ -140,8 +141,9 @@ def require_folder(path: Path | None) -> None:
 
 
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
-    """Report that ``path`` cannot be written and exit."""
-    stop(f"cannot write {path}: {error.strerror}.")
+    """Report that ``path`` cannot be written and exit: usage, or a fault where there is no room."""
+    fault = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+    stop(f"cannot write {path}: {error.strerror}.", Exit.FAULT if fault else Exit.USAGE)
 
 
 def fail(message: str, code: Exit = Exit.BLOCKED) -> NoReturn:

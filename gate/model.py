@@ -49,7 +49,16 @@ from affidavit.certificate import (
 from affidavit.certificate import sign_model as sign_folder
 from affidavit.certificate import verify_model as verify_folder
 from affidavit.certificate.signers import own_signing_key
-from affidavit.gate.console import fail, out, print_json, read_file, say, stop, write
+from affidavit.gate.console import (
+    fail,
+    out,
+    print_json,
+    read_file,
+    say,
+    stop,
+    stop_unwritable,
+    write,
+)
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
 from affidavit.gate.verify_options import RequireStatusOption, StatusOption
@@ -110,7 +119,7 @@ def sign_model(
     except (BadModel, KeyFailure) as failure:
         stop(str(failure))
     except OSError as error:
-        stop(f"cannot write {folder}: {error.strerror}.")
+        stop_unwritable(folder, error)
     say(f"{_guarantee(claim)}; signed in {folder / STATEMENT_FILE}")
 
 
