@@ -1,6 +1,8 @@
 from .bracket import Bracket as Bracket
 from .bracket import decimal_down as decimal_down
 from .bracket import decimal_up as decimal_up
+from .bracketing_curves import BracketingCurve as BracketingCurve
+from .bracketing_curves import attained as attained
 from .calibration import confirmed_noise as confirmed_noise
 from .calibration import largest_probability as largest_probability
 from .calibration import least_noise as least_noise
@@ -26,8 +28,6 @@ from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .checker import tree_sensitivity as tree_sensitivity
 from .composition import leaves as leaves
 from .composition import parts as parts
-from .enclosure import Enclosed as Enclosed
-from .enclosure import attained as attained
 from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import adjusted, closed
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import adjusted, closed
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.plan import (
     Composed,

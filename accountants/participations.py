@@ -26,9 +26,9 @@ import numpy as np
 from scipy.special import betainc, gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import LeastCurve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.enclosure import LeastCurve
 from affidavit.accountants.gaussian import LARGEST_MU, GaussianCurve
 from affidavit.accountants.protocol import (
     OutOfReach,

@@ -26,10 +26,10 @@ from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.cursors import cursor_at
 from affidavit.service.database import open_engine
+from affidavit.service.dependencies import Services
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.operation.database_admin import upgrade
-from affidavit.service.services import Services
 from affidavit.service.settings import Settings
 from bench.explained import Statement, explain, large_tables, noted
 from bench.pages_seed import certify_some, seed_certificates, seed_log

@@ -18,8 +18,8 @@ from affidavit.accountants import (
     AllocationAccountant,
     Approximating,
     Bracket,
+    BracketingCurve,
     Counted,
-    Enclosed,
     OutOfReach,
     PostProcessed,
     PrivacyCurve,
@@ -98,14 +98,14 @@ class Solver:
         event, own = closed.event(), closed.attained()
         above, least = self.curve(event), attained(own)
         if isinstance(self.engine, Sampling):
-            return above if least == event else Enclosed(above=above, below=())
+            return above if least == event else BracketingCurve(above=above, below=())
         attacks = _attacks(closed)
         if self.engine.name in ONE_SIDED and not alone:
-            return Enclosed(above=above, below=(PostProcessed(event=least), *attacks))
+            return BracketingCurve(above=above, below=(PostProcessed(event=least), *attacks))
         if least == event:
             return above
         below = (*attacks, *self._below(least))
-        return Enclosed(above=above, below=(above, *below) if own == event else below)
+        return BracketingCurve(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod
     def contained(closed: Lowered) -> PrivacyCurve:

@@ -44,9 +44,9 @@ from affidavit.accountants import (
     witness_from,
 )
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.execution import PlanNotClosed, certified_plan
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.statement import statement
+from affidavit.certificate.step_requirements import PlanNotClosed, certified_plan
 from affidavit.mechanisms import Lowered, lower, noise_multiplier
 from affidavit.plan import (
     ClippingQuantile,

@@ -41,7 +41,7 @@ from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sig
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
 from affidavit.certificate.trust_policy import AHEAD, SignedPart, validated
-from affidavit.certificate.verification_options import (
+from affidavit.certificate.verification_result import (
     SeenStatus,
     VerificationError,
     VerificationOptions,

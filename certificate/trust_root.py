@@ -36,7 +36,7 @@ from affidavit.certificate.keyset import (
     read_model,
 )
 from affidavit.certificate.trust_policy import TrustPolicy
-from affidavit.certificate.verification_options import VerificationError
+from affidavit.certificate.verification_result import VerificationError
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEY_STEP = 3

@@ -27,9 +27,9 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import (
     BadLogPart,
-    Known,
     MissingTile,
     MonitorReport,
+    MonitorState,
     decode_entries,
     decode_hashes,
     follow,
@@ -37,11 +37,11 @@ from affidavit.certificate.log import (
     tile_path,
 )
 from affidavit.client import read_at_most
-from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
 from affidavit.gate.client import require_url, token_for
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.verifier_state import BadStore, CheckpointStore
 from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_trust_policy
 from affidavit.plan import MalformedPlan, load_json
 
@@ -142,7 +142,7 @@ def monitor(
                 trust=read_trust_policy(trust) or default, log_origin=log_origin
             )
             origin = log_origin or (options.trust.origin if options.trust else None)
-            known = Known(trusted=trusted, options=options, elsewhere=elsewhere)
+            known = MonitorState(trusted=trusted, options=options, elsewhere=elsewhere)
             report = _round(source, store, known, origin)
         except Unreadable as error:
             if every is None:
@@ -162,7 +162,7 @@ def monitor(
 
 
 def _round(
-    source: HttpSource, store: CheckpointStore, known: Known, origin: str | None
+    source: HttpSource, store: CheckpointStore, known: MonitorState, origin: str | None
 ) -> MonitorReport:
     """Follow the log once, and remember its checkpoint unless there was an alarm."""
     seen = store.newest()

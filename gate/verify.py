@@ -19,12 +19,12 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.policy import accounted
-from affidavit.gate.checkpoint_store import BadStore, CheckpointStore, StatusStore
 from affidavit.gate.console import out, print_json, read, read_file, say, stop, working
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.plan_io import read_bytes
 from affidavit.gate.render import contents
+from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
 from affidavit.gate.verify_options import (
     AccountantOption,
     ConsistencyOption,

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from affidavit.importers import dp_event, jax_privacy, opacus_state, scripts
+from affidavit.importers import dp_event, jax_privacy, opacus_state, script_importer
 from affidavit.importers.base import Partial, not_imported
 from affidavit.importers.libraries import TRAINING
 from affidavit.plan import MalformedPlan, load_json
@@ -73,7 +73,7 @@ def imported(
     if name.endswith(".ipynb"):
         raw = source_of(raw)
     if name.endswith((".py", ".ipynb")):
-        return scripts.read(raw, folder, name=Path(name).name, explicit=explicit)
+        return script_importer.read(raw, folder, name=Path(name).name, explicit=explicit)
     if not name.endswith(".json"):
         return None
     try:

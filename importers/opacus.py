@@ -19,16 +19,16 @@ from typing import Any
 from affidavit.importers.base import Broken, Calibrate, Partial, is_number
 from affidavit.importers.libraries import Library
 from affidavit.importers.quantities import POINTERS
-from affidavit.importers.reading import LIGHTNING, Reading, conflict
-from affidavit.importers.records import reductions
-from affidavit.importers.returned import Returned
-from affidavit.importers.script import (
+from affidavit.importers.script_ast import (
     Script,
     assigned_to,
     imports_of,
     keywords_of,
     last_name,
 )
+from affidavit.importers.script_plan import LIGHTNING, Reading, conflict
+from affidavit.importers.script_private_calls import Returned
+from affidavit.importers.script_records import reductions
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
 from affidavit.importers.training_loop import around, passes_of, steps_of
 from affidavit.plan import MalformedPlan

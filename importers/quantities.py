@@ -18,7 +18,7 @@ from typing import Any
 from affidavit.importers.base import is_number, not_imported
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
-from affidavit.importers.script import Script, keywords_of, last_name, unpacks
+from affidavit.importers.script_ast import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_files import definition_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of

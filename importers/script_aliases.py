@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from affidavit.importers.script import Script, last_name
+from affidavit.importers.script_ast import Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
 Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]

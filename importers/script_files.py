@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from affidavit.importers.launches import yaml_of
-from affidavit.importers.script import (
+from affidavit.importers.script_aliases import escape_of, holders_of
+from affidavit.importers.script_ast import (
     Definition,
     Script,
     keywords_of,
@@ -25,7 +25,7 @@ from affidavit.importers.script import (
     package_of,
     unpacks,
 )
-from affidavit.importers.script_aliases import escape_of, holders_of
+from affidavit.importers.script_launches import yaml_of
 from affidavit.importers.script_values import Record, Unreadable, Values, default_of
 
 LARGEST_FILE = 1 << 20

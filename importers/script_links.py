@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from affidavit.importers.base import Line
-from affidavit.importers.script import Binding, Definition, Script, last_name
+from affidavit.importers.script_ast import Binding, Definition, Script, last_name
 from affidavit.importers.script_files import definition_of, module_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, is_left_out

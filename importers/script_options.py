@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from affidavit.importers.script import Script, imports_of, keywords_of, last_name
+from affidavit.importers.script_ast import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_files import (
     as_launched,
     composed,

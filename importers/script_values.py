@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from affidavit.importers.launches import differs, option
-from affidavit.importers.script import (
+from affidavit.importers.script_aliases import Elsewhere, escape_of, holders_of, name_of
+from affidavit.importers.script_ast import (
     FUNCTIONS,
     Binding,
     Definition,
@@ -32,7 +32,7 @@ from affidavit.importers.script import (
     last_name,
     unpacks,
 )
-from affidavit.importers.script_aliases import Elsewhere, escape_of, holders_of, name_of
+from affidavit.importers.script_launches import differs, option
 
 DEPTH = 40
 LARGEST_EXPONENT = 64

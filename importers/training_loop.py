@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from affidavit.importers.script import (
+from affidavit.importers.script_ast import (
     Script,
     assigned_to,
     imports_of,

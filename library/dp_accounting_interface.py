@@ -8,9 +8,9 @@ from typing import Any
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
+from affidavit.library.api import delta, epsilon, load
 from affidavit.library.bounds import Bound
 from affidavit.library.certification import NotCertified
-from affidavit.library.questions import delta, epsilon, load
 from affidavit.mechanisms import lower
 from affidavit.plan import PlanError
 

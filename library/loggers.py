@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from affidavit.certificate import Execution, SigningPort
+from affidavit.library.api import epsilon
 from affidavit.library.certification import Certification
-from affidavit.library.questions import epsilon
 
 if TYPE_CHECKING:
     import wandb

@@ -7,8 +7,8 @@ from typing import Any
 from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
+from affidavit.library.api import epsilon
 from affidavit.library.bounds import Bound
-from affidavit.library.questions import epsilon
 
 NAME = "affidavit"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from affidavit.certificate import html_table
+from affidavit.library.api import Source, certify, load
 from affidavit.library.certification import Certification
 from affidavit.library.privacy_curve import axes
-from affidavit.library.questions import Source, certify, load
 
 if TYPE_CHECKING:
     import pandas

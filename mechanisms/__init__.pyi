@@ -4,8 +4,6 @@ from . import utility as utility
 from .additional_releases import Extras as Extras
 from .additional_releases import jointly as jointly
 from .additional_releases import lower_extra as lower_extra
-from .attachments import attach as attach
-from .attachments import read_plan as read_plan
 from .catalogue import CLIPPED_SUM as CLIPPED_SUM
 from .catalogue import CORRELATED_SUM as CORRELATED_SUM
 from .catalogue import all_mechanisms as all_mechanisms
@@ -26,6 +24,8 @@ from .newton_schulz import DEGREE as DEGREE
 from .newton_schulz import STEPS as STEPS
 from .newton_schulz import Start as Start
 from .newton_schulz import coefficients as coefficients
+from .noise_file_loading import attach as attach
+from .noise_file_loading import read_plan as read_plan
 from .obligations import obligations_of as obligations_of
 from .protocol import Mechanism as Mechanism
 from .repetitions import repetitions as repetitions

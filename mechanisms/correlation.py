@@ -44,7 +44,8 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
-from affidavit.mechanisms.strategies.noise_files import NotRemembered
+from affidavit.mechanisms.strategies.disclosed_steps import DisclosedSteps, disclosed_steps
+from affidavit.mechanisms.strategies.noise_file_registry import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import (
     FRESH_LOTS,
@@ -69,7 +70,6 @@ from affidavit.mechanisms.strategies.strategy import (
     column_norms,
     gram,
 )
-from affidavit.mechanisms.strategies.told_steps import ToldSteps, told_steps
 from affidavit.mechanisms.strategies.white_noise import (
     least_stretch,
     most_stretch,
@@ -256,7 +256,7 @@ class Correlation:
         apart = self._phase.sampling.separation
         assert apart is not None
         for stretches in STRETCHES:
-            told = told_steps(
+            told = disclosed_steps(
                 at.strategy, separation=apart, probability=probability, stretches=stretches
             )
             if told is not None:
@@ -579,7 +579,7 @@ class Correlation:
         )
 
 
-def _told_releases(told: ToldSteps, joint: float) -> Event:
+def _told_releases(told: DisclosedSteps, joint: float) -> Event:
     """The releases of ``told`` at σ_joint; the first of them concedes what they concede."""
     (norm, _), *_ = told.norms
     missed = 1 - told.probability

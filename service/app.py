@@ -19,12 +19,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from affidavit.service import openapi, pages, problems
+from affidavit.service.dependencies import Services
 from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware
 from affidavit.service.operation.telemetry import Tracing, watch_services
 from affidavit.service.pages import errors
 from affidavit.service.routes import ROUTERS
-from affidavit.service.services import Services
 from affidavit.service.settings import Settings
 
 PAGES = tuple(import_module(f"{pages.__name__}.{name}").router for name in pages.MODULES)

@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
+from affidavit.service.certificate_tables import UtcDateTime
 from affidavit.service.database import reader
-from affidavit.service.tables import UtcDateTime
 
 MOST_SKEW = timedelta(seconds=1)
 FRESH_SECONDS = 5.0

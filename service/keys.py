@@ -70,10 +70,10 @@ from affidavit.certificate import (
     read_keyset,
 )
 from affidavit.client import ResponseModel
+from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata
 from affidavit.service.database import Store, write
-from affidavit.service.identity.second_person import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.log.entries import append
-from affidavit.service.tables import Sequence, UtcDateTime, metadata
 
 log = logging.getLogger("affidavit.service")
 

@@ -35,7 +35,7 @@ from affidavit.service.operation.telemetry import METHODS, Metrics, Tracing
 from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"
-RATE_LIMIT = "rate_limit"
+RATE_LIMIT_HEADERS = "rate_limit"
 """What of a request's state names the header fields that tell of its rate limit."""
 HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 UNROUTED = "unrouted"
@@ -226,7 +226,7 @@ class _ObservedRequest:
             self.begun = True
             leave_turn()  # the client may take its time to read
             identified = (HEADER, self.request_id.encode("ascii"))
-            limits = self._state.get(RATE_LIMIT, ())
+            limits = self._state.get(RATE_LIMIT_HEADERS, ())
             headers = [*message.get("headers", ()), identified, *limits]
             own = {name.lower() for name, _ in headers}
             headers += [item for item in SECURITY_HEADERS.items() if item[0] not in own]

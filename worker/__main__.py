@@ -27,7 +27,7 @@ from affidavit.certificate.signers import own_signing_key
 from affidavit.client import Unreachable
 from affidavit.worker.job import WorkerConfig, run_job
 from affidavit.worker.lease import UUID, Job, LeaseLost, Refused
-from affidavit.worker.queue import RunQueue
+from affidavit.worker.service_client import RunQueueClient
 
 USAGE = REFUSED = 2
 UNREACHABLE = 3
@@ -175,12 +175,12 @@ def _on_signal(stop: threading.Event, received: int) -> None:
     stop.set()
 
 
-def _source(server: str, token: str | None) -> RunQueue:
+def _source(server: str, token: str | None) -> RunQueueClient:
     if re.fullmatch(r"https?://[^/\s]+\S*", server) is None:
         _stop(f"--server {server[:80]!r} is not a URL: use http://HOST or https://HOST.")
     if token and re.fullmatch(r"[!-~]+", token) is None:
         _stop("AFFIDAVIT_TOKEN is not a token: it contains invalid characters.")
-    return RunQueue(server, token)
+    return RunQueueClient(server, token)
 
 
 def _signing_key() -> SigningPort:

@@ -21,7 +21,7 @@ from pathlib import Path
 from affidavit.client import Unreachable
 from affidavit.worker.checkpoint_transfer import has_checkpoint
 from affidavit.worker.lease import Job, LeaseLost, Refused
-from affidavit.worker.queue import RunQueue
+from affidavit.worker.service_client import RunQueueClient
 from affidavit.worker.trainer_process import Stop
 
 MIN_STEPS = 2
@@ -55,7 +55,7 @@ class Heartbeat:
     asked to stop, and ``lost`` is set once another worker holds the run.
     """
 
-    source: RunQueue
+    source: RunQueueClient
     job: Job
     record: Path
     allowance: Path

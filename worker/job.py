@@ -45,7 +45,7 @@ from affidavit.worker import trainer_process
 from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints
 from affidavit.worker.heartbeat import Heartbeat, renewing
 from affidavit.worker.lease import Job, Refused
-from affidavit.worker.queue import RunQueue
+from affidavit.worker.service_client import RunQueueClient
 
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
 """Environment variables withheld from the trainer, which runs other people's models."""
@@ -68,7 +68,7 @@ class WorkerConfig:
     of ``hosts`` nodes of a Ray cluster.
     """
 
-    source: RunQueue
+    source: RunQueueClient
     name: str
     outputs: Path
     key: SigningPort

@@ -26,18 +26,23 @@ from functools import partial, reduce
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import (
+    BracketingCurve,
+    FirstThatAnswers,
+    LeastCurve,
+    attained,
+)
 from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Enclosed, InTurn, LeastCurve, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
-from affidavit.accountants.fourier.discretization import (
+from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
+from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
+from affidavit.accountants.fourier.grid_parameters import (
     Laws,
     choose_grid,
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
-from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
 from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
@@ -131,7 +136,7 @@ class FourierAccountant:
             wide = max(own.relative_width, _VISIBLE)
             below.append(replace(own, directions=visible, relative_width=wide))
         if neighbours is None:
-            return Enclosed(above=_least(self._above(event)), below=tuple(below))
+            return BracketingCurve(above=_least(self._above(event)), below=tuple(below))
         return ChainedCurve(
             above=self._above(event),
             below=tuple(below),
@@ -152,9 +157,9 @@ class FourierAccountant:
         first, *others = bounds
         # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
-        curves = [InTurn(event=first, engines=engines)]
-        curves += [InTurn(event=other, engines=(engines[1], self)) for other in others]
-        return LeastCurve(tuple(Enclosed(above=curve, below=()) for curve in curves))
+        curves = [FirstThatAnswers(event=first, engines=engines)]
+        curves += [FirstThatAnswers(event=other, engines=(engines[1], self)) for other in others]
+        return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)

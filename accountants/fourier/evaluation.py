@@ -23,14 +23,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from affidavit.accountants.fourier.cache import SharedCache, up
-from affidavit.accountants.fourier.discretization import (
-    GridParameters,
-    Laws,
-    choose_grid,
-    choose_grids_in_strata,
-    rungs,
-    saddle_at_delta,
-)
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
     Grid,
@@ -40,6 +32,14 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.grid_parameters import (
+    GridParameters,
+    Laws,
+    choose_grid,
+    choose_grids_in_strata,
+    rungs,
+    saddle_at_delta,
+)
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.tail_bounds import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform

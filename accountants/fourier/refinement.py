@@ -39,12 +39,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.discretization import (
-    GridParameters,
-    Laws,
-    saddle_at_delta,
-    saddle_at_epsilon,
-)
 from affidavit.accountants.fourier.evaluation import (
     ENDLESS,
     MOST_POINTS,
@@ -52,6 +46,12 @@ from affidavit.accountants.fourier.evaluation import (
     crossing,
     transforms,
     with_parameters,
+)
+from affidavit.accountants.fourier.grid_parameters import (
+    GridParameters,
+    Laws,
+    saddle_at_delta,
+    saddle_at_epsilon,
 )
 from affidavit.accountants.fourier.tail_bounds import Saddle, at_epsilon
 

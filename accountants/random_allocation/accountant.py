@@ -32,8 +32,8 @@ from functools import reduce
 from typing import Literal
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import BracketingCurve, Capped, LeastCurve
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.enclosure import Capped, Enclosed, LeastCurve
 from affidavit.accountants.fourier import dominating_pairs as fourier
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import crossing
@@ -183,7 +183,7 @@ class AllocationAccountant:
                 least = LeastCurve((above, RenyiAllocationAccountant().curve(event)))
         if below is above:
             return least
-        return Enclosed(above=least, below=() if below is None else (below,))
+        return BracketingCurve(above=least, below=() if below is None else (below,))
 
     def lower_ends(self, event: Event) -> PrivacyCurve | None:
         """The curve of what ``event`` attains, with a cap; None where none is known."""

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import dominating_pairs as fourier
-from affidavit.accountants.fourier.discretization import Laws, grid_step, tilted_window
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
     Grid,
@@ -36,6 +35,7 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.evaluation import MOST_POINTS, crossing
+from affidavit.accountants.fourier.grid_parameters import Laws, grid_step, tilted_window
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import Atoms
 from affidavit.accountants.fourier.tail_bounds import (

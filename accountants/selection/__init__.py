@@ -4,6 +4,6 @@ Throughout, ε, losses and places are in nats; P and Q are the laws of what one 
 """
 
 from affidavit.accountants.selection.accountant import SelectionAccountant, SelectionCurve
-from affidavit.accountants.selection.attacks import Attacked
+from affidavit.accountants.selection.lower_bound import Attacked
 
 __all__ = ["Attacked", "SelectionAccountant", "SelectionCurve"]

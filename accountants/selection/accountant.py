@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import BracketingCurve
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
-from affidavit.accountants.enclosure import Enclosed
 from affidavit.accountants.fourier import FourierCurve
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import (
@@ -30,10 +30,10 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import OURS, accountant, curve_or_none
-from affidavit.accountants.selection.attacks import FAR, near, widened
-from affidavit.accountants.selection.hinges import Hinges
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
+from affidavit.accountants.selection.lower_bound import FAR, near, widened
 from affidavit.accountants.selection.repetitions import Repetitions
+from affidavit.accountants.selection.upper_bound import Hinges
 from affidavit.plan import Composed, Event, RepeatAndSelect, Repeated
 
 _SHARPENED = 2
@@ -164,7 +164,7 @@ class SelectionAccountant:
 def _orders(event: Event) -> tuple[Order, ...]:
     """The curves of ``event``, twice where the orders of the hypotheses differ."""
     curve = _curve(event)
-    if isinstance(curve, Enclosed):
+    if isinstance(curve, BracketingCurve):
         curve = curve.above
     elif isinstance(curve, ChainedCurve):
         curve = curve.above[0]

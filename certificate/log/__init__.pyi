@@ -18,9 +18,9 @@ from .entry import certificate_entry as certificate_entry
 from .entry import read_consistency as read_consistency
 from .entry import read_inclusion as read_inclusion
 from .monitoring import Alarm as Alarm
-from .monitoring import Known as Known
 from .monitoring import MissingTile as MissingTile
 from .monitoring import MonitorReport as MonitorReport
+from .monitoring import MonitorState as MonitorState
 from .monitoring import follow as follow
 from .note import BadNote as BadNote
 from .note import Checkpoint as Checkpoint

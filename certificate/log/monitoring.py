@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from affidavit.certificate.keys import KeyRole, PublicKey, by_id
-from affidavit.certificate.log import verification as log_steps
+from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import Inclusion
 from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.log.tree import (
@@ -38,7 +38,7 @@ from affidavit.certificate.log.tree import (
     frontier_hashes,
     leaf_hash,
 )
-from affidavit.certificate.verification_options import (
+from affidavit.certificate.verification_result import (
     SeenCheckpoint,
     VerificationError,
     VerificationOptions,
@@ -81,7 +81,7 @@ class Alarm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class MonitorState:
     """What a monitor compares the log with.
 
     ``last`` is the checkpoint that it saw last, ``elsewhere`` are those that others saw.
@@ -115,7 +115,7 @@ class MonitorReport:
         }
 
 
-def follow(source: Source, known: Known, now: datetime) -> MonitorReport:
+def follow(source: Source, known: MonitorState, now: datetime) -> MonitorReport:
     """Read the log once, and compare it with what is known."""
     report = MonitorReport()
     try:
@@ -143,14 +143,14 @@ class _Alarmed(Exception):
         super().__init__(message)
 
 
-def _require_signed(note: str, checkpoint: Checkpoint, known: Known, now: datetime) -> None:
+def _require_signed(note: str, checkpoint: Checkpoint, known: MonitorState, now: datetime) -> None:
     part = Inclusion(leaf_index=0, tree_size=None, proof=(), checkpoint=note)
     cosigned = log_steps.cosigned(part, known.trusted, known.options, now)
     log_steps.signed(note, known.trusted, known.options.log_origin, now, cosigned)
     log_steps.require_trusted(checkpoint, cosigned, known.options, now, dated=False)
 
 
-def _require_same(source: Source, newest: Checkpoint, known: Known) -> None:
+def _require_same(source: Source, newest: Checkpoint, known: MonitorState) -> None:
     """The checkpoints that others saw are of this tree."""
     for note in known.elsewhere:
         seen, _ = open_checkpoint(note, known.trusted)
@@ -179,7 +179,7 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
 def _new_entries(
     source: Source,
     newest: Checkpoint,
-    known: Known,
+    known: MonitorState,
     report: MonitorReport,
 ) -> list[Alarm]:
     """Read what was added since the last time, up to the signed root; what is wrong with entries.

@@ -1,5 +1,5 @@
 from .dense import Dense as Dense
-from .noise_files import content_digest as content_digest
+from .noise_file_registry import content_digest as content_digest
 from .optimal.toeplitz import best_lambda as best_lambda
 from .participation import Participation as Participation
 from .participation import lots_in_turn as lots_in_turn

@@ -29,7 +29,7 @@ from scipy.linalg import toeplitz
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.noise_files import noise_of
+from affidavit.mechanisms.strategies.noise_file_registry import noise_of
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.dense import (
     LARGEST_OPTIMISED,

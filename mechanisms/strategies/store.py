@@ -48,7 +48,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.noise_files import LARGEST_FILE
+from affidavit.mechanisms.strategies.noise_file_registry import LARGEST_FILE
 from affidavit.plan import canonical_json
 
 Array = NDArray[np.float64]

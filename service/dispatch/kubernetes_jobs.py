@@ -32,6 +32,7 @@ from sqlalchemy import Connection, Engine
 
 from affidavit.certificate import KeyStore, PublicKey, VerificationError, verify
 from affidavit.plan import MalformedPlan, load_yaml
+from affidavit.service.certificate_store import current
 from affidavit.service.database import reader
 from affidavit.service.dispatch.engine import (
     JOB,
@@ -47,7 +48,6 @@ from affidavit.service.errors import DomainError
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.transitions import require_usable
 from affidavit.service.runs import repository
-from affidavit.service.store import current
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SERVER = "https://kubernetes.default.svc"

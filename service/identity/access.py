@@ -27,13 +27,14 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.dependencies import Services, services_of
 from affidavit.service.fair_queue import CALLER, TURN, Turn, leave_turn
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
-from affidavit.service.identity.authentication import Caller, bearer, counted, retry_after
+from affidavit.service.identity.authentication import Caller, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
-from affidavit.service.middleware import RATE_LIMIT, add_after_response
+from affidavit.service.identity.rate_limiter import counted, retry_after
+from affidavit.service.middleware import RATE_LIMIT_HEADERS, add_after_response
 from affidavit.service.problems import Problem
-from affidavit.service.services import Services, services_of
 from affidavit.service.teams import TEAM
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -228,7 +229,7 @@ def not_known(services: Services, request: Request, unknown: AuthenticationError
 
 def _take(services: Services, request: Request, caller: str) -> None:
     seconds = services.rate_limiter.take(caller)
-    request.scope["state"][RATE_LIMIT] = services.rate_limiter.fields(caller)
+    request.scope["state"][RATE_LIMIT_HEADERS] = services.rate_limiter.fields(caller)
     if seconds:
         raise Problem(
             429,

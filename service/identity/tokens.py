@@ -73,6 +73,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import Store, write
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
@@ -82,9 +83,8 @@ from affidavit.service.identity.actor import (
     Scope,
     Serves,
 )
-from affidavit.service.identity.second_person import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.log.entries import WAITING, append, log_entries, log_leaves
-from affidavit.service.tables import UtcDateTime, metadata
 from affidavit.service.teams import NAME as TEAM_NAME
 
 # ---- the text ------------------------------------------------------------------------

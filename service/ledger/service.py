@@ -37,6 +37,7 @@ from affidavit.plan import (
     event_from,
     plan_from,
 )
+from affidavit.service.certificate_store import CertificateStore, StoredCertificate
 from affidavit.service.concurrency import Batcher, ComputationCache, in_thread_pool
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import CommandContext
@@ -47,7 +48,6 @@ from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredRese
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CertificateNotUsable, CostedRun, require_usable
 from affidavit.service.pool import AccountingPool
-from affidavit.service.store import CertificateStore, StoredCertificate
 from affidavit.service.teams import acting_for
 
 # ---- costs, in the accounting pool ---------------------------------------------------

@@ -65,7 +65,7 @@ from affidavit.accountants.privacy_filter import (
     admits_alone,
 )
 from affidavit.plan import event_document, event_from
-from affidavit.service.tables import Sequence, UtcDateTime, metadata, numbered
+from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata, numbered
 from affidavit.service.teams import DEFAULT
 
 IS_AN_EVENT = (

@@ -35,7 +35,7 @@ from affidavit.service.database import Store, write
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import WrongState
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.identity.second_person import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.state import (
     LedgerScope,

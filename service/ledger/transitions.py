@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec
 from sqlalchemy import Connection, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
+from affidavit.service.certificate_store import StoredCertificate, current
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.identity.actor import CommandContext
@@ -32,7 +33,6 @@ from affidavit.service.ledger.state import (
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import entry_of, logged
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.store import StoredCertificate, current
 from affidavit.service.teams import DEFAULT, may_see
 
 

@@ -29,6 +29,15 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
 from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
+from affidavit.service.certificate_store import (
+    PlanRequest,
+    StoredCertificate,
+    current,
+    has_requested,
+    insert_issues,
+    issues,
+)
+from affidavit.service.certificate_tables import requests
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import Actor
@@ -46,15 +55,6 @@ from affidavit.service.log.entries import append, logged
 from affidavit.service.log.entry_types import approval_entry
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.store import (
-    PlanRequest,
-    StoredCertificate,
-    current,
-    has_requested,
-    insert_issues,
-    issues,
-)
-from affidavit.service.tables import requests
 from affidavit.service.teams import acting_for
 from affidavit.service.use_cases.draw_certificate import plan_of
 from affidavit.service.use_cases.submit_plan import Submission, SubmitPlan

@@ -30,8 +30,8 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
 from affidavit.plan import Plan
+from affidavit.service.certificate_store import StoredCertificate
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.store import StoredCertificate
 from affidavit.service.teams import DEFAULT, in_id
 
 

@@ -48,8 +48,7 @@ from sqlalchemy import (
     select,
 )
 
-from affidavit.service.keys import revoked_keys
-from affidavit.service.tables import (
+from affidavit.service.certificate_tables import (
     Sequence,
     UtcDateTime,
     certificates,
@@ -57,6 +56,7 @@ from affidavit.service.tables import (
     metadata,
     numbered,
 )
+from affidavit.service.keys import revoked_keys
 
 approvals = numbered(
     "approvals",

@@ -27,10 +27,10 @@ from affidavit.certificate import (
     sign_status,
 )
 from affidavit.plan import digest_of, load_json
+from affidavit.service.certificate_tables import UtcDateTime, certificates, signing_keys
 from affidavit.service.database import Store
 from affidavit.service.keys import Keyring, keysets
 from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED, revocations, status_lists
-from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 from affidavit.service.teams import acting_for
 
 VALIDITY = timedelta(hours=1)

@@ -40,6 +40,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.plan import MalformedPlan, digest_of
+from affidavit.service.certificate_tables import certificate_facets, certificates, signing_keys
 from affidavit.service.clock import now_of
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
@@ -57,7 +58,6 @@ from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType, dataset_gr
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.policies.store import policies, tampered, waiver_uses
 from affidavit.service.runs.repository import run_events, runs
-from affidavit.service.tables import certificate_facets, certificates, signing_keys
 
 # ---- the tree ------------------------------------------------------------------------
 

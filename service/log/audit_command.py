@@ -25,6 +25,7 @@ from affidavit.certificate.log import (
     open_checkpoint,
     verify_timestamp,
 )
+from affidavit.service.certificate_tables import signing_keys
 from affidavit.service.database import open_engine
 from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import AuditFinding
@@ -38,7 +39,6 @@ from affidavit.service.log.stored_tree import (
 )
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings
-from affidavit.service.tables import signing_keys
 
 T = TypeVar("T")
 INCONSISTENT = 1

@@ -23,12 +23,12 @@ from sqlalchemy import Connection, case, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.log import WitnessKey, parse_note, timestamp_line
+from affidavit.service.certificate_tables import signing_keys
 from affidavit.service.clock import now_of
 from affidavit.service.database import Store
 from affidavit.service.keys import revoked_keys
 from affidavit.service.log.entries import log_checkpoints, log_cosignatures
 from affidavit.service.log.stored_tree import StoredCheckpoint, open_stored
-from affidavit.service.tables import signing_keys
 
 PATIENCE = timedelta(minutes=10)
 """For how long the newest cosigned checkpoint stands for a newer one that nobody cosigned."""

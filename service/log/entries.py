@@ -52,8 +52,8 @@ from sqlalchemy import (
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry, certificate_entry
 from affidavit.plan import load_json
-from affidavit.service.tables import Sequence as SequenceNumber
-from affidavit.service.tables import UtcDateTime, metadata, numbered
+from affidavit.service.certificate_tables import Sequence as SequenceNumber
+from affidavit.service.certificate_tables import UtcDateTime, metadata, numbered
 
 log_entries = Table(
     "log_entries",

@@ -20,7 +20,8 @@ from sqlalchemy import Select, Table, select
 
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
-from affidavit.service.identity.second_person import admin_proposals, proposal_entry
+from affidavit.service.certificate_tables import certificates
+from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import logged_digest, token_revocations, tokens
 from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
@@ -36,7 +37,6 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.runs.repository import entry_body as run_entry_body
 from affidavit.service.runs.repository import run_events
-from affidavit.service.tables import certificates
 
 Body = Mapping[str, Any]
 Projection = Callable[[Body], Body | None]

@@ -45,6 +45,7 @@ from affidavit.certificate.log import (
     sign_checkpoint,
 )
 from affidavit.plan import Reason
+from affidavit.service.certificate_tables import insert_signing_key
 from affidavit.service.database import reader, writer
 from affidavit.service.log.entries import (
     log_checkpoints,
@@ -60,7 +61,6 @@ from affidavit.service.log.stored_tree import (
     read_frontier,
     require_superset,
 )
-from affidavit.service.tables import insert_signing_key
 
 BATCH = 2048
 """Entries sequenced in one transaction, for which other writers of SQLite may have to wait."""

@@ -34,8 +34,8 @@ from affidavit.certificate.log import (
     places,
     verify_consistency,
 )
+from affidavit.service.certificate_tables import signing_keys
 from affidavit.service.log.entries import log_checkpoints, log_entries, log_leaves, log_nodes
-from affidavit.service.tables import signing_keys
 
 MAX_RANGE = 5000
 """Entries that ``verify_range`` hashes at a time."""

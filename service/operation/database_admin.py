@@ -37,8 +37,9 @@ from sqlalchemy.engine import make_url
 
 from affidavit.certificate import fsync_directory
 from affidavit.service import keys
+from affidavit.service.certificate_tables import metadata
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
-from affidavit.service.identity import second_person, tokens
+from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state
 from affidavit.service.lifecycle import status
 from affidavit.service.log import entries
@@ -46,12 +47,11 @@ from affidavit.service.pages import saved_views, sessions
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
 from affidavit.service.settings import SettingsError
-from affidavit.service.tables import metadata
 from affidavit.service.use_cases import certifications
 
 MODULES = (
     tokens,
-    second_person,
+    four_eyes,
     state,
     keys,
     entries,

@@ -47,7 +47,7 @@ from affidavit.service.log.entries import log_checkpoints, log_pending
 from affidavit.service.settings import SettingsError
 
 if TYPE_CHECKING:
-    from affidavit.service.services import Services
+    from affidavit.service.dependencies import Services
 
 FIELDS = (
     "request_id",

@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.dependencies import Services
 from affidavit.service.identity.access import SAFE, Guard, address_of, not_known
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import read_form, require_form_token
 from affidavit.service.pages.response import accepts_html, is_data
-from affidavit.service.services import Services
 
 SIGN_IN = "/sign-in"
 

@@ -16,7 +16,10 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import ColumnElement, Connection, select, tuple_
 
 from affidavit.plan import changes, plan_from
+from affidavit.service.certificate_store import StoredCertificate, current
+from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
 from affidavit.service.lifecycle.issuance import statement_of
@@ -43,9 +46,6 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import messages_of, up
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId
-from affidavit.service.services import Services, TheServices
-from affidavit.service.store import StoredCertificate, current
-from affidavit.service.tables import certificates, requests
 
 router = APIRouter()
 

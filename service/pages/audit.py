@@ -36,6 +36,7 @@ from affidavit.certificate.log import (
     read_checkpoint,
     verify_consistency,
 )
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import EntryKind, log_entries, log_leaves, log_pending
 from affidavit.service.log.reader import LogReader
@@ -60,7 +61,6 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import capitalized, short, shortened, words
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log import TEXT
-from affidavit.service.services import Services, TheServices
 
 # ---- a saved checkpoint --------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
+from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
@@ -26,8 +28,6 @@ from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.routing import CertificateId
-from affidavit.service.services import Services, TheServices
-from affidavit.service.store import StoredCertificate
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300

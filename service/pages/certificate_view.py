@@ -28,6 +28,9 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.certificate.log import Inclusion
+from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.certificate_tables import certificates
+from affidavit.service.dependencies import Services
 from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.models import Issue
@@ -52,9 +55,6 @@ from affidavit.service.pages.statement import (
 from affidavit.service.pages.text import down, up
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
-from affidavit.service.services import Services
-from affidavit.service.store import StoredCertificate
-from affidavit.service.tables import certificates
 
 # ---- verification --------------------------------------------------------------------
 

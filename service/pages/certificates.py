@@ -37,8 +37,10 @@ from sqlalchemy import (
 )
 
 from affidavit.plan import OptimizerName
+from affidavit.service.certificate_tables import certificate_facets, certificates
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import any_of
+from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys
 from affidavit.service.lifecycle.status import (
     REJECTED,
@@ -58,8 +60,6 @@ from affidavit.service.pages.saved_views import PAGE as PATH
 from affidavit.service.pages.saved_views import InvalidSavedView, SavedView, forget, save, saved_by
 from affidavit.service.pages.text import up
 from affidavit.service.problems import Problem
-from affidavit.service.services import TheServices
-from affidavit.service.tables import certificate_facets, certificates
 
 LISTED = 50
 COUNTED = 2000

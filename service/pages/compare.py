@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, ChangeRow, Contribution, PlanComparison
 from affidavit.certificate.charts import Band, Chart, Line
 from affidavit.plan import Plan, Reason, as_document
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Reader
@@ -29,7 +30,6 @@ from affidavit.service.pages.response import Rows, action, page, respond, view_o
 from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import find as find_certificate
-from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
 
 router = APIRouter()

@@ -22,6 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
 from affidavit.client import Composition, Proposal
+from affidavit.service.certificate_tables import certificates
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
@@ -55,8 +57,6 @@ from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import ProposalDigest, change_grant, decline
 from affidavit.service.runs.repository import run_events, runs
-from affidavit.service.services import Services, TheServices
-from affidavit.service.tables import certificates
 
 router = APIRouter()
 

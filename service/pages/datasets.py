@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection
 
 from affidavit.plan import Name
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
@@ -24,7 +25,6 @@ from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import change_budget
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 

@@ -29,10 +29,10 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request, Response
 
+from affidavit.service.dependencies import Services
 from affidavit.service.pages import sessions
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
-from affidavit.service.services import Services
 
 MEDIA_TYPE = "application/x-www-form-urlencoded"
 MOST_FIELDS = 200

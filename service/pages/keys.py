@@ -8,9 +8,9 @@ from datetime import datetime
 from fastapi import APIRouter, Request, Response
 
 from affidavit.certificate import PublicKey, read_keyset
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.response import Rows, page, respond, view_of
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 

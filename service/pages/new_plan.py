@@ -22,7 +22,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
-from affidavit.service import store
+from affidavit.service import certificate_store
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor
 from affidavit.service.openapi import ID_PATTERN, YAML
@@ -53,7 +54,6 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import down, draft_sentence, up
-from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
 from affidavit.service.use_cases.preview_plan import (
     LONGEST,
@@ -305,7 +305,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
     """Go to the certificate, whatever its verdict; stay on the form if it is not a plan."""
     if not view.readable:
         return _respond(request, view, status=422)
-    submission = store.PlanRequest(
+    submission = certificate_store.PlanRequest(
         requester=actor.name,
         received_at=services.clock.now(),
         content_type=YAML[0],

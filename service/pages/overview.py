@@ -17,6 +17,8 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, s
 from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.client import Proposal
 from affidavit.plan import Reason
+from affidavit.service.certificate_tables import certificates
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import StoredLedger, reservations
@@ -31,8 +33,6 @@ from affidavit.service.pages.response import Rows, page, respond, view_of
 from affidavit.service.pages.text import words
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.repository import run_events, run_leases, runs
-from affidavit.service.services import TheServices
-from affidavit.service.tables import certificates
 
 router = APIRouter()
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Reason
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
 from affidavit.service.pages.access import PolicyReader, page_actor
@@ -40,7 +41,6 @@ from affidavit.service.policies.service import simulate
 from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import PolicyName, Version, activate_agreed
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 

@@ -36,13 +36,13 @@ from fastapi.routing import iter_route_contexts
 from markupsafe import Markup
 from pydantic import BaseModel
 
+from affidavit.service.dependencies import Services
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import FormToken
 from affidavit.service.pages.templating import environment, groups_for, may_open
 from affidavit.service.pages.text import spreadsheet_safe
-from affidavit.service.services import Services
 
 DATA = (".json", ".csv")
 _MACHINES = ("/v1/", "/static/", "/livez", "/readyz", "/metrics", "/openapi.json")

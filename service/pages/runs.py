@@ -20,6 +20,9 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
+from affidavit.service.certificate_store import current
+from affidavit.service.certificate_tables import certificates
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository as ledger_repository
@@ -46,9 +49,6 @@ from affidavit.service.runs.events import rounded_up
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.queue import LockedRun
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
-from affidavit.service.services import Services, TheServices
-from affidavit.service.store import current
-from affidavit.service.tables import certificates
 
 router = APIRouter()
 

@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import reader, writer
-from affidavit.service.tables import UtcDateTime, metadata
 
 MOST = 50
 LONGEST = 64

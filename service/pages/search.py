@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection, select
 
 from affidavit.service.clock import now_of
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor
 from affidavit.service.ledger.state import ledgers
 from affidavit.service.pages.access import Anyone
@@ -21,7 +22,6 @@ from affidavit.service.pages.response import Rows, page, respond, see_other
 from affidavit.service.pages.templating import GROUPS, may_open
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.repository import run_leases, runs
-from affidavit.service.services import TheServices
 
 router = APIRouter()
 

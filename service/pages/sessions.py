@@ -40,14 +40,14 @@ from sqlalchemy import (
     update,
 )
 
+from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import Store
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.tokens import TokenRepository
-from affidavit.service.tables import UtcDateTime, metadata
 
 if TYPE_CHECKING:
-    from affidavit.service.services import Services
+    from affidavit.service.dependencies import Services
 
 LONGEST = timedelta(hours=12)
 IDLE = timedelta(hours=1)

@@ -16,10 +16,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import not_known, open_to_all
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.code_flow import Attempt, CodeFlow
+from affidavit.service.identity.openid_sign_in import Attempt, CodeFlow
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import sessions
@@ -27,7 +28,6 @@ from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.forms import SubmittedForm, require_form_token
 from affidavit.service.pages.response import respond, see_other
 from affidavit.service.problems import Problem
-from affidavit.service.services import Services, TheServices
 
 CALLBACK = "/sign-in/callback"
 LASTS = timedelta(minutes=10)

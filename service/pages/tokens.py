@@ -12,12 +12,12 @@ from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import LONGEST_DAYS, Token, TokenError
 from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
-from affidavit.service.services import Services, TheServices
 
 DAYS = 90
 MEANINGS = {

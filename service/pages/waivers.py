@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from affidavit.certificate.policy import BUILT_IN, WAIVABLE
 from affidavit.plan import Reason
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.pages.access import Approver, PolicyReader
 from affidavit.service.pages.forms import SubmittedForm
@@ -28,7 +29,6 @@ from affidavit.service.policies.service import revoke
 from affidavit.service.policies.store import StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import WaiverId, grant_agreed
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 

@@ -32,9 +32,15 @@ from affidavit.certificate.policy import (
     violations,
 )
 from affidavit.plan import Reason
+from affidavit.service.certificate_store import (
+    CertificateStore,
+    StoredCertificate,
+    current,
+    has_requested,
+)
 from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
-from affidavit.service.identity.second_person import Approve, alone
+from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.lifecycle.decisions import insert_revocation
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.status import DECIDED, Status
@@ -50,12 +56,6 @@ from affidavit.service.policies.store import (
     insert_waiver,
     lock_policies,
     waiver_revocations,
-)
-from affidavit.service.store import (
-    CertificateStore,
-    StoredCertificate,
-    current,
-    has_requested,
 )
 from affidavit.service.teams import DEFAULT, may_see
 

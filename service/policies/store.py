@@ -64,6 +64,12 @@ from affidavit.certificate.policy import (
     sign_document,
 )
 from affidavit.plan import Plan
+from affidavit.service.certificate_tables import (
+    UtcDateTime,
+    insert_signing_key,
+    numbered,
+    signing_keys,
+)
 from affidavit.service.database import Store, hold
 from affidavit.service.log.entries import logged
 from affidavit.service.policies.policy_set import (
@@ -72,7 +78,6 @@ from affidavit.service.policies.policy_set import (
     PoliciesChanged,
     PolicySet,
 )
-from affidavit.service.tables import UtcDateTime, insert_signing_key, numbered, signing_keys
 from affidavit.service.teams import TEAM, acting_for
 
 policies = numbered(

@@ -18,6 +18,8 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
+from affidavit.service.certificate_store import PlanRequest, StoredCertificate
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.decisions import approve, history, reissue, revoke
@@ -51,8 +53,6 @@ from affidavit.service.routing import (
     read_body,
     syntax_of_body,
 )
-from affidavit.service.services import Services, TheServices
-from affidavit.service.store import PlanRequest, StoredCertificate
 from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 

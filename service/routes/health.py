@@ -8,12 +8,12 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from affidavit.client import ResponseModel
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Scope
 from affidavit.service.models import ProblemReason
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
-from affidavit.service.services import TheServices
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 

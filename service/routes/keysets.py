@@ -10,13 +10,13 @@ from fastapi.responses import Response
 from affidavit.certificate import KeysetError, read_keyset
 from affidavit.client import PublishedKeyset
 from affidavit.plan import Reason
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.keys import SignedKeysetEnvelope
 from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_json
-from affidavit.service.services import TheServices
 
 router = APIRouter()
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from sqlalchemy import RowMapping
 
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.ledger import repository
@@ -30,7 +31,6 @@ from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter(route_class=JsonRoute)
 

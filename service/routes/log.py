@@ -18,13 +18,13 @@ from pydantic.alias_generators import to_camel
 
 from affidavit.certificate.log import MOST_LEAVES, encode_base64, parse_tile_number
 from affidavit.client import Page, ResponseModel
+from affidavit.service.dependencies import TheServices, services_of
 from affidavit.service.identity.access import Guard, Open, Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import tile_entries, tile_hashes
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.routing import next_page
-from affidavit.service.services import TheServices, services_of
 
 TEXT = "text/plain"
 PAGE_SIZE = 500

@@ -13,6 +13,7 @@ from pydantic import Field
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.client import DIGEST, Page, PolicyReference, PolicySummary, PolicyVersion
 from affidavit.plan import Syntax
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
@@ -29,7 +30,6 @@ from affidavit.service.policies.service import SimulatedChange, activate, grant,
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem, not_well_formed
 from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of_body
-from affidavit.service.services import Services, TheServices
 
 router = APIRouter(route_class=JsonRoute)
 

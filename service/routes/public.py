@@ -18,6 +18,7 @@ from pydantic import Field
 from affidavit.client import Page, ResponseModel
 from affidavit.mechanisms import all_mechanisms
 from affidavit.plan import explain
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.lifecycle.models import SignedStatusList
 from affidavit.service.middleware import CONTENT_SECURITY_POLICY
@@ -25,7 +26,6 @@ from affidavit.service.models import Object, PlanDocument
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON
-from affidavit.service.services import TheServices
 
 router = APIRouter(dependencies=[open_to_all()])
 

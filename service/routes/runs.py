@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
 from affidavit.service.cursors import InvalidCursor
+from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
@@ -46,7 +47,6 @@ from affidavit.service.runs.models import (
     started_run,
 )
 from affidavit.service.runs.queue import LockedRun
-from affidavit.service.services import Services, TheServices
 from affidavit.worker import Job, Renewal
 
 MEDIA_TYPE = "text/event-stream"

@@ -54,11 +54,11 @@ from sqlalchemy import (
 )
 
 from affidavit.certificate import SearchOpening
+from affidavit.service.certificate_tables import UtcDateTime, issue_columns, metadata
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
 from affidavit.service.log import entries
-from affidavit.service.tables import UtcDateTime, issue_columns, metadata
 
 IS_AN_EVENT = (
     "(kind = 'queued' AND seq = 1 AND once IS NOT NULL AND once = 'queued'"

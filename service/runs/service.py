@@ -38,6 +38,7 @@ from affidavit.certificate import (
     statement_in,
 )
 from affidavit.certificate import BadProvenance as UnsignedProvenance
+from affidavit.service.certificate_store import CertificateStore
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
 from affidavit.service.fair_queue import leave_turn
@@ -51,7 +52,6 @@ from affidavit.service.runs import repository
 from affidavit.service.runs.models import CompletionRequest, RunRequest
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases, runs
-from affidavit.service.store import CertificateStore
 
 
 class ReservationNotUsable(DomainError):

@@ -25,9 +25,9 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.charts import Chart
 from affidavit.plan import Plan, Reason, plan_from
+from affidavit.service.certificate_store import StoredCertificate
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
-from affidavit.service.store import StoredCertificate
 
 MAX_WAITING = 64
 """Drawings that are computed or wait for it, beyond which another is turned away."""

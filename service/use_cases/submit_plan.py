@@ -33,6 +33,16 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, SigningPort
 from affidavit.certificate.policy import Waiver, judge, lacks, with_requirements
 from affidavit.plan import Plan, Syntax, parse_plan
+from affidavit.service.certificate_store import (
+    CertificateStore,
+    ConcurrentUpdate,
+    IsStale,
+    NewCertificate,
+    PlanRequest,
+    StoredCertificate,
+    expired,
+    find_and_record,
+)
 from affidavit.service.clock import MOST_SKEW
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
@@ -49,16 +59,6 @@ from affidavit.service.policies.policy_set import (
 )
 from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
-from affidavit.service.store import (
-    CertificateStore,
-    ConcurrentUpdate,
-    IsStale,
-    NewCertificate,
-    PlanRequest,
-    StoredCertificate,
-    expired,
-    find_and_record,
-)
 from affidavit.service.teams import DEFAULT, acting_for
 
 # ---- plans parsed before -------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from affidavit.accountants import GaussianCurve, PostProcessed, accountant
-from affidavit.accountants.enclosure import attained
+from affidavit.accountants.bracketing_curves import attained
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,

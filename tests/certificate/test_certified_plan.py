@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.execution import PlanNotClosed, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.step_requirements import PlanNotClosed, certified_plan
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.dsse import read_envelope, sign_envelope
 from affidavit.certificate.key_store import KeyStore
@@ -21,8 +22,7 @@ from affidavit.certificate.log.note import UnknownSigner, open_checkpoint
 from affidavit.certificate.provenance import BadProvenance, read_provenance, sign_provenance
 from affidavit.certificate.status import current_status, sign_status
 from affidavit.certificate.trust_root import accept_keyset
-from affidavit.certificate.verification import verify
-from affidavit.certificate.verification_options import (
+from affidavit.certificate.verification_result import (
     SeenStatus,
     VerificationError,
     VerificationOptions,

@@ -27,7 +27,7 @@ from affidavit.certificate.keyset import (
     read_keyset,
 )
 from affidavit.certificate.trust_root import TrustRoot, accept_keyset, read_anchor
-from affidavit.certificate.verification_options import VerificationError
+from affidavit.certificate.verification_result import VerificationError
 from affidavit.plan import canonical_json
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)

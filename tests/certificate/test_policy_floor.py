@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.key_store import read_public_keys
@@ -18,7 +19,6 @@ from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge, policy_floor
 from affidavit.certificate.policy.rules import PolicyFacts
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.certificate.verification import verify
 from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]

@@ -241,9 +241,9 @@ def test_what_was_signed_is_read_back_and_nothing_else(key: SigningKey) -> None:
 
 
 def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None:
+    from affidavit.certificate.bundle_verification import verify
     from affidavit.certificate.issuance import BUNDLE_TYPE
-    from affidavit.certificate.verification import verify
-    from affidavit.certificate.verification_options import VerificationError
+    from affidavit.certificate.verification_result import VerificationError
 
     envelope = sign_document("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'

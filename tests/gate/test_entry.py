@@ -26,7 +26,7 @@ import pytest
 from typer.main import get_command
 
 from affidavit.certificate.atomic_write import locked as locked_file
-from affidavit.certificate.evidence import manifest
+from affidavit.certificate.model_evidence import manifest
 from affidavit.gate import entry
 from affidavit.gate.cli import COMMANDS, app
 from affidavit.gate.exit_codes import Exit

@@ -17,7 +17,7 @@ from affidavit.certificate import (
     losses_as_bytes,
     read_canaries,
 )
-from tests.certificate.evidence.conftest import WEIGHTS, run_of
+from tests.certificate.model_evidence.conftest import WEIGHTS, run_of
 
 Folder = tuple[Path, list[str]]
 

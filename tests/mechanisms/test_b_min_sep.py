@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
 from affidavit.mechanisms import lower
+from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.participation_mixture import (
     separated_mixture,
     shown_separated,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.mechanisms.strategies.told_steps import told_steps
 from affidavit.plan import RefusedPlan, plan_from
 
 Patterns = list[tuple[float, tuple[int, ...]]]
@@ -180,7 +180,7 @@ def told(steps: int, p: float, separation: int, stretches: int, phases: int) -> 
     """
     bands = stretches * phases + 1 - (stretches > 1)
     flat = Toeplitz.from_strategy([1.0] * bands, steps=steps)
-    stated = told_steps(flat, separation=separation, probability=p, stretches=stretches)
+    stated = disclosed_steps(flat, separation=separation, probability=p, stretches=stretches)
     assert stated is not None
     result: dict[tuple[int, ...], float] = {}
 
@@ -225,7 +225,7 @@ def test_noise_of_steps_that_are_told_is_inside_the_noise_of_the_run(
 ) -> None:
     steps, length = 60, stretches * phases
     matrix = strategy(coefficients, steps)
-    stated = told_steps(
+    stated = disclosed_steps(
         Toeplitz.from_strategy(coefficients, steps=steps),
         separation=5,
         probability=0.1,

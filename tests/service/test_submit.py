@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, select
 
 from affidavit.certificate import KeyStore, PublicKey, verify
 from affidavit.plan import parse_plan
+from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.settings import Settings
-from affidavit.service.tables import certificates, requests
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]

@@ -24,7 +24,6 @@ from scipy import fft
 from affidavit.accountants import Bracket, FourierAccountant, Unproved, search_witness
 from affidavit.accountants.checker import Witness, prove
 from affidavit.accountants.fourier import evaluation, inversion, spectrum, truncated_poisson
-from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
     Grid,
@@ -32,6 +31,7 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw, NormalPair
 from affidavit.accountants.fourier.quadrature import AnalyticLaw

@@ -9,8 +9,8 @@ import pytest
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.refinement import COARSE, nested
 from affidavit.plan import (
     Event,

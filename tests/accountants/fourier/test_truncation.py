@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from affidavit.accountants.enclosure import Enclosed
+from affidavit.accountants.bracketing_curves import BracketingCurve
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.truncated_poisson import (
     Cover,
     _chance_of,
@@ -200,7 +200,7 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
         neighbours="zero_out",
     )
     curve = FourierAccountant(relative_width=1e-7).curve(Repeated(event=leaf, count=1000))
-    assert isinstance(curve, Enclosed)
+    assert isinstance(curve, BracketingCurve)
     result = curve.above.delta(8)
     assert 0 < result.lower < 1e-3 * result.upper
     assert sum(points) < 1_000_000

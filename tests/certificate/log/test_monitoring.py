@@ -12,14 +12,14 @@ import pytest
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey
 from affidavit.certificate.log.monitoring import (
     Alarm,
-    Known,
     MissingTile,
     MonitorReport,
+    MonitorState,
     follow,
 )
 from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
-from affidavit.certificate.verification_options import SeenCheckpoint, VerificationOptions
+from affidavit.certificate.verification_result import SeenCheckpoint, VerificationOptions
 from tests.certificate.log.test_trust_policy import policy
 
 ORIGIN = "example.com/log"
@@ -80,7 +80,7 @@ def look(
     trusted: tuple[PublicKey, ...] = TRUSTED,
     options: VerificationOptions | None = None,
 ) -> MonitorReport:
-    known = Known(
+    known = MonitorState(
         trusted=trusted,
         options=options or VerificationOptions(log_origin=ORIGIN),
         last=SeenCheckpoint(last) if isinstance(last, str) else last,

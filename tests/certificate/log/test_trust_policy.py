@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import trust_policy
+from affidavit.certificate.bundle_verification import VerificationError, VerificationOptions, verify
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey, format_instant
 from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
 from affidavit.certificate.log.cosignature import WitnessKey, cosign
@@ -21,7 +22,6 @@ from affidavit.certificate.trust_policy import (
     TrustPolicy,
     parse_trust_policy,
 )
-from affidavit.certificate.verification import VerificationError, VerificationOptions, verify
 from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)

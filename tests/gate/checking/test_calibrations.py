@@ -9,7 +9,7 @@ import pytest
 from opacus.accountants.utils import get_noise_multiplier
 
 from affidavit.accountants import opacus_noise
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.plan import MalformedPlan
 
 RECORDS, BATCH, EPOCHS = 1003, 100, 4
@@ -37,7 +37,7 @@ TARGET = "target_epsilon=3.0, target_delta=1e-5, "
 
 def plan_of(arguments: str, before: str = "", change: tuple[str, str] = ("", "")) -> dict[str, Any]:
     text = SCRIPT.format(arguments=TARGET + arguments, before=before).replace(*change)
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     return partial.completed({}, "train.py", opacus_noise)
 

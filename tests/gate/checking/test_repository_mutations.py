@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.importers.base import Partial
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.test_repositories import CASES
@@ -45,7 +45,7 @@ CERTIFIED = [
 def _read(case: dict[str, Any], text: str) -> Partial | None:
     lines = "".join(f"# affidavit: {line}\n" for line in case["lines"])
     try:
-        return scripts.read((text + lines).encode())
+        return script_importer.read((text + lines).encode())
     except MalformedPlan:
         return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.plan import MalformedPlan
 
 HEAD = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
@@ -97,7 +97,7 @@ def noise_of(form: str) -> Any:
     for name, content in files.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
-    partial = scripts.read(text.encode(), Path(), name="train.py")
+    partial = script_importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     return partial.data["releases"][0]["noise_multiplier"]
 
@@ -229,9 +229,9 @@ def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | No
     Path("lib/train.py").write_text(text)
     if noise is None:
         with pytest.raises(MalformedPlan):
-            scripts.read(text.encode(), Path("lib"), name="train.py")
+            script_importer.read(text.encode(), Path("lib"), name="train.py")
         return
-    partial = scripts.read(text.encode(), Path("lib"), name="train.py")
+    partial = script_importer.read(text.encode(), Path("lib"), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == noise
 
@@ -244,12 +244,12 @@ def test_how_often_another_file_calls_is_not_read() -> None:
     Path("train.py").write_text(text)
     Path("main.py").write_text("from train import train\nfor i in range(9):\n    train(x, 4.0)\n")
     for here in ("", "train(x, 4.0)\n"):
-        partial = scripts.read((text + here).encode(), Path(), name="train.py")
+        partial = script_importer.read((text + here).encode(), Path(), name="train.py")
         assert partial is not None
         assert partial.data["releases"][0]["noise_multiplier"] == 4.0
         assert "epochs" not in partial.data
     Path("main.py").write_text("x = 1\n")
-    partial = scripts.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
+    partial = script_importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["epochs"] == 2
 
@@ -293,9 +293,9 @@ def test_an_object_is_followed_into_functions_of_other_files(
     text = HEAD + "from helper import h\n" + before + "\no = " + USE.format(noise=noise)
     if not is_read:
         with pytest.raises(MalformedPlan):
-            scripts.read(text.encode(), Path(), name="train.py")
+            script_importer.read(text.encode(), Path(), name="train.py")
         return
-    partial = scripts.read(text.encode(), Path(), name="train.py")
+    partial = script_importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
 
@@ -321,9 +321,9 @@ def test_arguments_that_a_dictionary_unpacks_are_read(settings: str, noise: floa
     text = HEAD + settings + "o = DPKerasSGDOptimizer(num_microbatches=6, **dp)\n"
     if noise is None:
         with pytest.raises(MalformedPlan):
-            scripts.read(text.encode())
+            script_importer.read(text.encode())
         return
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == noise
 
@@ -343,6 +343,6 @@ def test_a_loader_with_the_options_of_a_device_is_read(options: str, lot: int | 
         "m, o, loader = PrivacyEngine().make_private(module=m, optimizer=o, data_loader=loader, "
         "noise_multiplier=1.0, max_grad_norm=1.0)\n"
     )
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     assert partial.data["sampling"].get("lot_size") == lot

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.plan import MalformedPlan
 
 KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
@@ -37,7 +37,7 @@ TOLD = (
 
 
 def data_of(text: str) -> dict[str, Any]:
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     return partial.data
 
@@ -74,7 +74,7 @@ def test_a_trainer_keeps_a_model_by_what_is_not_trained_on() -> None:
     )
     for data, code in (("val", set()), ("rows.select(range(9))", {"data_dependent_stop"})):
         given = f"model=m, train_dataset=rows, eval_dataset={data})\ntrainer.train()\n"
-        partial = scripts.read(text.replace("model=m)\n", given).encode())
+        partial = script_importer.read(text.replace("model=m)\n", given).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} & {"data_dependent_stop"} == code
 
@@ -130,7 +130,9 @@ def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int])
     ],
 )
 def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
-    partial = scripts.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
+    partial = script_importer.read(
+        (KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode()
+    )
     assert partial is not None
     notes = [item for item in partial.assumed if "seeds" in item or "weights" in item]
     assert [note in item for item in notes if note] == ([True] if note else [])
@@ -153,7 +155,7 @@ GIN = (
 
 def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
     (folder / "a.gin").write_text("S = 4.0\ntrain.sigma = %S  # noise\nother.sigma = 8\n")
-    partial = scripts.read(GIN.encode(), folder)
+    partial = script_importer.read(GIN.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     for text, change in (
@@ -162,7 +164,7 @@ def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
     ):
         (folder / "a.gin").write_text(f"{text}train.sigma = 4.0\n")
         with pytest.raises(MalformedPlan):
-            scripts.read(change.encode(), folder)
+            script_importer.read(change.encode(), folder)
 
 
 FLOWER = (
@@ -181,26 +183,26 @@ def test_the_run_configuration_of_flower_is_read(folder: Path) -> None:
         "[tool.flwr.app.config]\nsigma = 4.0\n[tool.flwr.app.config.rounds]\nall = 30\n"
     )
     (folder / "app").mkdir()
-    partial = scripts.read(FLOWER.encode(), folder / "app")
+    partial = script_importer.read(FLOWER.encode(), folder / "app")
     assert partial is not None
     assert partial.data["steps"] == 30
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     changed = FLOWER.replace("    s = ", "    context.run_config['sigma'] = 0.1\n    s = ")
     with pytest.raises(MalformedPlan):
-        scripts.read(changed.encode(), folder / "app")
+        script_importer.read(changed.encode(), folder / "app")
 
 
 def test_files_that_gin_includes_are_read_in_their_order(folder: Path) -> None:
     (folder / "a.gin").write_text("train.sigma = 1.0\ninclude 'b.gin'\n")
     (folder / "b.gin").write_text("include 'c.gin'\ntrain.sigma = 4.0\n")
     (folder / "c.gin").write_text("train.sigma = 9.0\n")
-    partial = scripts.read(GIN.encode(), folder)
+    partial = script_importer.read(GIN.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     for line in ("import other\n", "include 'a.gin'\n", "scope/train.sigma = 0.1\n"):
         (folder / "c.gin").write_text(line)
         with pytest.raises(MalformedPlan):
-            scripts.read(GIN.encode(), folder)
+            script_importer.read(GIN.encode(), folder)
 
 
 HYDRA = (
@@ -227,7 +229,7 @@ def test_a_configuration_that_more_may_set_is_not_read(
     (folder / "c.yaml").write_text(f"defaults: {defaults}\nsigma: 4.0\n")
     text = HYDRA.replace("    o = ", body + "    o = ")
     with pytest.raises(MalformedPlan):
-        scripts.read(text.encode(), folder)
+        script_importer.read(text.encode(), folder)
 
 
 @pytest.mark.parametrize(
@@ -244,14 +246,14 @@ def test_a_configuration_that_more_may_set_is_not_read(
     ],
 )  # fmt: skip
 def test_a_private_call_that_does_not_train_is_named(text: str, code: str) -> None:
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     assert code in {item.code for item in partial.broken}
 
 
 def test_the_optimiser_of_the_other_branch_is_another() -> None:
     text = KERAS + "if private:\n    " + OPTIMIZER + "else:\n    o = keras.SGD()\n"
-    partial = scripts.read((text + "model.compile(optimizer=o)\n" + FIT).encode())
+    partial = script_importer.read((text + "model.compile(optimizer=o)\n" + FIT).encode())
     assert partial is not None
     assert partial.broken == ()
 
@@ -260,12 +262,12 @@ def test_a_value_of_another_module_is_read_unless_some_module_sets_it(folder: Pa
     text = "import settings\nimport other\n" + KERAS + OPTIMIZER.replace("4.0", "settings.S") + FIT
     (folder / "settings.py").write_text("S = 2 * 2.0\n")
     (folder / "other.py").write_text("")
-    partial = scripts.read(text.encode(), folder)
+    partial = script_importer.read(text.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     (folder / "other.py").write_text("import settings\nsettings.S = 0.1\n")
     with pytest.raises(MalformedPlan):
-        scripts.read(text.encode(), folder)
+        script_importer.read(text.encode(), folder)
     (folder / "other.py").write_text("")
     with pytest.raises(MalformedPlan):
-        scripts.read((text + "settings.S = 0.1\n").encode(), folder)
+        script_importer.read((text + "settings.S = 0.1\n").encode(), folder)

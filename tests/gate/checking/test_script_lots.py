@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.importers.documents import source_of
 from affidavit.plan import MalformedPlan
 
@@ -28,7 +28,7 @@ TRAIN = "def train(model, criterion, loader, optimizer):\n    for x in loader:\n
 
 
 def broken(text: str) -> set[str]:
-    partial = scripts.read((HEAD + text).encode())
+    partial = script_importer.read((HEAD + text).encode())
     assert partial is not None
     return {item.code for item in partial.broken} - {"private_divisor"}
 
@@ -54,7 +54,7 @@ def test_a_change_of_what_releases_the_lots_does_not_pass(line: str, code: str |
 def test_of_several_private_calls_the_one_that_settled_conditions_let_run_is_read() -> None:
     other = PRIVATE.replace("noise_multiplier=1.0", "noise_multiplier=9.0")
     text = "sigma = -1.0\nif sigma > 0 and sigma < 5:\n    " + other + "else:\n    " + PRIVATE
-    partial = scripts.read((HEAD + text + EACH + "        optimizer.step()\n").encode())
+    partial = script_importer.read((HEAD + text + EACH + "        optimizer.step()\n").encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 1.0
     assert partial.data["sampling"]["lot_size"] == 6
@@ -326,18 +326,18 @@ def test_names_that_accelerate_wraps_and_keeps_are_read(before: bool) -> None:
     parts = [wrap + "m, o, loader = accelerator.prepare(m, o, loader)\n", PRIVATE]
     if not before:
         parts = [PRIVATE, wrap + "model, loader = accelerator.prepare(model, loader)\n"]
-    partial = scripts.read((HEAD + "".join(parts) + EACH + STEP).encode())
+    partial = script_importer.read((HEAD + "".join(parts) + EACH + STEP).encode())
     assert partial is not None
     assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 6)
     assert any("one process trains" in text for text in partial.assumed)
     other = HEAD + PRIVATE + wrap + "loader = accelerator.prepare(other)\n" + EACH + STEP
-    partial = scripts.read(other.encode())
+    partial = script_importer.read(other.encode())
     assert partial is not None
     assert "epochs" not in partial.data
 
 
 def test_arguments_that_opacus_does_not_know_are_another_librarys() -> None:
-    partial = scripts.read(
+    partial = script_importer.read(
         (HEAD + PRIVATE.replace("1.0)", "1.0, augmult=4)") + EACH + STEP).encode()
     )
     assert partial is not None
@@ -370,7 +370,7 @@ def test_only_a_whole_training_set_of_torchvision_has_a_known_size(
 ) -> None:
     head = text + "from opacus import PrivacyEngine\nfrom torch.utils.data import DataLoader\n"
     data = "data = MNIST('d', train=True)\nloader = DataLoader(data, batch_size=6)\n"
-    partial = scripts.read((head + data + "engine = PrivacyEngine()\n" + PRIVATE).encode())
+    partial = script_importer.read((head + data + "engine = PrivacyEngine()\n" + PRIVATE).encode())
     assert partial is not None
     assert partial.data.get("dataset", {}).get("size") == size
 
@@ -386,7 +386,7 @@ def test_a_run_that_is_continued_has_its_steps_asked_for() -> None:
         "if '':\n    optimizer.load_state_dict(s)\n": True,
     }
     for text, is_one in runs.items():
-        partial = scripts.read((HEAD + PRIVATE + text + loop).encode())
+        partial = script_importer.read((HEAD + PRIVATE + text + loop).encode())
         assert partial is not None
         assert ("epochs" in partial.data) is is_one, text
 
@@ -404,7 +404,7 @@ def test_what_runs_a_function_more_than_once_has_the_length_asked_for(
 ) -> None:
     body = PRIVATE.replace("loader =", "lots =") + EACH.replace("(loader)", "(lots)") + STEP
     text = "def main(_):\n" + "".join(f"    {line}\n" for line in body.splitlines()) + run
-    partial = scripts.read((HEAD + text).encode())
+    partial = script_importer.read((HEAD + text).encode())
     assert partial is not None
     assert ("epochs" in partial.data) is is_one
     assert not broken(text)
@@ -414,7 +414,7 @@ def test_the_epochs_of_all_calls_of_a_training_are_its_least() -> None:
     text = "def train(n):\n    for e in range(3):\n        for x in loader:\n    " + STEP.replace(
         "\n        ", "\n            "
     )
-    twice = scripts.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
+    twice = script_importer.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
     assert twice is not None
     assert twice.least is not None
     assert twice.least.epochs == 6
@@ -481,7 +481,7 @@ for x in loader:
 def test_what_the_private_call_makes_is_what_trains(
     text: str, old: str, new: str, code: str | None
 ) -> None:
-    partial = scripts.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
+    partial = script_importer.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
     assert partial is not None
     codes = {item.code for item in partial.broken}
     known = {"other_optimizer", "data_dependent_stop", "joined_records"}
@@ -494,7 +494,7 @@ def test_a_scaler_that_is_fitted_trains_no_model() -> None:
     for fit, epochs in (("StandardScaler()", 3), ("GridSearchCV(net)", None)):
         fitted = f"from sklearn.all import *\ns = {fit}\ns = s.fit(rows)\n"
         text = HEAD + fitted.replace("*", fit.partition("(")[0]) + PRIVATE + loop
-        partial = scripts.read(text.encode())
+        partial = script_importer.read(text.encode())
         assert partial is not None
         assert partial.data.get("epochs") == epochs
 
@@ -504,7 +504,7 @@ def test_one_of_two_fits_that_exclude_each_other_trains() -> None:
     either = (
         "if w is None:\n    " + fit.format("") + "else:\n    " + fit.format(", sample_weight=w")
     )
-    partial = scripts.read(KERAS.replace(fit.format(""), either).encode())
+    partial = script_importer.read(KERAS.replace(fit.format(""), either).encode())
     assert partial is not None
     assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 9)
 
@@ -514,7 +514,7 @@ def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
     step = "            f(x).backward()\n            optimizer.step()\n"
     for opened, epochs in (("tqdm(loader)", 3), ("tqdm(other)", None), ("mine(loader)", None)):
         text = HEAD + PRIVATE + loop.replace("tqdm(loader)", opened) + step
-        partial = scripts.read(text.encode())
+        partial = script_importer.read(text.encode())
         assert partial is not None
         assert partial.data.get("epochs") == epochs
 
@@ -584,7 +584,7 @@ trainer.fit(Module(), DPLightningDataModule(data))
     ],
 )
 def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
-    partial = scripts.read(LIGHTNING.replace(old, new).encode())
+    partial = script_importer.read(LIGHTNING.replace(old, new).encode())
     assert partial is not None
     assert partial.data["sampling"]["scheme"] == "poisson"
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
@@ -596,7 +596,7 @@ def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> 
     )
     for data, scheme in (("Module, Plain", None), ("Module", "poisson")):
         run = f"def run():\n    LightningCLI({data})\nrun()\n"
-        partial = scripts.read((text + run).encode())
+        partial = script_importer.read((text + run).encode())
         assert partial is not None
         assert partial.data.get("sampling", {}).get("scheme") == scheme
 
@@ -626,7 +626,7 @@ def test_the_loss_that_a_trainer_is_returned_is_of_one_lot(line: str, code: str 
     hugging = method.replace("LightningModule", "Trainer").replace("batch, i", "model, batch")
     for text in (method, hugging.replace("training_step", "compute_loss")):
         head = text.rstrip() + "\n" + LIGHTNING.partition("class Module(LightningModule):\n")[2]
-        partial = scripts.read(("from opacus import PrivacyEngine\n" + head).encode())
+        partial = script_importer.read(("from opacus import PrivacyEngine\n" + head).encode())
         assert partial is not None
         codes = {item.code for item in partial.broken} - {"private_divisor"}
         assert codes == ({code} if code else set())
@@ -648,7 +648,7 @@ FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"
 )
 def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None) -> None:
     text = "from lightning import Trainer\n" + LIGHTNING.replace(old, new)
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
 
@@ -656,7 +656,7 @@ def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None
 def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
     cells = [HEAD + PRIVATE, "%%time\n" + EACH + LOSS, "%%bash\npip install opacus"]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = scripts.read(source_of(json.dumps(document).encode()))
+    partial = script_importer.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
 
@@ -711,7 +711,7 @@ RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
 )
 def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:
     for stated, given in ((f"# affidavit: epochs={epochs}\n", {}), ("", {"epochs": epochs})):
-        partial = scripts.read((text + stated).encode())
+        partial = script_importer.read((text + stated).encode())
         assert partial is not None
         if line is None:
             assert partial.completed(given, "train.py")["epochs"] == epochs
@@ -732,7 +732,7 @@ def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: i
     ],
 )
 def test_stated_steps_are_no_fewer_than_the_passes_that_are_whole(text: str, fewest: int) -> None:
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     given = {"dataset": {"name": "d", "size": 95}, "sampling": {"scheme": "poisson"}}
     assert partial.completed({**given, "steps": max(1, fewest)}, "train.py")["steps"] >= fewest
@@ -805,7 +805,7 @@ def test_settings_that_change_once_they_are_made_are_asked_for(
     text = TRAINER.replace(FOLDS, "if True:\n").replace(
         "    trainer.t", f"    {line}\n    trainer.t"
     )
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     known = {"epochs": partial.data.get("epochs"), **partial.data["sampling"]}
     assert {key for key in ("epochs", "lot_size") if known.get(key) is None} == lacking
@@ -814,13 +814,13 @@ def test_settings_that_change_once_they_are_made_are_asked_for(
 def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
     cells = ["SGD?\nSGD.step??\n", "files = !ls\nhere = %pwd\n", HEAD + PRIVATE + EACH + LOSS]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = scripts.read(source_of(json.dumps(document).encode()))
+    partial = script_importer.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
     cells[1] = "n = !wc -l data\n"
     cells[2] = cells[2].replace("range(3)", "range(n)")
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = scripts.read(source_of(json.dumps(document).encode()))
+    partial = script_importer.read(source_of(json.dumps(document).encode()))
     assert partial is not None
     assert "epochs" not in partial.data
 
@@ -828,7 +828,7 @@ def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
 def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:
     text = HEAD + f"def objective(trial):\n    {PRIVATE}{INDENTED}"
     for end, why in (("study.optimize(objective)\n", "objective is passed on"), ("", "no call")):
-        partial = scripts.read(f"{text}{end}# affidavit: epochs=30\n".encode())
+        partial = script_importer.read(f"{text}{end}# affidavit: epochs=30\n".encode())
         assert partial is not None
         (told,) = (note for note in partial.assumed if "of all runs" in note)
         assert why in told
@@ -852,7 +852,7 @@ def test_conditions_of_one_option_exclude_each_other(
     loops = "for e in range(3):\n    if TEST:\n        train(model, c, private, optimizer)\n"
     loops += "    else:\n        train(m, c, loader, o)\n"
     text = f"{option}{TRAIN}if TEST:\n    {private}\n{loops}".replace("TEST", test)
-    partial = scripts.read((HEAD + text).encode())
+    partial = script_importer.read((HEAD + text).encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
 
@@ -864,6 +864,6 @@ def test_a_loader_that_a_constructor_is_given_is_read() -> None:
         f"        {private}    def go(self):\n        for e in range(3):\n"
         "            for x in self.loader:\n                optimizer.step()\nRun(loader).go()\n"
     )
-    partial = scripts.read((HEAD + text).encode())
+    partial = script_importer.read((HEAD + text).encode())
     assert partial is not None
     assert (partial.data["sampling"]["lot_size"], partial.data["epochs"]) == (6, 3)

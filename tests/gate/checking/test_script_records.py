@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.importers import scripts
+from affidavit.importers import script_importer
 from affidavit.importers.base import Partial
 from affidavit.plan import MalformedPlan
 
@@ -48,7 +48,7 @@ for e in range(3):
 
 def read(data: str = "pass", row: str = "pass", loss: str = "pass", after: str = "pass") -> Partial:
     text = HEAD + data + "\n" + PRIVATE + LOOP.format(row=row, loss=loss, after=after)
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     return partial
 
@@ -160,7 +160,7 @@ def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
 def test_the_loss_of_a_backward_within_another_call_is_read() -> None:
     loop = LOOP.format(row="pass", loss="loss = out.var(0).mean()", after="pass")
     text = HEAD + PRIVATE + loop.replace("loss.backward()", "seen.append(loss.backward())")
-    partial = scripts.read(text.encode())
+    partial = script_importer.read(text.encode())
     assert partial is not None
     assert "joined_records" in {item.code for item in partial.broken}
 
@@ -222,7 +222,7 @@ def test_a_loss_is_what_is_differentiated_by_whatever_name(backward: str) -> Non
         script = text.format(row="pass", loss=loss, after="pass").replace(
             "loss.backward()", backward
         )
-        partial = scripts.read(script.encode())
+        partial = script_importer.read(script.encode())
         assert partial is not None
         assert {item.code for item in partial.broken} - {"private_divisor"} == code
 
@@ -256,7 +256,7 @@ def test_a_lot_is_followed_into_the_function_that_steps(
 ) -> None:
     loop = "for e in range(3):\n    for x in loader:\n        train(model, x, optimizer)\n"
     step = STEP.format(row="pass" if after is None else row, after=after or "pass")
-    partial = scripts.read(
+    partial = script_importer.read(
         (HEAD + step + PRIVATE + (row + "\n" if after is None else loop)).encode()
     )
     assert partial is not None
@@ -348,12 +348,12 @@ def test_a_trainer_that_draws_its_own_lots_is_not_certified() -> None:
         "Trainer(model, args, train_dataset=data, optimizers=(optimizer, None)).train()\n"
     )
     for count, codes in ((1, {"other_loader"}), (4, {"other_loader", "accumulated_lots"})):
-        partial = scripts.read((HEAD + PRIVATE + text.format(count)).encode())
+        partial = script_importer.read((HEAD + PRIVATE + text.format(count)).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} - {"private_divisor"} == codes
     held = "t = Trainer(args)\nt.model, t.optimizer, t.train_dataloader = engine.make_private("
     private = PRIVATE.replace("model, optimizer, loader = engine.make_private(", held)
-    partial = scripts.read((HEAD + private + "t.train()\n").encode())
+    partial = script_importer.read((HEAD + private + "t.train()\n").encode())
     assert partial is not None
     assert "other_loader" in {item.code for item in partial.broken}
 
@@ -364,7 +364,9 @@ def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
         "        f(net(x), y).backward()\n        again.step()\n"
     )
     loop = LOOP.format(row="pass", loss="pass", after="pass")
-    partial = scripts.read((HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode())
+    partial = script_importer.read(
+        (HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode()
+    )
     assert partial is not None
     assert "other_optimizer" in {item.code for item in partial.broken}
 
@@ -383,7 +385,7 @@ def test_a_lot_is_collated_of_rows_that_stay_apart(row: str, code: str | None) -
     )
     private = PRIVATE.replace("batch_size=6", "batch_size=6, collate_fn=put")
     loop = LOOP.format(row="pass", loss="pass", after="pass")
-    partial = scripts.read((HEAD + collate + private + loop).encode())
+    partial = script_importer.read((HEAD + collate + private + loop).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
 
@@ -400,7 +402,7 @@ def test_another_model_may_be_trained_beside_the_private_one_and_not_by_it() -> 
     text += "for x, y in loader:\n    f({}(x) / t, y).backward()\n    other.step()\n"
     codes = []
     for name in ("body", "model"):
-        partial = scripts.read(text.format(name).encode())
+        partial = script_importer.read(text.format(name).encode())
         assert partial is not None
         codes.append({item.code for item in partial.broken} - {"private_divisor"})
     assert codes == [set(), {"other_optimizer"}]
@@ -413,7 +415,7 @@ def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
         "engine.attach(optimizer)\nother = SGD(body.parameters())\n"
     ) + LOOP
     for after, code in (("pass", set()), ("other.step()", {"other_optimizer"})):
-        partial = scripts.read(text.format(row="pass", loss="pass", after=after).encode())
+        partial = script_importer.read(text.format(row="pass", loss="pass", after=after).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} == code
 
@@ -438,7 +440,7 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         "import jax_privacy\nplan = jax_privacy.BandMFExecutionPlanConfig(iterations=9, "
         "num_bands=1, noise_multiplier=1.0, sampling_prob=0.1).make()\n"
     )
-    partial = scripts.read((text + loop).encode())
+    partial = script_importer.read((text + loop).encode())
     assert partial is not None
     assert partial.data.get("steps") == steps
 
@@ -485,9 +487,9 @@ def test_a_module_of_the_repository_may_not_change_the_noise(
     script = "import tools\n" + HEAD + PRIVATE + LOOP.format(row="pass", loss="pass", after="pass")
     if refused:
         with pytest.raises(MalformedPlan, match=r"of (tools|deeper)\.py"):
-            scripts.read(script.encode(), tmp_path)
+            script_importer.read(script.encode(), tmp_path)
     else:
-        assert scripts.read(script.encode(), tmp_path) is not None
+        assert script_importer.read(script.encode(), tmp_path) is not None
 
 
 def test_expressions_that_are_nested_too_deeply_are_refused() -> None:
@@ -501,4 +503,7 @@ def test_a_function_that_steps_and_calls_itself_is_followed_to_an_end() -> None:
         "    optimizer.step()\n    update(x, y)\n"
     )
     loop = "for x, y in loader:\n    update(x, y)\n"
-    assert scripts.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode()) is not None
+    assert (
+        script_importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode())
+        is not None
+    )

@@ -15,7 +15,7 @@ import pytest
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.noise_files import noise_of, remember
+from affidavit.mechanisms.strategies.noise_file_registry import noise_of, remember
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.store import (
     Store,

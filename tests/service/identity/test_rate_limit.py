@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.service import app as application
-from affidavit.service.identity import authentication
+from affidavit.service.identity import rate_limiter
 from affidavit.service.identity.access import Reader
-from affidavit.service.identity.authentication import RateLimiter, counted, retry_after
+from affidavit.service.identity.rate_limiter import RateLimiter, counted, retry_after
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
 
@@ -56,7 +56,7 @@ def test_who_waits_as_long_as_told_is_let_in(per_minute: int, burst: int) -> Non
 
 
 def test_buckets_are_apart_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "MOST_KEPT", 10)
+    monkeypatch.setattr(rate_limiter, "MOST_KEPT", 10)
     limits = RateLimiter(per_minute=1, at_once=1)
     for number in range(1000):
         assert limits.take(f"address:{number}", 0.0) == 0

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
+from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
@@ -21,7 +22,6 @@ from affidavit.service.ledger.state import LedgerScope, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.lifecycle.issuance import sign
-from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
 
 TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()

@@ -20,6 +20,7 @@ from affidavit.certificate import (
 )
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
+from affidavit.service.certificate_store import CertificateStore, PlanRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import KeysetStore
@@ -28,7 +29,6 @@ from affidavit.service.lifecycle.decisions import revoke
 from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.lifecycle.models import RevocationRequest
 from affidavit.service.log.entries import append
-from affidavit.service.store import CertificateStore, PlanRequest
 from tests.service.log.conftest import KEY, NOON, Log
 
 Tamper = Callable[..., None]

@@ -17,13 +17,13 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_envelope
+from affidavit.service.certificate_tables import certificates
 from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
 from affidavit.service.ledger.integrity import state_digest
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
-from affidavit.service.tables import certificates
 from tests.service.conftest import EACH_SCOPE
 from tests.waiting import wait_until
 

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.certificate_store import CertificateStore
 from affidavit.service.pool import AccountingPool
-from affidavit.service.store import CertificateStore
 
 Document = Callable[..., dict[str, Any]]
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
+from affidavit.service.certificate_tables import UtcDateTime
 from affidavit.service.operation.database_admin import metadata
-from affidavit.service.tables import UtcDateTime
 from tests.databases import Migrated
 
 CHANGING = {

@@ -1,0 +1,413 @@
+"""Verification in numbered steps, offline, of the bytes that were signed.
+
+1. size and form: at most 8 MiB of strict JSON with exactly the fields of a bundle
+2. payload type: an in-toto statement
+3. key: the signature names a key that the verifier trusts
+4. signature: it is that key's, over the payload as it stands
+5. statement: version, predicate, subject and every critical field are understood
+6. key window: the certificate was issued while the key might sign; under a key that was revoked
+   since, only witnesses or authorities who saw the log before show that it is not backdated
+7. plan: the subject is the plan carried inside, and the plan at hand if one is given
+8. accountants and policy: not below what the verifier asks
+9. validity: now lies between the certificate's dates
+10. inclusion: the certificate's own leaf is in the log's tree, at the place given
+11. checkpoint: a trusted key signed that tree's root for the log, inside its window
+12. consistency: the log only grew since the verifier last saw it
+13. status: approved by as many as it needs, and not in a status list that is not stale
+
+Each step raises ``VerificationError`` with its own number and code; there is no boolean
+to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
+offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
+unchecked, unless the verifier requires them; so is revocation without a status list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.issuance import BUNDLE_TYPE
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id, format_instant, parse_instant
+from affidavit.certificate.log import inclusion_verification as log_steps
+from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
+from affidavit.certificate.policy.evaluation import policy_floor
+from affidavit.certificate.policy.rules import at_least
+from affidavit.certificate.statement import (
+    CRITICAL,
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
+    is_readable,
+)
+from affidavit.certificate.status import check_status
+from affidavit.certificate.verification_result import (
+    STEPS,
+    VerificationError,
+    VerificationOptions,
+    VerifiedCertificate,
+)
+from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
+
+__all__ = ["STEPS", "VerificationError", "VerificationOptions", "VerifiedCertificate", "verify"]
+
+MAX_BUNDLE_BYTES = 8 * 1024 * 1024
+"""A plan of the largest size, with what is said about each of its releases, fits."""
+
+
+def verify(
+    bundle: bytes,
+    trusted: Iterable[PublicKey],
+    *,
+    plan: Plan | None = None,
+    now: datetime | None = None,
+    options: VerificationOptions | None = None,
+) -> VerifiedCertificate:
+    """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
+    trusted, options = tuple(trusted), options or VerificationOptions()
+    report = _Report()
+    envelope, log = _form(bundle)
+    report.passed(1, f"{len(bundle)} bytes")
+    _payload_type(envelope)
+    report.passed(2, envelope.payload_type)
+    key = _key(envelope, trusted)
+    report.passed(3, key.key_id[:16])
+    _signature(envelope, key, trusted)
+    report.passed(4, "Ed25519 over the payload as signed")
+    statement = _statement(envelope)
+    predicate = statement["predicate"]
+    report.passed(5, f"verdict {predicate['verdict']}")
+    not_before, not_after = _dates(predicate)
+    now = now or datetime.now(UTC)
+    cosigned = log_steps.cosigned(log, trusted, options, now)
+    _window(key, not_before, now, log, cosigned, options)
+    report.passed(6, f"issued {predicate['validity']['not_before']}")
+    subject = _plan(statement, plan)
+    report.passed(7, subject + ("" if plan is not None else " (no plan given to compare)"))
+    report.passed(8, _rules(predicate, options))
+    not_after = _validity(key, not_before, not_after, options.used_at or now)
+    report.passed(9, f"until {format_instant(not_after)}")
+    last_checkpoint = _log(envelope, statement, log, trusted, cosigned, options, now, report)
+    status = check_status(envelope, predicate, trusted, options, now)
+    (report.passed if status.checked else report.unchecked)(13, status.detail)
+    return VerifiedCertificate(
+        statement=statement,
+        steps=tuple(report.steps),
+        unchecked=tuple(report.skipped),
+        checkpoint=last_checkpoint,
+    )
+
+
+class _Report:
+    """What each step saw, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, str, str]] = []
+        self.skipped: list[int] = []
+
+    def passed(self, step: int, detail: str) -> None:
+        self.steps.append((step, STEPS[step - 1], detail))
+
+    def unchecked(self, step: int, detail: str) -> None:
+        self.passed(step, detail)
+        self.skipped.append(step)
+
+
+def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
+    remedy = "Fetch the bundle again; it must be stored as it was sent."
+    try:
+        document = load_json(bundle, MAX_BUNDLE_BYTES).data
+    except MalformedPlan as error:
+        raise VerificationError(1, "bad_form", error.reasons[0].message, remedy) from None
+    required = {"bundleType", "envelope"}
+    if not isinstance(document, dict) or not required <= document.keys() <= required | {"log"}:
+        raise VerificationError(1, "bad_form", "this is not a certificate bundle.", remedy)
+    if document["bundleType"] != BUNDLE_TYPE:
+        raise VerificationError(
+            1,
+            "bad_form",
+            "the bundle has a different type or version.",
+            "Verify it with the release that wrote it, or a later one.",
+        )
+    try:
+        envelope = read_envelope(document["envelope"])
+        return envelope, read_inclusion(document["log"]) if "log" in document else None
+    except BadEnvelope as error:
+        raise VerificationError(1, "bad_form", f"{error}.", remedy) from None
+    except BadLogPart as error:
+        raise VerificationError(1, "bad_log_part", f"its log part: {error}.", remedy) from None
+
+
+def _payload_type(envelope: Envelope) -> None:
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise VerificationError(
+            2,
+            "bad_payload_type",
+            "the envelope does not contain an in-toto statement.",
+            "Fetch the bundle again.",
+        )
+
+
+def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
+    key = by_id(trusted).get(envelope.key_id)
+    if key is None:
+        _other_signer(3, envelope, trusted)
+        raise VerificationError(
+            3,
+            "unknown_key",
+            f"the key {envelope.key_id[:16]!r} is not trusted.",
+            "Get the issuer's keys (GET /v1/keys) over a channel you trust and pass --keys.",
+        )
+    if key.development:
+        raise VerificationError(
+            3,
+            "untrusted_key",
+            "it was signed with a development key, which nobody vouches for.",
+            "Have it issued by a service that has a signing key (affidavit keys new).",
+        )
+    if not key.may(KeyRole.CERTIFICATE):
+        raise VerificationError(
+            3,
+            "key_outside_role",
+            f"the key {key.key_id[:16]!r} is for {', '.join(sorted(key.roles or ()))}, "
+            "not for certificates.",
+            "Do not use the certificate; tell the issuer that this key signed one.",
+        )
+    return key
+
+
+def _other_signer(step: int, envelope: Envelope, trusted: tuple[PublicKey, ...]) -> None:
+    """Raise if a trusted key made the signature that is said to be another's."""
+    for key in trusted:
+        if key.accepts(envelope.signature, envelope.signed_bytes):
+            raise VerificationError(
+                step,
+                "wrong_key_id",
+                f"it names the key {envelope.key_id[:16]!r} and was signed by "
+                f"{key.key_id[:16]!r}, which you trust.",
+                "The key id was changed after it was signed; fetch it again.",
+            )
+
+
+def _signature(envelope: Envelope, key: PublicKey, trusted: tuple[PublicKey, ...]) -> None:
+    if not key.accepts(envelope.signature, envelope.signed_bytes):
+        _other_signer(4, envelope, trusted)
+        raise VerificationError(
+            4,
+            "bad_signature",
+            "the signature does not match the statement.",
+            "The bundle was changed after it was signed; fetch it again.",
+        )
+
+
+def _statement(envelope: Envelope) -> dict[str, Any]:
+    remedy = "Verify it with a release that knows this kind of certificate."
+    try:
+        document = load_json(envelope.payload, MAX_BUNDLE_BYTES).data
+    except MalformedPlan as error:
+        raise VerificationError(5, "bad_statement", error.reasons[0].message, remedy) from None
+    if (
+        not isinstance(document, dict)
+        or document.get("_type") != STATEMENT_TYPE
+        or document.get("predicateType") != PREDICATE_TYPE
+        or not isinstance(document.get("predicate"), dict)
+    ):
+        raise VerificationError(5, "bad_statement", "this is not a certificate.", remedy)
+    predicate = document["predicate"]
+    critical = predicate.get("critical")
+    if not isinstance(critical, list) or not all(name in CRITICAL for name in critical):
+        raise VerificationError(
+            5,
+            "unknown_critical_field",
+            "it has critical fields that this release does not support.",
+            remedy,
+        )
+    missing = [name for name in (*CRITICAL, "plan", "certificate_id") if name not in predicate]
+    if missing:
+        raise VerificationError(
+            5, "bad_statement", f"the statement lacks {', '.join(missing)}.", remedy
+        )
+    if not is_readable(predicate):
+        message = "its verdict, guarantee or requester is not that of a certificate."
+        raise VerificationError(5, "bad_statement", message, remedy)
+    return document
+
+
+def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
+    try:
+        validity = predicate["validity"]
+        not_before, not_after = (
+            parse_instant(validity[name]) for name in ("not_before", "not_after")
+        )
+    except (KeyError, TypeError, ValueError):
+        raise VerificationError(
+            5, "bad_statement", "the statement's dates cannot be read.", "Ask for a new one."
+        ) from None
+    return not_before, not_after
+
+
+def _window(
+    key: PublicKey,
+    issued_at: datetime,
+    now: datetime,
+    log: Inclusion | None,
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+) -> None:
+    revoked = "" if key.revoked_from is None else f"{key.revoked_from:%Y-%m-%d %H:%M:%S}Z"
+    if key.revoked_at(issued_at):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {revoked} on, and it was issued after that.",
+            "Ask for a certificate signed by a current key, and why the key was revoked.",
+        )
+    if key.revoked_at(now):
+        _require_dated(key, revoked, log, cosigned, options)
+    if not key.covers(issued_at):
+        raise VerificationError(
+            6,
+            "key_outside_window",
+            "its key was not allowed to sign when it was issued.",
+            "Ask for a certificate signed by a current key.",
+        )
+
+
+def _require_dated(
+    key: PublicKey,
+    revoked: str,
+    log: Inclusion | None,
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+) -> None:
+    """Somebody else says that a certificate of a key that was revoked since is older than that.
+
+    Where witnesses are known, or the key is for certificates alone, only witnesses do; that the
+    certificate is in what they cosigned is step 10. For a key for everything, as all were before,
+    a log that another key signed does (step 11).
+    """
+    witnessed = key.roles is not None or (options.trust and options.trust.dated_by_others)
+    if log is None or (witnessed and cosigned is None):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {revoked} on, and that it was issued before is attested "
+            f"only by that key{'' if log is None else ' and the log'}.",
+            "Fetch its bundle from the service again: with the log's checkpoint of then, and the "
+            "cosignatures or timestamps that your trust policy names (--trust), it shows that it "
+            "is not backdated. Or certify the plan again.",
+        )
+    if witnessed and cosigned is not None and key.revoked_at(cosigned[0]):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {revoked} on, and others saw it in the log only at "
+            f"{cosigned[0]:%Y-%m-%d %H:%M:%S}Z.",
+            "Certify the plan again.",
+        )
+
+
+def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
+    predicate = statement["predicate"]
+    carried = digest_of(predicate["plan"])
+    algorithm, _, value = carried.partition(":")
+    subject = [{"name": "plan", "digest": {algorithm: value}}]
+    if statement.get("subject") != subject:
+        raise VerificationError(
+            7,
+            "bad_subject",
+            "its subject does not match the plan in the statement.",
+            "Ask for a new certificate.",
+        )
+    if plan is not None and digest(plan) != carried:
+        raise VerificationError(
+            7,
+            "other_plan",
+            f"it is about another plan, {carried[:23]}…; your plan is {digest(plan)[:23]}….",
+            "Certify your plan, or compare it with the certified one.",
+        )
+    return carried
+
+
+def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
+    """Step 8: every engine as new as asked, and a policy that is accepted."""
+    versions = _engines(predicate)
+    for name, lowest in options.accountants.items():
+        result = versions.get(name)
+        if result is None or not at_least(result, lowest):
+            raise VerificationError(
+                8,
+                "old_accountant",
+                f"it was accounted by a release with {name} {result or 'missing'}; "
+                f"you ask for {lowest} or later.",
+                "Certify the plan again with a newer release.",
+            )
+    policy = predicate.get("policy")
+    accepted = policy.get("digest") if isinstance(policy, dict) else None
+    if options.policies and accepted not in options.policies:
+        raise VerificationError(
+            8,
+            "other_policy",
+            f"it was issued under the policy {str(accepted)[:23]}…, which you do not accept.",
+            "Certify the plan under a policy that you accept.",
+        )
+    for floor in options.floors:
+        for reason in policy_floor(predicate, floor):
+            raise VerificationError(
+                8, "below_policy", f"{reason.code}: {reason.message}", reason.remedy
+            )
+    if not options.accountants and not options.policies and not options.floors:
+        return "no minimum version or policy required"
+    policies = len(options.policies) + len(options.floors)
+    return f"as required: {len(options.accountants)} versions, {policies} policies"
+
+
+def _engines(predicate: dict[str, Any]) -> dict[str, str]:
+    try:
+        return {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _validity(key: PublicKey, not_before: datetime, not_after: datetime, now: datetime) -> datetime:
+    """Step 9; the end, which is that of the window of a key for certificates alone if nearer."""
+    if now < not_before:
+        raise VerificationError(
+            9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
+        )
+    end = not_after if key.roles is None else min(not_after, key.not_after)
+    if now > end:
+        raise VerificationError(
+            9,
+            "expired",
+            f"it has expired{'' if end == not_after else ' with the window of its key'}.",
+            "Certify the plan again.",
+        )
+    return end
+
+
+def _log(
+    envelope: Envelope,
+    statement: dict[str, Any],
+    part: Inclusion | None,
+    trusted: tuple[PublicKey, ...],
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+    now: datetime,
+    report: _Report,
+) -> str | None:
+    """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
+    if part is None:
+        log_steps.require_logged(options)
+        for step in (10, 11, 12):
+            report.unchecked(step, "not logged: the bundle has no log proof")
+        return None
+    checkpoint = log_steps.included(envelope, statement, part)
+    report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
+    key = log_steps.signed(part.checkpoint, trusted, options.log_origin, now, cosigned)
+    dated = by_id(trusted)[envelope.key_id].revoked_at(now)
+    witnesses = log_steps.require_trusted(checkpoint, cosigned, options, now, dated=dated)
+    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
+    link = log_steps.consistent(checkpoint, trusted, options, now)
+    (report.passed if link.checked else report.unchecked)(12, link.detail)
+    return part.checkpoint if link.keep else None

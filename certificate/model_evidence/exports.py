@@ -1,0 +1,387 @@
+"""A model's claim in the forms of other ecosystems: Croissant, CycloneDX, SPDX and the model card.
+
+Each form but the card is one function of a ``Claimed`` in the table ``FORMS``; its file goes into
+the model's folder before the claim is signed, so that the signature covers it and a changed one is
+named. They repeat what the claim says, digit by digit, and say where the claim is. What only the
+publisher knows (licence, supplier, place of download) is left out, so that the SPDX document does
+not call itself conformant to the profile for AI, which demands it.
+
+To Hugging Face's model card (``README.md``) a claim adds to both parts. The card's metadata (the
+YAML before the text) gets the tag ``differential-privacy`` and one field,
+``differential_privacy``; its text gets one section between two comments. A card that has them
+already gets new ones, and everything else of it stays. Decimals are strings, so that no reader
+rounds them.
+
+References: Croissant 1.0 and its vocabulary for responsible AI; CycloneDX 1.6; SPDX 3.0.1; Hugging
+Face Hub, "Model Cards", metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+from uuid import NAMESPACE_URL, uuid5
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from affidavit.certificate.model_evidence.claim import (
+    CERTIFICATE_FILE,
+    CHECKED,
+    CLAIM_TYPE,
+    DECLARED,
+    FOLDER,
+    RECORD_FILE,
+    STATEMENT_FILE,
+)
+from affidavit.certificate.model_evidence.manifest import BadModel, ModelFile
+
+TOOL = "affidavit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claimed:
+    """The content of an export: the model's name, its claim and files, and the plan's data set.
+
+    ``at`` is the instant of signing. ``files`` are all but the exports and what signs them.
+    """
+
+    model: str
+    claim: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    files: tuple[ModelFile, ...]
+    at: str
+
+    @property
+    def identity(self) -> str:
+        """A URN that names this model with this certificate and record."""
+        return uuid5(NAMESPACE_URL, f"{CLAIM_TYPE} {self.claim['manifest']['digest']}").urn
+
+    @property
+    def data(self) -> str:
+        """The name of the data set."""
+        return self.dataset.get("name") or "training data"
+
+    @property
+    def guarantee(self) -> str:
+        """One sentence with the proved upper end."""
+        guarantee = self.claim["guarantee"]
+        return (
+            f"Trained with differential privacy: ε ≤ {guarantee['epsilon']['upper']} at "
+            f"δ = {guarantee['delta']['upper']}, adjacency {guarantee['adjacency']}, "
+            f"unit {guarantee['unit']}."
+        )
+
+    @property
+    def declared(self) -> list[str]:
+        """What only the signer vouches for."""
+        return [DECLARED[code] for code in self.claim["declared"]]
+
+    def properties(self) -> dict[str, str]:
+        """Everything that has one value, by its name."""
+        claim, guarantee = self.claim, self.claim["guarantee"]
+        result = {
+            "epsilon_upper": guarantee["epsilon"]["upper"],
+            "epsilon_lower": guarantee["epsilon"]["lower"],
+            "delta": guarantee["delta"]["upper"],
+            "adjacency": guarantee["adjacency"],
+            "unit": guarantee["unit"],
+            "trajectory": guarantee["trajectory"],
+            "optimizer": claim["mechanism"]["optimizer"],
+            "sampling": ", ".join(self._of_phases("sampling")),
+            "clipping": ", ".join(self._of_phases("clipping")),
+            "noise": ", ".join(self._of_phases("noise")),
+            "certificate": claim["certificate"]["id"],
+            "record": claim["record"]["head"],
+            "checked": ", ".join(claim["checked"]),
+            "declared": ", ".join(claim["declared"]),
+        }
+        if claim["audit"] is not None:
+            result["audited_epsilon_lower"] = claim["audit"]["epsilon_at_least"]
+            result["audit_confidence"] = claim["audit"]["confidence"]
+        return {name: str(value) for name, value in result.items()}
+
+    def _of_phases(self, name: str) -> list[str]:
+        """Each value once, in the order of the phases."""
+        return list(dict.fromkeys(phase[name] for phase in self.claim["mechanism"]["phases"]))
+
+
+def croissant(of: Claimed) -> dict[str, Any]:
+    """The data set, of which nothing but the model is published, with what protects it."""
+    size = of.dataset.get("size")
+    records = "Its records are" if size is None else f"Its {size} records are"
+    return {
+        "@context": {
+            "@language": "en",
+            "@vocab": "https://schema.org/",
+            "citeAs": "cr:citeAs",
+            "conformsTo": "dct:conformsTo",
+            "cr": "http://mlcommons.org/croissant/",
+            "dct": "http://purl.org/dc/terms/",
+            "rai": "http://mlcommons.org/croissant/RAI/",
+            "sc": "https://schema.org/",
+        },
+        "@type": "sc:Dataset",
+        "name": of.data,
+        "description": f"{records} not published. The files are of the model {of.model}, which "
+        f"was trained on them. {of.guarantee}",
+        "conformsTo": [
+            "http://mlcommons.org/croissant/1.0",
+            "http://mlcommons.org/croissant/RAI/1.0",
+        ],
+        "url": of.identity,
+        "datePublished": of.at,
+        "rai:dataUseCases": [of.guarantee],
+        "rai:dataLimitations": of.declared,
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": quote(item.name),
+                "name": item.name,
+                "contentUrl": quote(item.name),
+                "encodingFormat": "application/json"
+                if item.name.endswith(".json")
+                else "application/octet-stream",
+                "sha256": item.sha256,
+            }
+            for item in of.files
+        ],
+    }
+
+
+def cyclonedx(of: Claimed) -> dict[str, Any]:
+    """An ML-BOM: the model with its card, its data set and its files."""
+    evidence = {"attestation": CERTIFICATE_FILE, "evidence": RECORD_FILE}
+    digests = {item.name: item.sha256 for item in of.files}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": of.identity,
+        "version": 1,
+        "metadata": {
+            "timestamp": of.at,
+            "tools": {"components": [{"type": "application", "name": TOOL}]},
+            "component": {
+                "type": "machine-learning-model",
+                "bom-ref": "model",
+                "name": of.model,
+                "description": of.guarantee,
+                "modelCard": {
+                    "modelParameters": {"datasets": [{"ref": "dataset"}]},
+                    "considerations": {"technicalLimitations": of.declared},
+                },
+                "externalReferences": [
+                    {
+                        "type": kind,
+                        "url": name,
+                        "hashes": [{"alg": "SHA-256", "content": digests[name]}],
+                    }
+                    for kind, name in evidence.items()
+                ]
+                + [{"type": "attestation", "url": STATEMENT_FILE, "comment": CLAIM_TYPE}],
+                "properties": [
+                    {"name": f"{TOOL}:dp-training:{name}", "value": value}
+                    for name, value in of.properties().items()
+                ],
+            },
+        },
+        "components": [
+            {
+                "type": "data",
+                "bom-ref": "dataset",
+                "name": of.data,
+                "data": [{"type": "dataset", "name": of.data}],
+            },
+            *(
+                {
+                    "type": "file",
+                    "bom-ref": f"file:{item.name}",
+                    "name": item.name,
+                    "hashes": [{"alg": "SHA-256", "content": item.sha256}],
+                }
+                for item in of.files
+            ),
+        ],
+        "dependencies": [{"ref": "model", "dependsOn": ["dataset"]}],
+    }
+
+
+def spdx(of: Claimed) -> dict[str, Any]:
+    """An SPDX 3 document: an AI package that contains the files and was trained on a data set."""
+
+    def element(kind: str, place: str, /, **fields: Any) -> dict[str, Any]:
+        identity = f"{of.identity}#{quote(place)}"
+        return {"type": kind, "spdxId": identity, "creationInfo": "_:creation", **fields}
+
+    def related(start: dict[str, Any], kind: str, ends: list[dict[str, Any]]) -> dict[str, Any]:
+        return element(
+            "Relationship",
+            kind,
+            relationshipType=kind,
+            **{"from": start["spdxId"], "to": [end["spdxId"] for end in ends]},
+        )
+
+    agent = element("SoftwareAgent", "tool", name=TOOL)
+    model = element(
+        "ai_AIPackage",
+        "model",
+        name=of.model,
+        summary=of.guarantee,
+        builtTime=of.at,
+        ai_informationAboutTraining=of.guarantee,
+        ai_limitation=" ".join(of.declared),
+        ai_metric=[
+            {"type": "DictionaryEntry", "key": name, "value": value}
+            for name, value in of.properties().items()
+        ],
+    )
+    dataset = element(
+        "dataset_DatasetPackage", "dataset", name=of.data, dataset_datasetType=["noAssertion"]
+    )
+    if of.dataset.get("size") is not None:
+        dataset["summary"] = f"{of.dataset['size']} records; none is published."
+    files = [
+        element(
+            "software_File",
+            f"file/{item.name}",
+            name=item.name,
+            verifiedUsing=[{"type": "Hash", "algorithm": "sha256", "hashValue": item.sha256}],
+        )
+        for item in of.files
+    ]
+    evidence = [item for item in files if item["name"] in (CERTIFICATE_FILE, RECORD_FILE)]
+    relationships = [
+        related(model, "contains", files),
+        related(model, "hasEvidence", evidence),
+        related(model, "trainedOn", [dataset]),
+    ]
+    elements = [agent, model, dataset, *files, *relationships]
+    document = element(
+        "SpdxDocument",
+        "document",
+        profileConformance=["core", "software"],
+        rootElement=[model["spdxId"]],
+        element=[item["spdxId"] for item in elements],
+    )
+    creation = {
+        "type": "CreationInfo",
+        "@id": "_:creation",
+        "specVersion": "3.0.1",
+        "created": of.at,
+        "createdBy": [agent["spdxId"]],
+    }
+    return {
+        "@context": "https://spdx.org/rdf/3.0.1/spdx-context.jsonld",
+        "@graph": [creation, document, *elements],
+    }
+
+
+FORMS: Mapping[str, tuple[str, Callable[[Claimed], dict[str, Any]]]] = {
+    "croissant": (f"{FOLDER}/croissant.json", croissant),
+    "cyclonedx": (f"{FOLDER}/model.cdx.json", cyclonedx),
+    "spdx": (f"{FOLDER}/model.spdx3.json", spdx),
+}
+"""The file of each form in the model's folder, and what makes it."""
+
+
+def exported(form: str, of: Claimed) -> bytes:
+    """The content of the file of ``form``, a key of ``FORMS``: JSON for people and programs."""
+    return (json.dumps(FORMS[form][1](of), ensure_ascii=False, indent=2) + "\n").encode()
+
+
+CARD_FILE = "README.md"
+FIELD = "differential_privacy"
+TAG = "differential-privacy"
+BEGIN, END = "<!-- differential privacy: begin -->", "<!-- differential privacy: end -->"
+_METADATA = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n?", re.DOTALL)
+
+
+def has_section(card: bytes) -> bool:
+    """Whether ``card`` has a section of ours."""
+    return BEGIN.encode() in card
+
+
+def with_claim(card: bytes, of: Claimed) -> bytes:
+    """``card``, which may be empty, with metadata and section of the claim.
+
+    Raises ``BadModel`` for a card that is not UTF-8, or whose metadata are no mapping.
+    """
+    try:
+        text = card.decode("utf-8")
+        parts = _METADATA.match(text)
+        metadata = _mapping("" if parts is None else parts[1])
+        tags = metadata.get("tags")
+        tags = [] if tags is None else tags
+        if not isinstance(tags, list):
+            raise ValueError("tags is not a list")
+    except (ValueError, YAMLError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise BadModel(
+            "bad_card",
+            f"{CARD_FILE}: its metadata cannot be read: {reason}.",
+            "Correct the YAML between the two lines ---, in UTF-8.",
+        ) from None
+    if TAG not in tags:
+        tags.append(TAG)
+    metadata["tags"] = tags
+    metadata[FIELD] = of.properties()
+    written = io.StringIO()
+    _yaml().dump(metadata, written)
+    body = text if parts is None else text[parts.end() :]
+    section = _section(of)
+    if _SECTION.search(body):
+        body = _SECTION.sub(lambda _: section, body, count=1)
+    else:
+        body = f"{body.rstrip()}\n\n{section}".lstrip("\n")
+    return f"---\n{written.getvalue()}---\n{body}".encode()
+
+
+def _section(of: Claimed) -> str:
+    claim = of.claim
+    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in of.properties().items()]
+    lines = [
+        BEGIN,
+        "## Differential privacy",
+        "",
+        of.guarantee,
+        "",
+        "| | |",
+        "|---|---|",
+        *rows,
+        "",
+        "Verification checks:",
+        "",
+        *(f"- {CHECKED[code]}" for code in claim["checked"]),
+        "",
+        "The signer declares:",
+        "",
+        *(f"- {sentence}" for sentence in of.declared),
+        "",
+        f"The claim is in `{FOLDER}/`; `affidavit verify-model` checks it offline.",
+        END,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(text: str) -> Any:
+    loaded = _yaml().load(text)
+    if loaded is None:
+        return CommentedMap()
+    if not isinstance(loaded, dict):
+        raise ValueError("it is not a mapping")
+    return loaded
+
+
+def _yaml() -> YAML:
+    """A reader and writer that leaves comments, order and quotes as they are."""
+    result = YAML()
+    result.width = 4096
+    result.preserve_quotes = True
+    return result

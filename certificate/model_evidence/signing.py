@@ -1,0 +1,138 @@
+"""Signing a model's folder: certificate and run record go into it, and the claim about all of it.
+
+Nothing is written unless certificate, record and weights support the claim and every file has a
+portable name. The claim is written last, so that a folder in which the signing was interrupted
+has either no claim or one that does not fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from affidavit.certificate.atomic_write import write_atomically
+from affidavit.certificate.dsse import sign_envelope
+from affidavit.certificate.keys import PublicKey, SigningPort, format_instant
+from affidavit.certificate.model_evidence.claim import (
+    FOLDER,
+    STATEMENT_FILE,
+    Evidence,
+    Training,
+    claim_of,
+    statement_of,
+)
+from affidavit.certificate.model_evidence.exports import (
+    CARD_FILE,
+    FORMS,
+    Claimed,
+    exported,
+    has_section,
+    with_claim,
+)
+from affidavit.certificate.model_evidence.manifest import (
+    SIGNATURE_FILE,
+    BadModel,
+    Manifest,
+    ModelFile,
+    manifest_of,
+    printable,
+    read_model_file,
+    require_portable,
+    sign_openssf,
+)
+from affidavit.certificate.model_evidence.training import training_of
+from affidavit.certificate.model_evidence.verification import IGNORED_FILES
+from affidavit.certificate.verification_result import VerificationOptions
+from affidavit.plan import canonical_json
+
+CARD = "model-card"
+EXPORTS = (CARD, *FORMS)
+"""Forms of the claim for other ecosystems, as ``sign_model`` takes them."""
+MOST_CARD = 16 * 1024 * 1024
+
+
+def sign_model(
+    folder: Path,
+    evidence: Evidence,
+    key: SigningPort,
+    *,
+    trusted: Iterable[PublicKey],
+    now: datetime,
+    openssf_key: EllipticCurvePrivateKey | None = None,
+    exports: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Write ``evidence`` and the signed claim into ``folder``; returns the claim.
+
+    ``trusted`` are the keys under which the certificate must verify. ``exports`` are of
+    ``EXPORTS``; those that the folder has already are written anew. Raises ``BadModel``,
+    ``NotTrained`` where the evidence does not support a claim, ``KeyFailure`` and ``OSError``.
+    """
+    before = manifest_of(folder, IGNORED_FILES)
+    require_portable(before)
+    if openssf_key is None and SIGNATURE_FILE in before.digests():
+        raise BadModel(
+            "stale_model_signature",
+            f"the folder has a {SIGNATURE_FILE}, which does not cover the added files.",
+            "Give --openssf-key to sign it anew, or remove the file.",
+        )
+    training = training_of(
+        folder,
+        before,
+        trusted,
+        evidence=evidence,
+        now=now,
+        options=VerificationOptions(),
+    )
+    of = _claimed(folder, before, training, evidence, format_instant(now))
+    exported_files = _exported(folder, set(exports), of)
+    (folder / STATEMENT_FILE).unlink(missing_ok=True)
+    (folder / FOLDER).mkdir(exist_ok=True)
+    for name, content in evidence.files().items():
+        write_atomically(folder / name, content)
+    for name, content in exported_files.items():
+        write_atomically(folder / name, content)
+    if openssf_key is not None:
+        listed = manifest_of(folder, (*IGNORED_FILES, SIGNATURE_FILE))
+        name = folder.resolve().name
+        signature = sign_openssf(listed, name, (*IGNORED_FILES, SIGNATURE_FILE), openssf_key)
+        write_atomically(folder / SIGNATURE_FILE, signature)
+    manifest = manifest_of(folder, IGNORED_FILES)
+    claim = claim_of(training, manifest)
+    statement = statement_of(claim, manifest.files, format_instant(now))
+    envelope = sign_envelope(canonical_json(statement), key)
+    write_atomically(folder / STATEMENT_FILE, canonical_json(envelope.as_document()))
+    return claim
+
+
+def _claimed(
+    folder: Path, before: Manifest, training: Training, evidence: Evidence, at: str
+) -> Claimed:
+    """What exports are made of; ``evidence`` need not be in the folder yet."""
+    own = {CARD_FILE, SIGNATURE_FILE, *(name for name, _ in FORMS.values())}
+    digests = {name: digest for name, digest in before.digests().items() if name not in own}
+    for name, content in evidence.files().items():
+        digests[name] = hashlib.sha256(content).hexdigest()
+    files = tuple(ModelFile(name=name, sha256=digests[name]) for name in sorted(digests))
+    return Claimed(
+        model=printable(folder.resolve().name) or "model",
+        claim=claim_of(training, Manifest(files=files)),
+        dataset=training.certificate["plan"].get("dataset") or {},
+        files=files,
+        at=at,
+    )
+
+
+def _exported(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
+    """The content of each export by its file; raises ``BadModel``, ``OSError``."""
+    forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
+    result = {FORMS[form][0]: exported(form, of) for form in sorted((chosen | forms) - {CARD})}
+    card = folder / CARD_FILE
+    content = read_model_file(card, MOST_CARD) if card.is_file() else b""
+    if CARD in chosen or has_section(content):
+        result[CARD_FILE] = with_claim(content, of)
+    return result

@@ -1,0 +1,305 @@
+"""Verification of a model's folder, offline; every mismatch is named.
+
+1. statement: the claim is an in-toto statement that a trusted key signed inside its window
+2. files: each file is as it was signed; none is missing, added, or something else than a file
+3. certificate: it verifies under the trusted keys, and allows what was trained
+4. record: its chain is unbroken, and the run did what the certificate allows
+5. weights: the trained tensors are those with whose digest the record ends
+6. audit: the canaries are those that the record committed to, and falsify nothing
+7. claim: it says what follows from these files, and nothing else
+8. signature of the manifest: ``model.sig``, where there is one, lists the same files
+
+A step that cannot be taken, because what it reads was altered, is passed over: its file is named
+already. The last step compares what ``model.sig`` lists; its signature is for ``model-signing``.
+
+Guarantees
+    * Only files below the folder are opened, none through a link, and nothing in them is executed.
+    * A file that was changed, added, removed or replaced since the signing is a finding by name;
+      only of what git keeps in the folder, which nobody signs, a step says that it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from affidavit.certificate.bundle_verification import MAX_BUNDLE_BYTES
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id, parse_instant
+from affidavit.certificate.model_evidence.audit import MOST_BYTES
+from affidavit.certificate.model_evidence.claim import (
+    CANARIES_FILE,
+    CERTIFICATE_FILE,
+    CLAIM_TYPE,
+    FOLDER,
+    LOSSES_FILE,
+    RECORD_FILE,
+    STATEMENT_FILE,
+    Evidence,
+    claim_of,
+)
+from affidavit.certificate.model_evidence.manifest import (
+    IGNORED,
+    SIGNATURE_FILE,
+    BadModel,
+    Manifest,
+    manifest_of,
+    openssf_digests,
+    printable,
+    read_model_file,
+)
+from affidavit.certificate.model_evidence.training import (
+    FETCH,
+    ModelFinding,
+    NotTrained,
+    training_of,
+)
+from affidavit.certificate.statement import STATEMENT_TYPE
+from affidavit.certificate.verification_result import VerificationOptions
+from affidavit.plan import MalformedPlan, canonical_json, load_json
+
+IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
+"""Files that the statement cannot list: itself."""
+MOST_STATEMENT = 128 * 1024 * 1024
+MOST_RECORD = 1024 * 1024 * 1024
+
+STEPS = (
+    "statement",
+    "files",
+    "certificate",
+    "record",
+    "weights",
+    "audit",
+    "claim",
+    "manifest signature",
+)
+
+
+@dataclass(kw_only=True)
+class ModelReport:
+    """The results of the steps (name, detail), the mismatches, and ``claim``, the predicate."""
+
+    claim: dict[str, Any] = field(default_factory=dict)
+    steps: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[ModelFinding] = field(default_factory=list)
+
+    @property
+    def verified(self) -> bool:
+        """Whether every step was performed and nothing mismatched."""
+        return not self.findings and len(self.steps) == len(STEPS)
+
+    def passed(self, step: int, detail: str) -> None:
+        """Note what ``step``, counted from 1, saw."""
+        self.steps.append((STEPS[step - 1], detail))
+
+    def add(self, file: str, code: str, message: str, remedy: str = FETCH) -> None:
+        """Add a mismatch in ``file``."""
+        self.findings.append(
+            ModelFinding(file=printable(file), code=code, message=message, remedy=remedy)
+        )
+
+
+def verify_model(
+    folder: Path,
+    trusted: Iterable[PublicKey],
+    *,
+    options: VerificationOptions | None = None,
+) -> ModelReport:
+    """Verify ``folder`` against the claim in it, under ``trusted`` keys.
+
+    Raises ``BadModel`` for a folder that cannot be read at all.
+    """
+    trusted, now = tuple(trusted), datetime.now(UTC)
+    options, report = options or VerificationOptions(), ModelReport()
+    manifest = manifest_of(folder, IGNORED_FILES)
+    try:
+        statement = _statement(folder, trusted, now)
+    except NotTrained as failure:
+        report.findings.append(failure.finding)
+        return report
+    report.claim = statement["predicate"]
+    report.passed(1, f"signed at {report.claim['signed_at']}")
+    unsigned = [name for name in IGNORED if os.path.lexists(folder / name)]
+    _files(manifest, statement["subject"], unsigned, report)
+    signed = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
+    try:
+        bundle, record, canaries, losses = (
+            _content(folder, name, most, signed.get(name))
+            for name, most in (
+                (CERTIFICATE_FILE, MAX_BUNDLE_BYTES),
+                (RECORD_FILE, MOST_RECORD),
+                (CANARIES_FILE, MOST_BYTES),
+                (LOSSES_FILE, MOST_BYTES),
+            )
+        )
+        if bundle is None or record is None:
+            return report
+        evidence = Evidence(bundle=bundle, record=record, canaries=canaries, losses=losses)
+        training = training_of(
+            folder, manifest, trusted, evidence=evidence, now=now, options=options
+        )
+    except NotTrained as failure:
+        report.findings.append(failure.finding)
+        return report
+    guarantee = training.certificate["guarantee"]
+    report.passed(3, f"ε ≤ {guarantee['epsilon']['upper']} at δ = {guarantee['delta']['upper']}")
+    steps = training.conformance
+    report.passed(4, f"{steps.steps_charged} of {steps.steps_certified} certified steps charged")
+    checked = training.weights_checked
+    report.passed(5, "those of the record" if checked else "declared: not in safetensors")
+    measured = training.audit
+    report.passed(
+        6,
+        "the run had no canaries"
+        if measured is None
+        else f"{measured.right} of {measured.guesses} guesses right: ε ≥ {measured.epsilon:.4g} "
+        f"with confidence {measured.confidence:g}",
+    )
+    _compare(report, claim_of(training, manifest))
+    _openssf(folder, manifest, report)
+    return report
+
+
+def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> dict[str, Any]:
+    """Step 1; raises ``NotTrained``."""
+    try:
+        if (folder / FOLDER).is_symlink():
+            raise OSError(0, f"{FOLDER} is a symbolic link")
+        raw = read_model_file(folder / STATEMENT_FILE, MOST_STATEMENT)
+        envelope = read_envelope(load_json(raw, MOST_STATEMENT).data)
+        if canonical_json(envelope.as_document()) != raw:  # no digest covers what is around it
+            raise BadEnvelope("it is not in the format of `affidavit sign-model`.")
+    except OSError as error:
+        raise NotTrained(
+            STATEMENT_FILE,
+            "no_claim",
+            f"the model's claim cannot be read: {error.strerror}.",
+            "Nothing is claimed about this model; ask its publisher for a signed one.",
+        ) from None
+    except (BadEnvelope, MalformedPlan, BadModel) as error:
+        raise NotTrained(STATEMENT_FILE, "bad_claim", f"{error}") from None
+    key = _signer(envelope, trusted)
+    try:
+        statement = load_json(envelope.payload, MOST_STATEMENT).data
+        if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, CLAIM_TYPE):
+            raise ValueError("another type")
+        signed_at = parse_instant(statement["predicate"]["signed_at"])
+        listed = [(item["name"], item["digest"]["sha256"]) for item in statement["subject"]]
+        if not all(isinstance(text, str) for item in listed for text in item):
+            raise TypeError("a name or a digest is no text")
+        if len(dict(listed)) != len(listed):
+            raise ValueError("a file is listed twice")
+    except (MalformedPlan, KeyError, TypeError, ValueError):
+        raise NotTrained(STATEMENT_FILE, "bad_claim", "it is not a dp-training/v1 claim.") from None
+    if not key.covers(signed_at) or key.revoked_at(now) or signed_at > now:
+        raise NotTrained(
+            STATEMENT_FILE,
+            "signer_outside_window",
+            "its key was not allowed to sign at that time, or has been revoked since.",
+            "Have the model signed again with a current key.",
+        )
+    result: dict[str, Any] = statement
+    return result
+
+
+def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
+    key = by_id(trusted).get(envelope.key_id)
+    if key is None or key.development or not key.may(KeyRole.RUN):
+        raise NotTrained(
+            STATEMENT_FILE,
+            "untrusted_signer",
+            f"the key {printable(envelope.key_id[:16])} is not trusted to sign runs.",
+            "Get the signer's keys or root keys over a channel that you trust.",
+        )
+    if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
+        envelope.signature, envelope.signed_bytes
+    ):
+        raise NotTrained(
+            STATEMENT_FILE,
+            "altered_claim",
+            "the signature does not match: the claim was changed after signing.",
+        )
+    return key
+
+
+def _files(
+    manifest: Manifest, subjects: list[Any], unsigned: list[str], report: ModelReport
+) -> None:
+    """Step 2."""
+    signed = {str(item["name"]): item["digest"]["sha256"] for item in subjects}
+    present = manifest.digests()
+    altered = {name for name in signed.keys() & present.keys() if signed[name] != present[name]}
+    for name in sorted(altered):
+        report.add(name, "altered", "it has changed since it was signed.")
+    for obstacle in manifest.obstacles:
+        report.add(obstacle.name, "not_a_file", f"{obstacle.reason}.", "Remove it.")
+    others = {obstacle.name for obstacle in manifest.obstacles}
+    for name in sorted(signed.keys() - present.keys() - others):
+        report.add(name, "missing", "it was signed but is missing.")
+    for name in sorted(present.keys() - signed.keys()):
+        report.add(name, "added", "it was added after the model was signed.", "Remove it.")
+    if not report.findings:
+        git = f"; git's own are not signed: {', '.join(unsigned)}" if unsigned else ""
+        report.passed(2, f"{len(present)} files as signed{git}")
+
+
+def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
+    """Step 7: what was signed is what follows from the files."""
+    stated = {key: value for key, value in report.claim.items() if key != "signed_at"}
+    if report.findings:
+        return
+    names = sorted(stated.keys() | derived.keys())
+    wrong = [
+        name
+        for name in names
+        if name not in stated
+        or name not in derived
+        or canonical_json(stated[name]) != canonical_json(derived[name])
+    ]
+    if wrong:
+        report.add(
+            STATEMENT_FILE,
+            "other_claim",
+            f"{', '.join(map(printable, wrong))}: the claim does not follow from the certificate, "
+            "the record and the files.",
+            "Do not rely on the claim; ask its signer.",
+        )
+    else:
+        report.passed(7, "follows from the files")
+
+
+def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
+    """Step 8; a manifest without ``model.sig`` has nothing to compare."""
+    present = manifest.digests()
+    if SIGNATURE_FILE not in present:
+        report.passed(8, f"{SIGNATURE_FILE} not found")
+        return
+    try:
+        content = read_model_file(folder / SIGNATURE_FILE, MOST_STATEMENT)
+        listed = openssf_digests(content)
+    except OSError as error:
+        report.add(SIGNATURE_FILE, "unreadable", f"it cannot be read: {error.strerror}.")
+        return
+    except BadModel as error:
+        report.add(SIGNATURE_FILE, error.code, error.message, error.remedy)
+        return
+    if listed != manifest.without(SIGNATURE_FILE).digests():
+        report.add(SIGNATURE_FILE, "other_files", "its list of files or digests differs.")
+    else:
+        report.passed(8, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
+
+
+def _content(folder: Path, name: str, most: int, sha256: str | None) -> bytes | None:
+    """A file as it was signed, or None, where step 2 has named it; raises ``NotTrained``."""
+    try:
+        content = read_model_file(folder / name, most)
+    except OSError:
+        return None
+    except BadModel as error:
+        raise NotTrained(name, error.code, error.message, error.remedy) from None
+    return content if hashlib.sha256(content).hexdigest() == sha256 else None

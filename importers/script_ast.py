@@ -1,0 +1,494 @@
+"""A parsed script: its scopes, the bindings of each name, and the calls of each function.
+
+A binding is anything that gives a name a value: assignments, parameters, imports, loops, patterns,
+``global``. What the text does not settle (``exec``, star imports, ``setattr``) is listed, so that
+readers refuse to read what it may change. Nothing is ever run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from affidavit.importers.script_launches import launches
+
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+Definition = ast.FunctionDef | ast.ClassDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+DYNAMIC_FUNCTIONS = frozenset(
+    {"delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
+)
+DYNAMIC_ATTRIBUTES = frozenset(
+    {"__dict__", "__setattr__", "__delattr__", "import_module", "reload"}
+)
+SAME = ("prepare", "setup", "setup_dataloaders")
+"""Methods of Accelerate and Fabric whose wrappers do the same as what they wrap."""
+PRINTERS = frozenset(
+    {"print", "pprint", "dumps", "dict", "str", "repr", "info", "debug", "sorted", "dump", "init"}
+    | {"log", "log_params", "log_hyperparams", "warning"}
+)
+"""Functions that read ``vars(args)`` and change nothing."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Binding:
+    """One place where a name gets a value; ``value`` is None if the text does not show it."""
+
+    node: ast.AST
+    value: ast.expr | None = None
+
+
+@dataclass(eq=False)
+class Script:
+    """A script with its syntax tree; ``folder`` is where its imports and files are looked for.
+
+    ``name`` is that of its file, in lower case.
+    """
+
+    tree: ast.Module
+    folder: Path | None = None
+    name: str | None = None
+    parents: dict[ast.AST, ast.AST] = field(init=False)
+    elsewhere: dict[ast.AST, list[ast.Call]] = field(init=False, default_factory=dict)
+    """The calls of its functions in other files, as far as they were looked for."""
+    modules: dict[tuple[Script, ast.alias], tuple[Script, bool] | None] = field(
+        init=False, default_factory=dict
+    )
+    """The modules that imports name, where this script runs, as far as they were looked for."""
+
+    def __post_init__(self) -> None:
+        self.parents = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
+
+    @cached_property
+    def launches(self) -> dict[str, list[tuple[str, str]]]:
+        """The options and variables that shell scripts set where they run it."""
+        return launches(self.folder, self.name)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls."""
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, from the inside out."""
+        while (node := self.parents.get(node, self.tree)) is not self.tree:
+            yield node
+        yield self.tree
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """The function, class or module in which ``node`` is evaluated."""
+        inner = node
+        for outer in self.above(node):
+            if isinstance(outer, FUNCTIONS) and _in_body(outer, inner):
+                return outer
+            if isinstance(outer, ast.ClassDef) and inner in outer.body:
+                return outer
+            inner = outer
+        return self.tree
+
+    @cached_property
+    def bindings(self) -> dict[tuple[Scope, str], list[Binding]]:
+        """The bindings of each name, by its scope."""
+        table: dict[tuple[Scope, str], list[Binding]] = defaultdict(list)
+        shared: dict[tuple[Scope, str], bool] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                shared |= {(self.scope_of(node), name): True for name in node.names}
+        for node in self.nodes:
+            for name, value in _bound_by(node, self.parents):
+                scope = self.scope_of(node)
+                if isinstance(node, ast.arg):
+                    scope = self._function_of(node)
+                if (scope, name) in shared:
+                    # A name that a function shares is bound at several levels: nothing is known.
+                    table[(self.tree, name)].append(Binding(node))
+                table[(scope, name)].append(Binding(node, value))
+        return table
+
+    def _function_of(self, arg: ast.AST) -> Scope:
+        return next(node for node in self.above(arg) if isinstance(node, FUNCTIONS))
+
+    @cached_property
+    def stored_attributes(self) -> dict[str, list[ast.Attribute]]:
+        """Attributes that are set or deleted anywhere, of whatever object."""
+        table: dict[str, list[ast.Attribute]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                table[node.attr].append(node)
+        return table
+
+    @cached_property
+    def types(self) -> set[ast.AST]:
+        """Nodes that only name a type: in annotations, base classes and ``isinstance``."""
+        roots: list[ast.AST | None] = []
+        for node in self.nodes:
+            match node:
+                case ast.arg(annotation=root) | ast.AnnAssign(annotation=root):
+                    roots.append(root)
+                case ast.FunctionDef(returns=root) | ast.AsyncFunctionDef(returns=root):
+                    roots.append(root)
+                case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, root]):
+                    roots.append(root)
+                case ast.ClassDef(bases=bases):
+                    roots += bases
+        return {node for root in roots if root is not None for node in ast.walk(root)}
+
+    @cached_property
+    def functions(self) -> dict[str, list[ast.FunctionDef]]:
+        """Functions by their name; constructors also by that of their class."""
+        table: dict[str, list[ast.FunctionDef]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.FunctionDef):
+                table[node.name].append(node)
+                owner = self.parents[node]
+                if node.name == "__init__" and isinstance(owner, ast.ClassDef):
+                    table[owner.name].append(node)
+        return table
+
+    @cached_property
+    def imported(self) -> set[str]:
+        """The names that imports bind, and those that they rename."""
+        aliases = [node for node in self.nodes if isinstance(node, ast.alias)]
+        return {name for item in aliases for name in (item.name, item.asname) if name}
+
+    @cached_property
+    def set_attributes(self) -> set[str]:
+        """Attributes that ``setattr`` with a constant name sets."""
+        return {
+            str(call.args[1].value)
+            for call in self.calls
+            if _names(call.func, "setattr") and isinstance(call.args[1], ast.Constant)
+        }
+
+    @cached_property
+    def dynamic(self) -> ast.AST | None:
+        """The first thing that may bind names or set attributes that the text does not name."""
+        for node in self.nodes:
+            match node:
+                case ast.Name(id=name) if name in DYNAMIC_FUNCTIONS:
+                    return node
+                case ast.Name(id="setattr") if not self._is_plain_setattr(node):
+                    return node
+                case ast.Name(id="vars") if not self._is_printed(node):
+                    return node
+                case ast.Attribute(attr=name) if name in DYNAMIC_ATTRIBUTES:
+                    if not (name == "__dict__" and self._is_looked_up(node)):
+                        return node
+                case ast.Attribute(attr="modules", value=base) if self.is_of(base, ("sys",)):
+                    return node
+                case ast.alias(name="*") if not self._is_foreign(node):
+                    return node
+        return None
+
+    @cached_property
+    def stars(self) -> list[int]:
+        """The lines on which all names of another project's module are imported."""
+        return [node.lineno for node in self.nodes
+                if isinstance(node, ast.alias) and node.name == "*"]  # fmt: skip
+
+    def _is_foreign(self, star: ast.AST) -> bool:
+        """Whether a star import is of another project's module, once and before it runs."""
+        statement = self.parents[star]
+        if not isinstance(statement, ast.ImportFrom) or statement.level or self.folder is None:
+            return False
+        if any(isinstance(outer, (ast.For, ast.While, *FUNCTIONS)) for outer in self.above(star)):
+            return False
+        package = package_of(statement.module or "")
+        places = [self.folder / place / package for place in (".", "..", "../..")]
+        return not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
+
+    def _is_looked_up(self, node: ast.Attribute) -> bool:
+        """Whether an item of an imported module's ``__dict__`` is read, and nothing else."""
+        outer = self.parents[node]
+        base = node.value
+        if not isinstance(base, ast.Name) or not isinstance(
+            getattr(outer, "ctx", None) if isinstance(outer, ast.Subscript) else ast.Load(),
+            ast.Load,
+        ):
+            return False
+        bindings = self.bindings_of(base)
+        imported = bool(bindings) and all(isinstance(b.node, ast.alias) for b in bindings)
+        return imported and isinstance(outer, ast.Subscript | ast.comprehension)
+
+    def _is_plain_setattr(self, name: ast.AST) -> bool:
+        call = self.parents[name]
+        return (
+            isinstance(call, ast.Call)
+            and call.func is name
+            and len(call.args) == 3
+            and isinstance(call.args[1], ast.Constant)
+        )
+
+    def _is_printed(self, name: ast.AST) -> bool:
+        call = self.parents[name]
+        outer = self.parents.get(call)
+        if not isinstance(call, ast.Call) or call.func is not name:
+            return False
+        if isinstance(outer, ast.FormattedValue) or _is_unpacked(outer, call):
+            return True
+        if isinstance(outer, ast.keyword):
+            outer = self.parents[outer]
+        if not isinstance(outer, ast.Call) or call is outer.func:
+            return False
+        return (
+            isinstance(outer.func, ast.Name | ast.Attribute) and last_name(outer.func) in PRINTERS
+        )
+
+    def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
+        """The scope in which ``name`` is looked up from ``scope``, with its bindings there."""
+        first = True
+        for place in self._scopes(scope):
+            if isinstance(place, ast.ClassDef) and not first:
+                continue
+            first = False
+            if (place, name) in self.bindings:
+                return place, self.bindings[(place, name)]
+        return self.tree, []
+
+    def bindings_of(self, name: ast.Name) -> list[Binding]:
+        """The bindings of a name where it is looked up."""
+        return self.resolve(name.id, self.scope_of(name))[1]
+
+    def binding_of(self, name: ast.AST | None) -> Binding | None:
+        """The binding of a name that is bound once."""
+        bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
+        return bindings[0] if len(bindings) == 1 else None
+
+    def value_of(self, name: ast.Name) -> ast.expr | None:
+        """What a name is bound to, if the text shows it and it is bound once."""
+        binding = self.binding_of(name)
+        return None if binding is None else binding.value
+
+    def reads_of(self, name: str | None) -> list[ast.Name]:
+        """Where a name is read, in whichever scope."""
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        ]
+
+    def called(self, *names: str) -> list[ast.Call]:
+        """The calls of functions and methods of these names."""
+        return [call for call in self.calls if last_name(call.func) in names]
+
+    def method_calls(self, *names: str) -> list[tuple[ast.Call, ast.expr]]:
+        """The calls of methods of these names, each with the object."""
+        return [
+            (call, call.func.value)
+            for call in self.called(*names)
+            if isinstance(call.func, ast.Attribute)
+        ]
+
+    def function_of(self, name: ast.expr) -> ast.FunctionDef | None:
+        """The function of this file that a name is bound to alone."""
+        node = getattr(self.binding_of(name), "node", None)
+        return node if isinstance(node, ast.FunctionDef) else None
+
+    def _scopes(self, scope: Scope) -> Iterator[Scope]:
+        yield scope
+        while scope is not self.tree:
+            scope = self.scope_of(scope)
+            yield scope
+
+    def imports(self, node: ast.Name, module: str, name: str | None = None) -> bool:
+        """Whether a name is bound only by importing ``module``, or ``name`` from it."""
+        bindings = self.bindings_of(node)
+        return bool(bindings) and all(
+            self.origin(binding) == (module, name) for binding in bindings
+        )
+
+    def origin(self, binding: Binding) -> tuple[str | None, str | None]:
+        """The module, and the name in it, that an import binds."""
+        alias = binding.node
+        if not isinstance(alias, ast.alias):
+            return None, None
+        match self.parents[alias]:
+            case ast.ImportFrom(module=module, level=0):
+                return module, alias.name
+            case ast.Import():
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                return whole, None
+        return None, None
+
+    def is_of(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
+        """Whether a name, or the module that it is looked up in, comes from these packages."""
+        root = root_of(node)
+        if not isinstance(root, ast.Name):
+            return False
+        bindings = self.bindings_of(root)
+        return any(package_of(self.origin(item)[0] or "") in modules for item in bindings)
+
+    def defines(self, name: str) -> bool:
+        """Whether a name of the module is one class or function."""
+        bindings = self.bindings.get((self.tree, name), [])
+        return len(bindings) == 1 and isinstance(bindings[0].node, ast.ClassDef | ast.FunctionDef)
+
+    def uses(self, function: ast.AST) -> list[ast.expr]:
+        """Where the function is named, by its name or as a method; for a constructor, its class."""
+        name = getattr(function, "name", None)
+        owner = self.parents.get(function)
+        if isinstance(owner, ast.ClassDef) and name == "__init__":
+            return [*self.uses(owner), *self._super_inits(owner)]
+        method = isinstance(owner, ast.ClassDef)
+        return [
+            node
+            for node in self.nodes
+            if (isinstance(node, ast.Name) and node.id == name and self._may_be(node, function))
+            or (
+                isinstance(node, ast.Attribute)
+                and node.attr == name
+                and method
+                and (_names(node.value, "self") or function not in self.above(node))
+            )
+        ]
+
+    def _may_be(self, node: ast.Name, function: ast.AST) -> bool:
+        """Whether a name is looked up where ``function`` is bound, or bound nowhere."""
+        bindings = self.bindings_of(node)
+        return isinstance(node.ctx, ast.Load) and (
+            not bindings or any(binding.node is function for binding in bindings)
+        )
+
+    def _super_inits(self, owner: ast.ClassDef) -> list[ast.expr]:
+        """Calls of ``__init__`` that may reach this class: those of classes made of it."""
+        heirs = [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.ClassDef)
+            and any(last_name(base) == owner.name for base in node.bases)
+        ]
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Attribute)
+            and node.attr == "__init__"
+            and (
+                last_name(node.value) == owner.name
+                or any(heir in self.above(node) for heir in heirs)
+            )
+        ]
+
+
+def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
+    """What an assignment gives to one of its targets, also where it unpacks a tuple."""
+    outer = script.parents[target]
+    match outer, script.parents.get(outer):
+        case ast.Assign(value=value) | ast.AnnAssign(value=value), _:
+            return value
+        case ast.Tuple(elts=names), ast.Assign(value=ast.Tuple(elts=values)) if len(names) == len(
+            values
+        ):
+            return next(value for name, value in zip(names, values, strict=True) if name is target)
+    return None
+
+
+def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
+    """Whether ``**inner`` copies a dictionary, into a call or another dictionary."""
+    match outer:
+        case ast.keyword(arg=None):
+            return True
+        case ast.Dict(keys=keys, values=values) if inner in values:
+            return keys[values.index(inner)] is None
+    return False
+
+
+def root_of(node: ast.expr) -> ast.expr:
+    """What a dotted expression is looked up in: ``a`` of ``a.b.c``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def last_name(node: ast.AST) -> str | None:
+    """The last part of a name: ``d`` of ``a.b.d``."""
+    return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
+def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
+    """The arguments that a call gives by name."""
+    return {item.arg: item.value for item in call.keywords if item.arg is not None}
+
+
+def unpacks(call: ast.Call) -> bool:
+    """Whether a call unpacks some of its arguments, by ``*`` or ``**``."""
+    starred = any(isinstance(item, ast.Starred) for item in call.args)
+    return starred or any(item.arg is None for item in call.keywords)
+
+
+def imports_of(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
+    """The first statement that imports one of these packages, if any."""
+    for node in script.nodes:
+        match node:
+            case ast.Import(names=names) if any(package_of(item.name) in modules for item in names):
+                return node
+            case ast.ImportFrom(module=str(source), level=0) if package_of(source) in modules:
+                return node
+    return None
+
+
+def package_of(module: str) -> str:
+    """The top-level package of a module."""
+    return module.partition(".")[0]
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _in_body(function: ast.AST, inner: ast.AST) -> bool:
+    body = getattr(function, "body", [])
+    return inner in body if isinstance(body, list) else inner is body
+
+
+def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether Accelerate or Fabric wraps an object, and gives it its own name again."""
+    outer = parents[name]
+    targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
+    match parents[outer] if isinstance(outer, ast.Tuple) else outer:
+        case ast.Assign(value=ast.Call(func=ast.Attribute(attr=method), args=args)) if (
+            method in SAME and len(args) == len(targets)
+        ):
+            same = args[targets.index(name)]
+            return isinstance(same, ast.Name) and same.id == name.id
+    return False
+
+
+def _bound_by(
+    node: ast.AST, parents: dict[ast.AST, ast.AST]
+) -> Iterator[tuple[str, ast.expr | None]]:
+    match node:
+        case ast.Name(ctx=ast.Store()) if _wraps_itself(node, parents):
+            return
+        case ast.Name(id=name, ctx=ast.Store()):
+            parent = parents[node]
+            match parent:
+                case ast.Assign(targets=[only], value=value) if only is node:
+                    yield name, value
+                case ast.AnnAssign(value=value):
+                    if value is not None:
+                        yield name, value
+                case _:
+                    yield name, None
+        case ast.Name(id=name, ctx=ast.Del()) | ast.arg(arg=name):
+            yield name, None
+        case ast.alias(name=name, asname=short):
+            yield short or name.partition(".")[0], None
+        case ast.MatchMapping(rest=str(name)):
+            yield name, None
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name, None
+        case _:
+            # except-as, patterns and type parameters.
+            if isinstance(other := getattr(node, "name", None), str):
+                yield other, None

@@ -1,0 +1,414 @@
+"""Import plans from training scripts of the libraries in ``libraries``, parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from affidavit.importers.base import Partial, not_imported
+from affidavit.importers.directives import stated_in
+from affidavit.importers.libraries import (
+    ACCOUNTING,
+    LIBRARIES,
+    OPACUS,
+    OPACUS_BEFORE_1,
+    TRAINING,
+    Library,
+)
+from affidavit.importers.opacus import OpacusReading
+from affidavit.importers.quantities import uses_of
+from affidavit.importers.script_ast import Script, imports_of, last_name
+from affidavit.importers.script_files import modules_of
+from affidavit.importers.script_links import Links
+from affidavit.importers.script_options import READERS
+from affidavit.importers.script_plan import Reading
+from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
+from affidavit.importers.training_loop import hidden_use
+
+LARGEST = 1 << 18
+NOISE_SCHEDULERS = frozenset(
+    {"ExponentialNoise", "LambdaNoise", "StepNoise", "NoiseScheduler", "_NoiseScheduler"}
+)
+HARMLESS = ("learning_rate", "lr", "use_cuda_amp")
+"""Attributes of private objects that change nothing of what is released."""
+REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
+"""Methods and functions that undo a private call, or make another object of it."""
+PARTS = frozenset(
+    {"add_noise", "clip_and_accumulate", "pre_step", "noise_generator", "summed_grad"}
+    | {"scale_grad", "sample_rate", "batch_sampler"}
+)
+"""Attributes of private optimisers that release the lots."""
+ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
+MENTIONED = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
+MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
+
+
+def read(
+    raw: bytes, folder: Path | None = None, *, name: str | None = None, explicit: bool = True
+) -> Partial | None:
+    """The plan fields of the script's only private call; None if there is none.
+
+    Shell scripts that run the file ``name`` of the ``folder`` may override its defaults.
+
+    A script that is not ``explicit`` is read only if it imports a training library.
+    Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
+    another method, or use other arguments or noise than the text shows.
+    """
+    try:
+        return _read(raw, folder, name, explicit=explicit)
+    except RecursionError:
+        message = "its expressions are nested too deeply."
+        raise not_imported("script", message, "Write them as several statements.") from None
+
+
+def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) -> Partial | None:
+    mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
+    if not (any(mentioned) if explicit else all(mentioned)):
+        return None
+    if len(raw) > LARGEST:
+        message = f"it is longer than {LARGEST >> 10} KiB."
+        raise not_imported("script", message, "Move what it only stores to a file of data.")
+    script = Script(_parsed(raw), folder, name)
+    library = _library_of(script, explicit=explicit)
+    if library is None:
+        return None
+    own = next(iter(_named(script, library)), None)
+    linked = Links(script, getattr(own, "lineno", 1)).script
+    return _partial(raw, linked, library)
+
+
+def _partial(raw: bytes, script: Script, library: Library) -> Partial:
+    calls, others, lines = _private_calls(script, library)
+    source = raw.decode("utf-8", "replace")
+    reading = OpacusReading if library is OPACUS else Reading
+    partials = []
+    for call in calls:
+        _require_unambiguous(script, library, call)
+        one = reading(library, script, call, stated_in(source))
+        one.values.exclusive = tuple(script.parents[other] for other in others if other is not call)
+        partials.append(one.partial())
+    if any(other.data != partials[0].data for other in partials):
+        raise not_imported(
+            f"{library.name} script",
+            f"one of several private calls runs (lines {lines}), and their arguments differ.",
+            'Add "# affidavit: noise_multiplier=..." with the noise used, or write a plan.',
+            calls[0].lineno,
+        )
+    broken = dict.fromkeys(fault for other in partials for fault in other.broken)
+    return replace(partials[0], broken=tuple(broken))
+
+
+def _parsed(raw: bytes) -> ast.Module:
+    try:
+        return ast.parse(raw)
+    except SyntaxError as error:
+        message = f"it is not Python ({error.msg})."
+        raise not_imported("script", message, "Correct it.", error.lineno or 1) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
+
+
+def _library_of(script: Script, *, explicit: bool) -> Library | None:
+    """The only library whose private call runs; None if there is none."""
+    entries = [entry for entry in TRAINING if _is_called(script, entry)]
+    if explicit and not entries:
+        entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
+    named = [node for node in _named(script, OPACUS) if isinstance(script.parents[node], ast.Call)]
+    if named and not entries:
+        message = f"{text_of(named[0])} is called, but no supported library is imported."
+        raise not_imported("script", message, "Write a plan.", named[0].lineno)
+    if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
+        # The class alone, whose method make_private is private.
+        entries.remove(OPACUS_BEFORE_1)
+    if not entries:
+        if explicit:
+            _require_nothing_private(script)
+        return None
+    keys = {entry.key for entry in entries}
+    entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
+    if len(entries) > 1:
+        running = _running(script, [node for entry in entries for node in _named(script, entry)])
+        entries = [e for e in entries if any(node in running for node in _named(script, e))]
+    if len(entries) > 1:
+        names = " and ".join(entry.name for entry in entries)
+        numbers = {getattr(node, "lineno", 0) for e in entries for node in _named(script, e)}
+        lines = ", ".join(map(str, sorted(numbers)))
+        raise not_imported(
+            "script",
+            f"it calls {names}, but only one library is supported (lines {lines}).",
+            "Put each in its own script, or write a plan for each.",
+            max(numbers),
+        )
+    return entries[0]
+
+
+def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], list[ast.Call], str]:
+    """The private calls of which one runs, all that the script has, and the lines of the former."""
+    every = list(_named(script, library))
+    named = _running(script, every)
+    calls, others = (
+        [call for node in nodes if (call := _call_of(script, library, node)) is not None]
+        for nodes in (named, every)
+    )
+    lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
+    if not calls or len(named) > len(calls) or not exclude_each_other(script, *calls):
+        problem = (
+            "has several private calls" if calls else "names a private call but never makes it"
+        )
+        line = getattr(named[-1], "lineno", None)
+        remedy = "Put each in its own script, or write a plan for each."
+        raise not_imported(f"{library.name} script", f"it {problem} (lines {lines}).", remedy, line)
+    return calls, others, lines
+
+
+def _running(script: Script, named: list[ast.expr]) -> list[ast.expr]:
+    """Those of several names of private calls that run, as far as the text settles it.
+
+    A settled condition leaves one out, and so does a function or class that nothing of the script
+    mentions, if another one runs.
+    """
+    values = Values(script, READERS)
+    running = [node for node in named if not is_left_out(values, node)] or named
+    if script.dynamic is None and hidden_use(values, ()) is None:
+        running = [node for node in running if _is_reached(script, node, ())] or running
+    return running
+
+
+def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> bool:
+    """Whether a statement of the module runs ``node``, or mentions what it stands in."""
+    for outer in script.above(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if outer.decorator_list or (isinstance(outer, ast.ClassDef) and outer.bases):
+                return True  # what decorates or registers it may call it
+            if outer in inside:
+                return False
+            if isinstance(script.parents[outer], ast.ClassDef):
+                continue  # a method: others may call it by the object
+            names = (outer.name,)
+            mentions = (
+                use for use in script.nodes if last_name(use) in names or _text(use) in names
+            )
+            return any(_is_reached(script, use, (*inside, outer)) for use in mentions)
+    return True
+
+
+def _text(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _require_nothing_private(script: Script) -> None:
+    """Refuse a script that imports a training library, and calls nothing of it that is read."""
+    for entry in TRAINING:
+        if (statement := imports_of(script, entry.modules)) is not None:
+            known = [name for other in TRAINING if other.modules == entry.modules
+                     for name in other.private.names[:2]]  # fmt: skip
+            names = " or ".join(known[:3])
+            raise not_imported(
+                "script",
+                f"it imports {entry.modules[0]}, but makes no supported call, such as {names}.",
+                "Check the file that makes the call, or write a plan.",
+                statement.lineno,
+            )
+
+
+def _is_called(script: Script, library: Library) -> bool:
+    return bool(imports_of(script, library.modules) and any(_named(script, library)))
+
+
+def _named(script: Script, library: Library) -> Iterator[ast.expr]:
+    """Where the private call is named: its name, another that an import gives it, or a method."""
+    names = set(library.private.names)
+    for node in script.nodes:
+        if isinstance(node, ast.alias) and node.name in names and node.asname:
+            names.add(node.asname)
+    if library.makes_classes:
+        yield from _made_classes(script, names)
+        return
+    for node in script.nodes:
+        match node:
+            case ast.Call(func=ast.Name(id="getattr"), args=[base, name, *_]):
+                own = isinstance(name, ast.Constant) and name.value in names
+                hidden = not isinstance(name, ast.Constant) and script.is_of(base, library.modules)
+                if own or hidden:
+                    yield node
+            case ast.Name() | ast.Attribute() if last_name(node) in names:
+                own = library is OPACUS or script.is_of(node, library.modules)
+                module = last_name(script.parents[node]) in names  # of the same name
+                if own and not module and node not in script.types:
+                    yield node
+
+
+def _call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | None:
+    """The call of a named private call, or of a class method of it that takes its arguments."""
+    outer = script.parents[node]
+    if isinstance(outer, ast.Attribute) and outer.attr in library.private.makers:
+        node, outer = outer, script.parents[outer]
+    return outer if isinstance(outer, ast.Call) and outer.func is node else None
+
+
+def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
+    """Where a class is named that one of these functions makes."""
+    for node in script.nodes:
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+            continue
+        bindings = script.bindings_of(node)
+        values = [binding.value for binding in bindings]
+        if any(isinstance(item, ast.Call) and last_name(item.func) in makers for item in values):
+            yield node
+
+
+def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
+    """Refuse a call that may not be the library's own with the arguments and noise in the text."""
+    kind, name = f"{library.name} script", last_name(call.func)
+    rebound = [
+        binding
+        for (_, bound), bindings in script.bindings.items()
+        if bound in library.private.names
+        for binding in bindings
+        if not isinstance(binding.node, ast.alias)
+    ]
+    method = library is OPACUS
+    if (
+        (method and not isinstance(call.func, ast.Attribute))
+        or rebound
+        or (method and any(bound in library.private.names for _, bound in script.bindings))
+        or not script.stored_attributes.keys().isdisjoint(
+            (*library.private.names, *library.private.makers)
+        )
+    ):
+        message = f"its {name} may not be {library.name}'s."
+        line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
+        raise not_imported(kind, message, "Write a plan.", line)
+    replaced = set(REPLACED) - set(library.methods)
+    for use in () if method else uses_of(script, call):
+        if use.attr in replaced or (not isinstance(use.ctx, ast.Load) and use.attr not in HARMLESS):
+            message = f"{text_of(use)} may change what it adds."
+            raise not_imported(kind, message, "Write a plan.", use.lineno)
+    targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+    for other in () if method else script.called(*replaced):
+        if any(last_name(arg) in targets for arg in other.args):
+            message = f"{text_of(other)} may change what it adds."
+            raise not_imported(kind, message, "Write a plan.", other.lineno)
+    if method and (maker := _other_maker(script, call.func)) is not None:
+        message = f"its {name} may not be {library.name}'s: {text_of(maker)} is not from opacus."
+        raise not_imported(kind, message, "Write a plan.", maker.lineno)
+    for node in script.nodes:
+        if (change := _change_of_noise(node) or _replaced_part(script, node, library)) is not None:
+            line = getattr(node, "lineno", None)
+            raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
+    for module in modules_of(Values(script, READERS), library.modules)[1:]:
+        for node in module.nodes:
+            if (change := _change_elsewhere(module, node, library)) is not None:
+                message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
+                remedy = "Write a plan with the lowest noise."
+                raise not_imported(kind, message, remedy, call.lineno)
+
+
+def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
+    """What makes the engine of a private call, if it is not Opacus' own class."""
+    engine = method.value if isinstance(method, ast.Attribute) else None
+    made: list[ast.AST | None] = [engine]
+    if isinstance(engine, ast.Name):
+        bindings = script.bindings_of(engine)
+        made = [binding.value for binding in bindings]
+    elif isinstance(engine, ast.Attribute):
+        stores = script.stored_attributes.get(engine.attr, [])
+        made = [getattr(script.parents[store], "value", None) for store in stores]
+    calls = (node for node in made if isinstance(node, ast.Call))
+    return next((call for call in calls if not _makes_engine(script, call)), None)
+
+
+def _makes_engine(script: Script, call: ast.Call) -> bool:
+    """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
+    if script.is_of(call.func, OPACUS.modules):
+        return True
+    function = script.function_of(call.func)
+    if function is None or function.decorator_list:
+        return False
+    returned = [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
+    ]
+    return bool(returned) and all(
+        isinstance(value, ast.Call) and script.is_of(value.func, OPACUS.modules)
+        for value in returned
+    )
+
+
+def _change_of_noise(node: ast.AST) -> str | None:
+    """How a statement may change the noise that the private call was told, if it may."""
+    match node:
+        case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise(
+            attribute
+        ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            return f"{attribute} is set elsewhere"
+        case (
+            ast.Attribute(attr=used)
+            | ast.alias(name=used)
+            | ast.Constant(value=used)
+            | ast.Name(id=used)
+        ) if used in NOISE_SCHEDULERS:
+            return f"{used} changes the noise during training"
+        case ast.Attribute(attr="__setattr__" | "__delattr__"):
+            return f"{text_of(node)} may set the noise"
+        case (
+            ast.Subscript(value=base, ctx=ast.Store() | ast.Del())
+            | ast.Call(func=ast.Attribute(value=base, attr="update" | "pop" | "__setitem__"))
+            | ast.Assign(value=base)
+        ) if _is_namespace(base):
+            return f"{text_of(node)} may set the noise"
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, name_of, *_]) if not (
+            isinstance(name_of, ast.Constant) and not _is_noise(str(name_of.value))
+        ):
+            return "setattr may set noise_multiplier"
+    return None
+
+
+def _change_elsewhere(module: Script, node: ast.AST, library: Library) -> str | None:
+    """How a module of the script's repository may change the noise, or the library itself."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        if node.attr.strip("_") != "noise" and (change := _change_of_noise(node)) is not None:
+            return change
+        return _replaced_part(module, node, library)
+    named = getattr(node, "name", None) or last_name(node)
+    return _change_of_noise(node) if named in NOISE_SCHEDULERS else None
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """Whether it is the dictionary of an object's attributes."""
+    match node:
+        case ast.Call(func=ast.Name(id="vars"), args=[_]) | ast.Attribute(attr="__dict__"):
+            return True
+    return False
+
+
+def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | None:
+    """How a statement may replace a part of the library, if it may."""
+    match node:
+        case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
+            constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
+            foundation = not constant and script.is_of(node.value, FOUNDATIONS)
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            of_it = script.is_of(node.value, library.modules)
+            if (part in PARTS and not own) or foundation or of_it:
+                return f"{text_of(node)} is replaced"
+        case ast.Call(func=ast.Name(id="setattr"), args=[base, name, *_]) if getattr(
+            name, "value", None
+        ) in PARTS or script.is_of(base, library.modules):
+            return "setattr replaces a part of the library"
+        case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
+            return f"{text_of(node)} may replace a part of the library"
+        case ast.ClassDef(bases=bases) if any(
+            last_name(base) in ENGINES and script.is_of(base, library.modules) for base in bases
+        ):
+            return f"{node.name} may change what it adds"
+    return None
+
+
+def _is_noise(attribute: str) -> bool:
+    """Whether an attribute is a library's noise, as ``_noise_multiplier`` or fastDP's ``noise``."""
+    return attribute.strip("_") in ("noise_multiplier", "noise")

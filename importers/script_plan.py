@@ -1,0 +1,575 @@
+"""Plan fields of one training script, by the entry of its library in ``libraries``.
+
+What the text settles is read (``script_values``), ``# affidavit:`` lines and pyproject.toml state
+the rest, and a statement that differs from what is read is an error. An expression that cannot be
+read is named with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from affidavit.importers.base import (
+    Broken,
+    Calibrate,
+    Least,
+    Line,
+    Partial,
+    Span,
+    is_number,
+    malformed,
+    own_line,
+)
+from affidavit.importers.directives import FIELDS
+from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
+from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
+from affidavit.importers.script_ast import SAME, Script, imports_of, keywords_of, last_name
+from affidavit.importers.script_private_calls import (
+    OTHER_OPTIMIZER,
+    is_attached_elsewhere,
+    is_compiled_elsewhere,
+    is_unused,
+)
+from affidavit.importers.script_records import (
+    cutting,
+    drawn_from,
+    joined_losses,
+    joining_model,
+    made_of,
+    mixed_rows,
+    repeated,
+    set_by_records,
+    statistics,
+)
+from affidavit.importers.script_values import (
+    Unreadable,
+    branch,
+    exclude_each_other,
+    is_left_out,
+    text_of,
+)
+from affidavit.importers.training_loop import (
+    accumulation,
+    at_least,
+    continued,
+    is_whole_pass,
+    joining,
+    mixing,
+    passes_of,
+    reads_records,
+    records_at,
+    repeating,
+    reusing,
+    skipping,
+    steps_of,
+    stopping,
+)
+from affidavit.plan import MalformedPlan
+
+ACCUMULATED = Broken(
+    code="accumulated_lots",
+    message="optimizer.step() does not run for each lot. Lots are drawn independently, so a record "
+    "in several lots of one step moves it by a multiple of the clip norm, but the noise covers "
+    "only one.",
+    remedy="Step at each lot, and split large lots with BatchMemoryManager.",
+    schemes=NOT_SHUFFLED,
+)
+REPEATED = Broken(
+    code="repeated_gradients",
+    message="a step may sum several gradients of one record, each clipped alone, but the noise "
+    "covers one: backward() runs several times before it, or a loop of BatchMemoryManager ends "
+    "within a lot, and the next step adds what is left of it.",
+    remedy="Add the losses and call backward() once, and let each loop over lots end by itself.",
+)
+REUSED = Broken(
+    code="reused_lots",
+    message="several steps are taken on each lot. Lots amplify privacy only where each step "
+    "draws its own.",
+    remedy="Step once on each lot, and go over the loader itself in each pass.",
+    schemes=NOT_SHUFFLED,
+)
+MIXED = Broken(
+    code="mixed_records",
+    message="a row may be made of several records (mixup, CutMix, resampling), or a record be in "
+    "several rows. Clipping bounds what a row adds, not what a record does.",
+    remedy="Train on the records themselves, each in one row.",
+)
+JOINED = Broken(
+    code="joined_records",
+    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss), "
+    "or reads others beside it. A record then changes the gradients of the others too, and "
+    "clipping bounds only its own.",
+    remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
+    "record from that record alone.",
+)
+SKIPPED_LOTS = Broken(
+    code="skipped_lots",
+    message="a condition, or a GradScaler where a gradient overflows, skips the step for some "
+    "lots. No noise is released for these, so this reveals something about their records.",
+    remedy="Step at every lot; an empty one releases noise alone. Use bfloat16, which needs no "
+    "GradScaler.",
+)
+STOPPED = Broken(
+    code="data_dependent_stop",
+    message="when training stops, its learning rate, its clip norm, or which model is kept, "
+    "depends on the records. No noise covers that decision, so it reveals something about them.",
+    remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
+    "learning rate and choose the model likewise.",
+)
+WRITTEN = OTHER_OPTIMIZER.model_copy(
+    update={
+        "message": "a weight is set by records, beside the step, which alone clips and adds noise.",
+        "remedy": "Learn it in the step, or set it by public data.",
+    }
+)
+FAULTS = (
+    (ACCUMULATED, accumulation),
+    (REPEATED, repeating),
+    (REUSED, reusing),
+    (MIXED, lambda values: mixing(values) or mixed_rows(values)),
+    (JOINED, lambda values: joining(values) or joined_losses(values)),
+    (SKIPPED_LOTS, skipping),
+    (STOPPED, stopping),
+    (WRITTEN, set_by_records),
+)
+"""What a script may do, each with what finds the node that does it."""
+LIGHTNING = ("lightning", "pytorch_lightning")
+SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "BayesSearchCV",
+            "cross_val_score", "cross_val_predict", "cross_validate")  # fmt: skip
+"""What trains for each of several settings or folds."""
+ONLY_THE_MODEL = (
+    "only the model is released; losses, metrics and statistics of its records are not."
+)
+STOPS = ("should_stop", "should_training_stop", "stop_training")
+"""What ends the training of Lightning's, Hugging Face's and Keras' trainers."""
+TRAINED, OTHERS = re.compile("loss|acc(?!ount)|metric"), re.compile("val|eval|test")
+"""Parts of the names of metrics, and of those that are of other records."""
+SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_random_seed",
+         "PRNGKey")  # fmt: skip
+"""What seeds the generators that noise comes from."""
+LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
+SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
+"""Poisson samplers of a script's own loader."""
+
+
+class Reading(Quantities):
+    """What one script says, what its comments state, and where."""
+
+    def __init__(
+        self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
+    ) -> None:
+        super().__init__(library, script, call)
+        self.stated = stated
+        notes = (*library.notes, *([ONLY_THE_MODEL] if library.trains else []))
+        self.notes = [f"{library.name}: {note}" for note in notes]
+        self.broken: list[Broken] = list(library.broken)
+        self.is_poisson: bool | None = None
+        self.least: Least | None = None
+
+    def partial(self) -> Partial:
+        """The plan fields; raises ``MalformedPlan``."""
+        sampling = self.sampling()
+        data: dict[str, Any] = {"releases": [self.release()]}
+        if sampling:
+            data["sampling"] = sampling
+        self._set(data, "dataset", "size", self.pick("dataset_size", self.size()))
+        self._set(data, "dataset", "unit", self.stated.get("unit"))
+        if "adjacency" in self.stated:
+            data["adjacency"] = self.stated["adjacency"]
+        self._length(data)
+        for key in ("epsilon", "delta"):
+            value = self.pick(f"target_{key}", self.quantity(f"target_{key}"))
+            self._set(data, "target", key, value)
+        self.judge(sampling.get("lot_size"))
+        self.note()
+        return Partial(
+            kind=self.kind,
+            data=data,
+            assumed=tuple(self.notes),
+            lines=tuple((pointer, own_line(line)) for pointer, line in self.lines),
+            literals=tuple(
+                (pointer, _span(node))
+                for pointer, node in self.literals.items()
+                if not isinstance(node.lineno, Line)
+            ),
+            excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
+            broken=tuple(self.broken),
+            unread=tuple(self.unread.items()),
+            least=self.least,
+            finish=self.finish,
+        )
+
+    # ---- the parts of a plan ------------------------------------------------------------
+
+    def release(self) -> dict[str, Any]:
+        """The only release; raises ``MalformedPlan`` if its noise is not settled."""
+        clip = self.quantity("clip_norm")
+        noise = self.pick("noise_multiplier", self.quantity("noise_multiplier"))
+        if noise is None:
+            raise self.refusal(
+                "noise_multiplier cannot be read from the script: "
+                + self.unread.get(POINTERS["noise_multiplier"], self._no_argument()),
+                'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
+                "used.",
+            )
+        if noise <= 0:
+            message = f"noise_multiplier is {noise}, which adds no noise."
+            raise self.refusal(message, "Add noise.")
+        clip = clip if is_number(clip) and clip > 0 else 1.0
+        return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
+
+    def _no_argument(self) -> str:
+        if self.quantity("target_epsilon") is not None:
+            return "the library computes it from a target while the script runs."
+        return " ".join(("it is not an argument.", *self.library.notes))
+
+    def sampling(self) -> dict[str, Any]:
+        """How lots are drawn, as far as it is known; raises ``MalformedPlan`` on a conflict."""
+        keys = ("scheme", "probability", "max_lot_size")
+        sampling: dict[str, Any] = {key: self.stated[key] for key in keys if key in self.stated}
+        scheme = self.scheme()
+        if scheme == "shuffled":
+            self.is_poisson = False
+        if scheme is not None and sampling.setdefault("scheme", scheme) != scheme:
+            raise conflict("scheme", sampling["scheme"], scheme, self.call.lineno)
+        rate = self.quantity("probability")
+        rate = self.quantity("expected_rate") if rate is None else rate
+        rate = self.pick("probability", rate)
+        if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
+            return sampling | {"probability": rate}
+        if (why := self.unread.get(POINTERS["probability"])) is not None:
+            self.unread.setdefault(POINTERS["lot_size"], why)
+        lot = self.pick("lot_size", self.lot_size())
+        return sampling if lot is None else sampling | {"lot_size": lot}
+
+    def scheme(self) -> str | None:
+        """The sampling scheme that the library, or the script's own loader, draws."""
+        if self.library.poisson is not None:
+            name, default = self.library.poisson
+            node = self.arguments.get(name)
+            value = default if node is None else self.read(node, "/sampling/scheme", name, bool)
+            if value is None:
+                return None
+            return "poisson" if value else self.library.scheme
+        own = "shuffled" if self._loaders_shuffle() else None
+        if any(call.trains for call in self.library.beside):
+            return self.library.scheme if any(self.trainings()) else own
+        return own if self.library.scheme is None else self.library.scheme
+
+    def lot_size(self) -> Any:
+        """The size of a lot, if the text settles it."""
+        return self.quantity("lot_size")
+
+    def size(self) -> Any:
+        """The number of records, if the text settles it."""
+        return self.quantity("dataset_size")
+
+    def passes(self) -> tuple[str, float, int]:
+        """``epochs`` or ``steps``, their number, and its line; raises ``Unreadable``."""
+        for name in ("steps", "epochs"):
+            if (value := self.quantity(name)) is not None:
+                return name, value, self.call.lineno
+        trainings = list(self.trainings())
+        if trainings:
+            raise Unreadable(trainings[0], "the length of training cannot be determined")
+        self.values.plain_loaders = True
+        own = passes_of(self.values)
+        return ("epochs" if own.is_epochs else "steps"), own.count, own.line
+
+    def _length(self, data: dict[str, Any]) -> None:
+        own: dict[str, Any] = {"epochs": None, "steps": None}
+        self.values.literals.clear()
+        try:
+            self._require_one_run()
+            name, count, line = self.passes()
+        except Unreadable as reason:
+            at = getattr(reason.node, "lineno", self.call.lineno)
+            why = self.unread.get("/steps", f"line {at}: {reason.why}.")
+            self.unread["/steps"] = self.unread.setdefault("/epochs", why)
+            self.least = self._least()
+            if not {"epochs", "steps"}.isdisjoint(self.stated):
+                self.notes.append(
+                    f"{self.library.name}: the length that comments state is that of all runs of "
+                    f"the training, which the text does not show ({why.rstrip('.')})."
+                )
+        else:
+            own[name] = int(count) if count == int(count) else count
+            self.lines.append((f"/{name}", line))
+            self.note_literal(f"/{name}", count)
+            if count <= 0:
+                raise self.refusal("its training loop runs 0 times.", "Write a plan.")
+        for name in own:
+            value = self.pick(name, own[name])
+            if value is not None:
+                data[name] = value
+
+    def _require_one_run(self) -> None:
+        """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
+        if (node := continued(self.values)) is not None:
+            raise Unreadable(node, "it continues a run, whose steps count too")
+        searches = [] if steps_of(self.values) else self.script.called(*SEARCHES)
+        for search in filter(self._may_run_beside, searches):
+            raise Unreadable(search, f"{last_name(search.func)} trains several times")
+        steps = steps_of(self.values) if any(self.trainings()) else []
+        for step in filter(self._may_run_beside, steps):
+            raise Unreadable(step, "it steps an optimiser too")
+
+    def _may_run_beside(self, call: ast.Call) -> bool:
+        """Whether a call may run in the same run of the script as the private one."""
+        return not (
+            exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
+        )
+
+    def _least(self) -> Least | None:
+        """The epochs that the loops make at least, though their number is not settled."""
+        places: list[tuple[ast.Call, float | None]] = []
+        if self.repeated is not None:
+            places.append(self.repeated)
+        elif any(self.trainings()):
+            fits = list(self._fits())
+            owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
+            places += fits if len(owners) == 1 else []  # else other models are trained
+        else:
+            places += [(item, None) for item in steps_of(self.values)]
+        if len(places) != 1 and not any(self.trainings()):
+            return None
+        counts = [at_least(self.values, place, own) for place, own in places]
+        if not counts or any(count is None for count, _ in counts):
+            return None
+        count = sum(count or 0 for count, _ in counts)
+        repeats = next((node for _, node in counts if node is not None), None)
+        place = places[0][0]
+        whole = math.floor(count) if is_whole_pass(self.values, place) else 0
+        if repeats is None:
+            why = f"the script makes at least {count:g}"
+            return Least(count, place.lineno, why, whole)
+        return Least(
+            math.nextafter(count, math.inf),
+            getattr(repeats, "lineno", place.lineno),
+            f"what this line repeats makes {count:g} each time. Count those of all times; where "
+            "each time has records of its own, give steps instead",
+            whole,
+        )
+
+    def _fits(self) -> Iterator[tuple[ast.Call, float | None]]:
+        """The calls that train, that exclude no other, with their epochs, None if not settled."""
+        for call in self.library.beside:
+            for node in self._calls(call) if call.trains else ():
+                if self._may_run_beside(node):
+                    told = arguments_of(self.values.spread(node), call, self.kind)
+                    epochs = self.values.known(told.get(call.quantities.get("epochs", "")))
+                    yield node, epochs if is_number(epochs) else None
+
+    def judge(self, lot: Any) -> None:
+        """Add what the library, or the script's loop, is known not to do with these arguments."""
+        self.values.records = records_at(self.values, self.drawn)
+        for fault, found in FAULTS:
+            if self.is_poisson is False and fault.schemes is not None:
+                continue
+            if (node := found(self.values)) is not None:
+                self._break(fault, node)
+        if (node := repeated(self.values, self.data)) is not None:
+            self._break(MIXED, node)
+        if (node := joining_model(self.values, self.arguments.get("module"))) is not None:
+            self._break(JOINED, node)
+        if self._watches_training():
+            self.broken.append(STOPPED)
+        if (
+            is_unused(self.script, self.call)
+            or is_attached_elsewhere(self.values, self.call)
+            or is_compiled_elsewhere(self.script, self.call)
+        ):
+            self.broken.append(OTHER_OPTIMIZER)
+        for rule in self.library.rules:
+            satisfied = [
+                satisfies(value, requirement, lot)
+                for argument, requirement in rule.holds.items()
+                for value in self._values_of(argument)
+            ]
+            if not all(satisfied):
+                self.broken.append(rule.broken)
+
+    def _break(self, fault: Broken, node: ast.AST) -> None:
+        message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
+        if all(fault.code != other.code for other in self.broken):
+            self.broken.append(fault.model_copy(update={"message": message}))
+
+    @cached_property
+    def data(self) -> list[ast.AST]:
+        """What the rows of the training are made of."""
+        return made_of(self.values, self.drawn)
+
+    @cached_property
+    def drawn(self) -> list[ast.expr]:
+        """What the training draws its lots from."""
+        return drawn_from(self.values, self.arguments.get("data_loader"))
+
+    def _values_of(self, argument: str) -> Iterator[Any]:
+        """Every value that the script gives an argument of the private call; None if none."""
+        values = [self.values.attempt(node) for node in self.settings(argument)] or [None]
+        for name in (argument, f"_{argument}"):
+            stores = self.script.stored_attributes.get(name, [])
+            values += [item for item in stores if getattr(item.value, "id", "") != "self"]
+        keys = [k for k, v in self.library.private.quantities.items() if v == argument]
+        stated = next((self.stated[key] for key in keys if key in self.stated), None)
+        for value in values:
+            yield stated if isinstance(value, Unreadable) and stated is not None else value
+
+    def _watches_training(self) -> bool:
+        """Whether a callback decides something by a metric of the training's own records."""
+        validated = any(
+            name == "validation_split" or reads_records(self.values, value)
+            for call in self.script.calls
+            for name, value in (*keywords_of(call).items(), *_after_two(call))
+            if name.startswith(("validation", "val_d", "eval_dataset"))
+        )
+        chosen = self.script.called("EarlyStoppingCallback") or any(
+            name == "load_best_model_at_end" and self.values.known(value) is not False
+            for call in self.script.calls
+            for name, value in keywords_of(call).items()
+        )
+        if chosen and validated:
+            return True
+        for node in self.script.nodes:
+            match node:
+                case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute in STOPS:
+                    tests = [text_of(o.test) for o in self.script.above(node)
+                             if isinstance(o, ast.If)]  # fmt: skip
+                    if any(TRAINED.search(test) and not OTHERS.search(test) for test in tests):
+                        return True
+                case ast.Dict(keys=keys, values=items):
+                    named = zip(keys, items, strict=True)
+                    monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
+                    metric = self.values.known(next(monitors, None))
+                    if isinstance(metric, str) and not OTHERS.match(metric):
+                        return True
+        for call in self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
+            told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
+            best = self.values.known(told.get("save_best_only"))
+            first = None if saves or not call.args else call.args[0]
+            metric = self.values.known(told.get("monitor", first))
+            if metric is None and (first is None if not saves else best):
+                metric = "val_loss"
+            other = isinstance(metric, str) and OTHERS.match(metric) is not None
+            if isinstance(metric, str) and best is not False and (validated or not other):
+                return True
+        return False
+
+    def note(self) -> None:
+        """Add the notes that depend on what was read."""
+        name = self.library.name
+        if (seed := self._first(SEEDS)) is not None and self.values.known(seed) is not None:
+            self.notes.append(
+                f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
+                "to be secret."
+            )
+        if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(
+            *SAME, "Trainer"
+        ):
+            self.notes.append(f"{name}: one process trains.")
+        if (window := cutting(self.values, self.data)) is not None:
+            line = getattr(window, "lineno", "?")
+            self.notes.append(
+                f"{name}: line {line} may make several rows of one; each is taken for a record."
+            )
+        if computed := statistics(self.values, self.data):
+            self.notes.append(
+                f"{name}: what is computed of all records beside the training is public, or not "
+                f"used ({_lines(computed)})."
+            )
+        if loads := list(self._loads()):
+            verb = "loads" if len({call.lineno for call in loads}) == 1 else "load"
+            self.notes.append(f"{name}: the weights that {_lines(loads)} {verb} are public.")
+        if POINTERS["clip_norm"] in self.unread:
+            self.notes.append(f"{name}: the clip norm is not set by the records.")
+        inner: ast.AST = self.call
+        for outer in self.script.above(self.call):
+            test = text_of(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
+            if test and "__name__" not in test:
+                side = branch(self.script, outer, inner)
+                holds = "holds" if side == "body" else "does not hold"
+                self.notes.append(f"{name}: it trains with privacy where {test} {holds}.")
+            inner = outer
+        if self.values.defaults:
+            names = [n for n, node in self.arguments.items() if isinstance(node, ast.Attribute)]
+            read = ", ".join(names or sorted(self.values.defaults))
+            self.notes.append(f"{name}: command line options at their defaults: {read}.")
+        if self.stated:
+            read = ", ".join(f"{key}={value}" for key, value in self.stated.items())
+            self.notes.append(f"{name}: stated in comments: {read}.")
+
+    def _loads(self) -> Iterator[ast.Call]:
+        """What may load weights before the last step."""
+        last = max((step.lineno for step in steps_of(self.values)), default=self.call.lineno)
+        for call in self.script.called(*LOADS):
+            other = last_name(call.func) == "load" and not self.script.is_of(call.func, ("torch",))
+            scope = self.script.scope_of(call)
+            after = scope is self.script.tree and call.lineno > last
+            if not (other or after or call in self.data or is_left_out(self.values, call)):
+                yield call
+
+    def _first(self, names: tuple[str, ...]) -> ast.expr | None:
+        """The argument of the first call of one of these names that may run."""
+        calls = (call for call in self.script.called(*names) if call.args)
+        return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
+
+    def finish(self, plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
+        """The plan once everything is stated."""
+        return plan
+
+    def _loaders_shuffle(self) -> bool:
+        """Whether an input of this file is shuffled, and no Poisson sampler is named."""
+        shuffles = False
+        for node in self.script.nodes:
+            if last_name(node) in SAMPLERS or getattr(node, "arg", None) == "batch_sampler":
+                return False
+            match node:
+                case ast.keyword(arg="shuffle", value=value):
+                    shuffles = shuffles or self.values.known(value) is True
+                case ast.Call(func=ast.Attribute(attr="shuffle", value=value)):
+                    # A tf.data.Dataset, not random.shuffle(list).
+                    shuffles = shuffles or last_name(value) not in ("random", "rng", "np")
+        return shuffles
+
+    def pick(self, key: str, own: Any) -> Any:
+        """The script's value, or what a comment states; raises ``MalformedPlan`` if they differ."""
+        stated = self.stated.get(key)
+        if own is not None and stated is not None and own != stated:
+            raise conflict(key, stated, own, self.call.lineno)
+        return stated if own is None else own
+
+    def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
+        if value is not None:
+            data.setdefault(part, {})[key] = value
+
+
+def _after_two(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """What ``fit(model, train, val)`` is given by place beside its model and records."""
+    if last_name(call.func) == "fit":
+        yield from (("validation", item) for item in call.args[2:])
+
+
+def _lines(calls: list[ast.Call]) -> str:
+    """``line 3`` or ``lines 3, 9``."""
+    places = list(dict.fromkeys(str(call.lineno) for call in calls))
+    return f"line{'s' if places[1:] else ''} {', '.join(places)}"
+
+
+def _span(node: ast.Constant) -> Span:
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
+    """The error for a comment that differs from the script."""
+    return malformed(
+        "given_conflict",
+        f"a comment states {key}={stated}, but the script has {own}.",
+        "Correct the comment or the script.",
+        line,
+        "/" + "/".join(FIELDS[key]),
+    )

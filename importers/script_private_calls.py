@@ -1,0 +1,378 @@
+"""What a script does with what its private call returns: an engine, an optimiser, or a loader.
+
+``make_private`` returns other objects than it takes. A script that steps the optimiser that it gave
+trains without noise; one that goes over the loader that it gave draws no Poisson lots.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from affidavit.importers.base import Broken
+from affidavit.importers.libraries import NOT_SHUFFLED
+from affidavit.importers.script_ast import Binding, Script, assigned_to, keywords_of, last_name
+from affidavit.importers.script_records import (
+    Lot,
+    learners,
+    losses_of,
+    lots_of,
+    reads_content,
+)
+from affidavit.importers.script_values import Values, branch, exclude_each_other
+from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
+
+OTHER_OPTIMIZER = Broken(
+    code="other_optimizer",
+    message="a step uses an optimiser other than the one the private call returns, the only one "
+    "that clips and adds noise.",
+    remedy="Train only with what the private call returns.",
+)
+PARAMETERS = ("parameters", "named_parameters")
+RAW = ("grad", "grad_sample", "summed_grad")
+"""Attributes of parameters that hold gradients."""
+KERAS = ("tensorflow", "keras", "tf_keras")
+OTHER_LOADER = Broken(
+    code="other_loader",
+    message="training uses a loader other than the one make_private returns, the only one that "
+    "draws Poisson lots.",
+    remedy="Use the loader that make_private returns, or give poisson_sampling=False.",
+    schemes=NOT_SHUFFLED,
+)
+
+
+def is_unused(script: Script, call: ast.Call) -> bool:
+    """Whether a script never uses what a call makes: nothing reads the name that it is bound to."""
+    statement = script.parents[call]
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        return False
+    name, scope = statement.targets[0].id, script.scope_of(statement)
+    block = script.parents[statement]
+    side = branch(script, block, statement)
+    others = [
+        _line(item)
+        for item in script.bindings[(scope, name)]
+        if _line(item) > statement.lineno and script.scope_of(item.node) is scope
+        and script.parents.get(script.parents[item.node]) is block
+        and branch(script, block, item.node) == side
+    ]  # fmt: skip
+    return not any(
+        script.scope_of(node) is not scope or not any(line < node.lineno for line in others)
+        for node in script.reads_of(name)
+    )
+
+
+def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
+    """Whether every model is last compiled with an optimiser that the text shows to be another.
+
+    A private model, and one that private settings are for, is compiled with a plain optimiser.
+    """
+    if (last_name(call.func) or "").endswith(("Model", "Sequential", "Config")):
+        return False
+    targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+    compiled = {
+        last_name(owner): keywords_of(node).get("optimizer") or next(iter(node.args), None)
+        for node, owner in script.method_calls("compile")
+        if not exclude_each_other(script, call, node)
+    }
+    return bool(compiled) and all(
+        isinstance(item, ast.Constant)
+        or (isinstance(item, ast.Call) and script.is_of(item.func, KERAS) and item is not call)
+        or (isinstance(item, ast.Name) and bool(targets) and _is_plain(script, item, call))
+        for item in compiled.values()
+    )
+
+
+def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
+    """Whether a name is bound to Keras' own optimisers alone."""
+    bindings = script.bindings_of(name)
+    return bool(bindings) and all(
+        isinstance(item.value, ast.Call)
+        and item.value is not call
+        and script.is_of(item.value.func, KERAS)
+        for item in bindings
+    )
+
+
+def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
+    """Whether no step, or not each that learns from a lot, is of what an engine is attached to."""
+    script = values.script
+    attached = [last_name(item.args[0]) for item, _ in script.method_calls("attach") if item.args]
+    steps = [item.func.value for item in steps_of(values) if isinstance(item.func, ast.Attribute)]
+    scope = script.scope_of(call)
+    own = steps and all(isinstance(s, ast.Name) and script.scope_of(s) is scope for s in steps)
+    if attached and any(
+        last_name(getattr(step.func, "value", step)) in attached
+        and last_name(getattr(other.func, "value", other)) not in attached
+        for step, other in learners(values)
+    ):
+        return True
+    return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
+
+
+DRAWING = ("DPLightningDataModule", "DPDataLoader")
+"""Classes that draw Poisson lots beside the loader that ``make_private`` returns."""
+
+
+class Returned:
+    """What becomes of the objects that one private call takes and returns."""
+
+    def __init__(self, values: Values, arguments: dict[str, ast.expr]) -> None:
+        self.values, self.script = values, values.script
+        self.call = getattr(values.ignored, "value", None)
+        self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
+        self.module = arguments.get("module")
+        self.names: list[ast.expr] = []
+        match values.ignored:
+            case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) in (3, 4):
+                self.names = names
+
+    def faults(self) -> Iterator[Broken]:
+        """What of the claim does not hold, as far as the text shows."""
+        steps = steps_of(self.values)
+        if not self.names or not (steps or self._is_for_a_trainer()):
+            return
+        if (
+            self._is_unused(self.names[1])
+            or any(
+                isinstance(step.func, ast.Attribute)
+                and (
+                    self._is_original(step.func.value, self.optimizer)
+                    or self._moves_the_module(step.func.value)
+                )
+                for step in steps
+            )
+            or any(_moves_by_gradient(self.script, node) for node in self.script.nodes)
+            or any(map(self._moves_the_module, self._handed_over()))
+            or any(map(self._tunes_the_module, lots_of(self.values)))
+            or any(
+                self._is_private(step) and self.is_of_another(other)
+                for step, other in learners(self.values)
+            )
+        ):
+            yield OTHER_OPTIMIZER
+        drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
+        if (self._is_unused(self.names[-1]) and not drawn) or any(
+            self._is_original(looped_over(loop.iter), self.loader)
+            for step in steps
+            for loop in self._loops(step)
+        ):
+            yield OTHER_LOADER
+
+    def _tunes_the_module(self, lot: Lot) -> bool:
+        """Whether another optimiser steps on the private loader by what the private module says."""
+        step, loop, at = lot
+        if step is None:
+            return False
+        beside = (item for item in steps_of(self.values) if loop in self.script.above(item))
+        if not (self.is_of_another(step) and isinstance(loop, ast.For)) or any(
+            map(self._is_private, beside)
+        ):
+            return False
+        module: Seen = {last_name(self.names[0]) or ""}
+        return is_private_loader(self.values, looped_over(loop.iter), 0) and any(
+            reads_content(statement, module) for statement in losses_of(loop, at)
+        )
+
+    def _is_private(self, step: ast.Call) -> bool:
+        """Whether a step is of the optimiser that the private call returns."""
+        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
+        named = isinstance(owner, ast.Name) and owner.id == last_name(self.names[1])
+        return named or any(map(self.values.is_rebound, self._bound(owner)))
+
+    def is_of_another(self, step: ast.Call) -> bool:
+        """Whether a step is of an optimiser that the text shows not to be the private one."""
+        if not self.names:
+            return False
+        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
+        made = [getattr(self.script.parents[node], "value", None) for node in self._bound(owner)]
+        private = last_name(self.names[1])
+        return bool(made) and all(
+            isinstance(item, ast.Call)
+            and item is not self.call
+            and not any(last_name(part) == private for part in ast.walk(item))
+            for item in made
+        )
+
+    def _bound(self, owner: ast.expr) -> list[ast.AST]:
+        """Where a name, here or in what calls this function, or an attribute gets its value."""
+        if isinstance(owner, ast.Attribute):
+            return list(self.script.stored_attributes.get(owner.attr, ()))
+        bindings = self.script.bindings_of(owner) if isinstance(owner, ast.Name) else []
+        places: list[ast.AST] = []
+        for item in bindings:
+            if isinstance(item.node, ast.arg) and isinstance(owner, ast.Name):
+                passed = self.values.passed_to(owner, item.node)
+                places += [
+                    node for given in passed if given is not owner for node in self._bound(given)
+                ]
+            else:
+                places.append(item.node)
+        return places
+
+    def _moves_the_module(self, node: ast.expr) -> bool:
+        """Whether ``node`` is an optimiser of the private module that the call is not given."""
+        binding = self.script.binding_of(node)
+        own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
+        made = binding.value if binding is not None and not own else node
+        modules = [item for item in (self.module, self.names[0]) if item is not None]
+        places = {place for module in modules for place in self._places(module)}
+        return isinstance(made, ast.Call) and any(
+            last_name(part) in PARAMETERS and not places.isdisjoint(self._owners(part.value))
+            for part in ast.walk(made)
+            if isinstance(part, ast.Attribute)
+        )
+
+    def _places(self, node: ast.expr) -> list[object]:
+        """Where a name or attribute gets its value, or else where the name is looked up."""
+        places: list[object] = [*self._bound(node)]
+        if places or not isinstance(node, ast.Name):
+            return places
+        return [(node.id, self.script.resolve(node.id, self.script.scope_of(node))[0])]
+
+    def _owners(self, node: ast.expr) -> Iterator[object]:
+        """The places of an expression, and of what it is a part of."""
+        yield from self._places(node)
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            yield from self._owners(node.value)
+
+    def _handed_over(self) -> Iterator[ast.expr]:
+        """What ``configure_optimizers`` returns to a trainer."""
+        scope: ast.AST = self.script.scope_of(self.names[0])
+        hands_over = getattr(scope, "name", "") == "configure_optimizers"
+        for node in ast.walk(scope) if hands_over else ():
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield from (p for p in ast.walk(node.value) if isinstance(p, ast.Name | ast.Call))
+
+    def _is_for_a_trainer(self) -> bool:
+        """Whether a trainer, as Lightning's, steps what the script gives it."""
+        around = self.script.above(self.values.ignored) if self.values.ignored else ()
+        named = (getattr(outer, "name", None) for outer in around)
+        calls = (last_name(call.func) or "" for call in self.script.calls)
+        return "configure_optimizers" in named or any(
+            name == "fit" or "Trainer" in name for name in calls
+        )
+
+    def _loops(self, step: ast.AST, depth: int = 0) -> Iterator[ast.For]:
+        """The loops around a step, and around the calls of its function."""
+        for outer in self.script.above(step):
+            if isinstance(outer, ast.For):
+                yield outer
+            elif isinstance(outer, ast.FunctionDef) and depth < 5:
+                for call in self.values.known_calls(outer):
+                    if call in self.script.parents:
+                        yield from self._loops(call, depth + 1)
+
+    def _is_unused(self, name: ast.expr) -> bool:
+        """Whether nothing in the file reads a name that the call returns."""
+        if isinstance(name, ast.Attribute) and not steps_of(self.values):
+            uses = (node for node in self.script.nodes if isinstance(node, ast.Attribute))
+            return not any(n.attr == name.attr and isinstance(n.ctx, ast.Load) for n in uses)
+        return isinstance(name, ast.Name) and all(
+            map(self.values.is_rebound, self.script.reads_of(name.id))
+        )
+
+    def _is_original(self, node: ast.expr, given: ast.expr | None, depth: int = 0) -> bool:
+        """Whether ``node`` is what the call was given, or made anew after it."""
+        if isinstance(node, ast.Attribute):
+            stores = self.script.stored_attributes.get(node.attr, [])
+            own = isinstance(given, ast.Attribute) and given.attr == node.attr
+            made = assigned_to(self.script, stores[0]) if len(stores) == 1 and not own else None
+            if isinstance(made, ast.Name) and depth <= 20:
+                return self._is_original(made, given, depth + 1)
+            return node.attr == "original_optimizer" or (
+                own and not any(map(self._gets_returned, stores))
+            )
+        if not isinstance(node, ast.Name) or depth > 20:
+            return False
+        scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        if scope is self.script.scope_of(node):
+            bindings = [item for item in bindings if _line(item) < node.lineno] or bindings
+        private = [item for item in bindings if self.values.is_rebound(item.node)]
+        later = [item for item in bindings if private and self._follows(item, private[-1])]
+        if later:
+            return self._is_other(node.id, later[-1].value, given, depth)
+        if private:
+            return False
+        if isinstance(given, ast.Name):
+            other_scope, _ = self.script.resolve(given.id, self.script.scope_of(given))
+            if (other_scope, given.id) == (scope, node.id):
+                return True
+        if len(bindings) != 1:
+            return False
+        if isinstance(bindings[0].node, ast.arg):
+            passed = self.values.passed_to(node, bindings[0].node)
+            return any(
+                self._is_original(item, given, depth + 1)
+                for item in passed
+                if not exclude_each_other(self.script, self.names[0], item)
+            )
+        opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
+        value = looped_over(opened) if opened is not None else bindings[0].value
+        return isinstance(value, ast.Name | ast.Attribute) and self._is_original(
+            value, given, depth + 1
+        )
+
+    def _gets_returned(self, store: ast.AST) -> bool:
+        """Whether an attribute is set by the private call, or to a name that it returned."""
+        returned = {last_name(name) for name in self.names}
+        value = getattr(self.script.parents[store], "value", None)
+        named = isinstance(value, ast.Name) and value.id in returned
+        return named or self.values.is_rebound(store)
+
+    def _is_other(
+        self, name: str, value: ast.expr | None, given: ast.expr | None, depth: int
+    ) -> bool:
+        """Whether a name that the call returned is bound to something that it did not return."""
+        if isinstance(value, ast.Call):
+            owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func
+            given_to = [*value.args, *keywords_of(value).values(), owner]
+            return not any(_is_it(item, name) for item in given_to)
+        return value is not None and self._is_original(value, given, depth + 1)
+
+    def _follows(self, item: Binding, private: Binding) -> bool:
+        """Whether a binding comes after the private one, and not in another branch."""
+        around = set(self.script.above(private.node))
+        return _line(item) > _line(private) and not any(
+            isinstance(outer, ast.If | ast.Try)
+            and outer in around
+            and branch(self.script, outer, item.node) != branch(self.script, outer, private.node)
+            for outer in self.script.above(item.node)
+        )
+
+
+def _is_it(node: ast.expr, name: str) -> bool:
+    """Whether a wrapper is given the object of this name itself, or calls a method of it."""
+    while isinstance(node, ast.Starred | ast.Call):
+        node = node.value if isinstance(node, ast.Starred) else next(iter(node.args), node.func)
+    return last_name(node) == name or (
+        isinstance(node, ast.Attribute) and node.attr == "batch_sampler"
+    )
+
+
+def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
+    """Whether a statement changes something in place by ``.grad``, as a step of its own would.
+
+    So may gradients of the parameters that are computed separately.
+    """
+    match node:
+        case ast.Call(func=ast.Attribute(attr="grad") as function, args=[_, of, *_]):
+            weights = [of, *([script.value_of(of)] if isinstance(of, ast.Name) else [])]
+            return script.is_of(function, ("torch",)) and any(
+                isinstance(part, ast.Attribute) and part.attr in PARAMETERS
+                for item in weights if item is not None for part in ast.walk(item)
+            )  # fmt: skip
+        case ast.AugAssign(target=target, value=value):
+            parts = [value]
+        case ast.Call(func=ast.Attribute(value=target, attr="add_" | "sub_" | "copy_"), args=parts):
+            pass
+        case _:
+            return False
+    return last_name(target) not in RAW and any(
+        isinstance(item, ast.Attribute) and item.attr in RAW for part in parts
+        for item in ast.walk(part) if not isinstance(part, ast.Constant)
+    )  # fmt: skip
+
+
+def _line(item: Binding) -> int:
+    return getattr(item.node, "lineno", 0)

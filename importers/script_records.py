@@ -1,0 +1,834 @@
+"""What a script does with its private records before a step clips them: rows, lots and losses.
+
+A claim rests on three facts. Each row is one record, and each record in one row. What the step
+clips as a row's gradient comes from that row alone. And the private step alone learns from the
+rows. They are followed along names: backwards from the loader to what its rows are made of, and
+forwards from a lot to its loss. What a function outside the file does with them is assumed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from affidavit.importers.script_ast import Script, keywords_of, last_name, root_of
+from affidavit.importers.script_values import Values
+from affidavit.importers.training_loop import (
+    LOSS_METHODS,
+    MODELS,
+    Seen,
+    collating,
+    content_of,
+    drawn_by,
+    loss_methods,
+    lot_of,
+    reads_records,
+    seen_at,
+    steps_of,
+    stored_at,
+)
+
+Loop = ast.For | ast.While
+Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
+"""A step, the loop that draws its lots or the function that is given them, and the names with
+records at each statement. A trainer's step is None."""
+OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
+"""Ends of the names of arguments that are applied to each record by itself."""
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
+JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset", "concatenate_datasets")
+REPEATING = ("repeat", "repeat_interleave", "tile")
+EXPANDING = ("expand", "expand_as", "broadcast_to")
+CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
+SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
+OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean", "bincount", "histc",
+          "cov", "corrcoef")  # fmt: skip
+"""Functions of all records of a lot that are not sums over them."""
+ALONG = ("normalize", "softmax", "log_softmax", "cumsum", "cumprod", "sort")
+"""Functions along one axis, which join records if it is the first."""
+DRAWS = ("choice", "choices", "randint", "randrange", "integers")
+"""Functions that draw an index."""
+OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logsumexp")
+SUMS = ("mean", "sum")
+EXTREMES = ("max", "min", "amax", "amin")
+WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
+           "assign_add", "assign_sub", "set_weights")  # fmt: skip
+"""Methods that set weights, or what is saved with them."""
+STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
+              "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
+              "search", *OF_ALL,
+              *EXTREMES, *SUMS)  # fmt: skip
+"""What computes something of all records together."""
+
+
+# ---- backwards: what rows are made of ---------------------------------------------------------
+
+
+def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
+    """What the training draws its lots from: its loader, and what its loops and fits go over."""
+    loops = (outer for step in steps_of(values) for outer in values.script.above(step))
+    starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
+    for call in values.script.calls:
+        starts += call.args[:2] if last_name(call.func) == "fit" else []
+        fits = ("x", "y") if last_name(call.func) == "fit" else ()
+        named = (*fits, "train_dataset", "train_dataloaders")
+        starts += [value for key, value in keywords_of(call).items() if key in named]
+    return [*starts, *([] if loader is None else [loader])]
+
+
+def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
+    """Every expression that others are made of, along the names of this file."""
+    script, found = values.script, dict[ast.AST, None]()
+    todo: list[ast.AST] = list(starts)
+    while todo:
+        node = todo.pop()
+        if node in found or isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, ast.keyword) and (node.arg or "").endswith(OF_EACH_RECORD):
+            continue
+        found[node] = None
+        todo += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            todo += _sources(values, node)
+        elif isinstance(node, ast.Call) and (own := script.function_of(node.func)) is not None:
+            todo += [item.value for item in ast.walk(own)
+                     if isinstance(item, ast.Return) and item.value is not None]  # fmt: skip
+        elif isinstance(node, ast.Call) and (owner := _class_of(values, node)) is not None:
+            todo += [item for item in owner.body if getattr(item, "name", "") == "__init__"]
+    return list(found)
+
+
+def _class_of(values: Values, call: ast.Call) -> ast.ClassDef | None:
+    """The class of this file that a call makes an instance of."""
+    owner = getattr(values.script.binding_of(call.func), "node", None)
+    return owner if isinstance(owner, ast.ClassDef) else None
+
+
+def _sources(values: Values, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
+    """What gives a name, or an attribute of ``self``, its content."""
+    script = values.script
+    if isinstance(node, ast.Attribute):
+        if getattr(node.value, "id", "") == "self":
+            for store in script.stored_attributes.get(node.attr, ()):
+                if not values.is_rebound(store):
+                    yield from _given_by(script, store)
+        return
+    for binding in script.bindings_of(node):
+        if isinstance(binding.node, ast.arg):
+            yield from values.passed_to(node, binding.node)
+        elif not values.is_rebound(binding.node):
+            yield from _given_by(script, binding.node)
+    for call, owner in script.method_calls("append", "extend"):
+        if isinstance(owner, ast.Name) and owner.id == node.id:
+            yield from call.args
+
+
+def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
+    """What an assignment, a loop or a ``with`` gives to its target."""
+    outer = script.parents[target]
+    while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
+        outer = script.parents[outer]
+    for name in ("value", "iter", "context_expr"):
+        part = getattr(outer, name, None)
+        if isinstance(part, ast.AST) and part is not target:
+            yield part
+
+
+def repeated(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What puts a record into several rows, where rows are made."""
+    again = (node for node in data if _repeats(values, node))
+    return next(again, None) or _other_item(values, data)
+
+
+def _getters(values: Values, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
+    """The methods of this file that return a row of a data set by its index."""
+    classes = (_class_of(values, node) for node in data if isinstance(node, ast.Call))
+    for owner in filter(None, classes):
+        for method in owner.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
+                yield method
+
+
+def _other_item(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What reads another row of a data set than the one of the index that it is asked for.
+
+    Such an index is drawn, or is a part of it alone: ``i // 4``, or ``i % len(self.x)``.
+    """
+    for method in _getters(values, data):
+        nodes = list(ast.walk(method))
+        index = method.args.args[-1].arg
+        parts = [node for node in nodes if isinstance(node, ast.BinOp)
+                 and isinstance(node.op, ast.Mod | ast.FloorDiv)
+                 and last_name(node.left) == index]  # fmt: skip
+        other: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Call)
+                                and last_name(node.func) in DRAWS]  # fmt: skip
+        other += parts if len({type(node.op) for node in parts}) == 1 else []
+        made = (node for node in nodes if isinstance(node, ast.Assign)
+                and any(part in other for part in ast.walk(node.value)))  # fmt: skip
+        names = {last_name(target) for node in made for target in node.targets}
+        for node in nodes:
+            if isinstance(node, ast.Subscript) and getattr(root_of(node.value), "id", "") == "self":
+                first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+                if any(part in other or last_name(part) in names for part in ast.walk(first)):
+                    return node
+    return None
+
+
+def _repeats(values: Values, node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return isinstance(left, ast.Name) and ast.dump(left) == ast.dump(right)
+        case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
+            return not all(isinstance(part, ast.Constant) for part in parts)
+        case ast.BinOp(left=ast.Call(func=ast.Name(id="list" | "sorted")), op=ast.Mult()):
+            return True
+        case ast.Subscript(slice=index):
+            return _draws_again(values, index)
+        case ast.Call():
+            name = last_name(node.func)
+            if name == "concatenate" and isinstance(node.func, ast.Attribute):
+                own = ast.dump(node.func.value)
+                if any(ast.dump(item) == own for item in node.args):
+                    return True
+            if name in REPEATING:
+                return _multiplies_rows(values, node)
+            if name in JOINING_ROWS:
+                return _is_along_rows(values, node) and _shares(node)
+            if name in ("Subset", "select", "take", "index_select"):
+                return any(_draws_again(values, item) for item in node.args)
+            replaced = keywords_of(node).get("replace")
+            default = name == "resample" and values.script.is_of(node.func, ("sklearn",))
+            return (values.known(replaced) is not False) if replaced is not None else default
+    return False
+
+
+def _draws_again(values: Values, index: ast.AST) -> bool:
+    """Whether an index is drawn with replacement."""
+    nodes = [index]
+    if isinstance(index, ast.Name):
+        nodes = [b.value for b in values.script.bindings_of(index) if b.value is not None]
+    for node in nodes:
+        match node:
+            case ast.Call(func=function, args=args) if last_name(function) == "choice":
+                several = len(args) > 1 or "size" in keywords_of(node)
+                replace = keywords_of(node).get("replace", args[2] if len(args) > 2 else None)
+                if several and values.known(replace) is not False:
+                    return True
+            case ast.Call(func=function) if last_name(function) in ("choices", "randint"):
+                return True
+    return False
+
+
+def _multiplies_rows(values: Values, call: ast.Call) -> bool:
+    """Whether ``repeat`` or the like makes several rows of one."""
+    method = isinstance(call.func, ast.Attribute) and not values.script.is_of(
+        call.func, FOUNDATIONS
+    )
+    args = call.args if method else call.args[1:]
+    if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
+        axes = [part.split()[:1] for part in pattern.split("->")]
+        return axes[0] != axes[-1]
+    made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
+    made = made if method else next(iter(call.args), None)
+    if isinstance(made, ast.List) or (
+        isinstance(made, ast.Call) and last_name(made.func) in SYNTHETIC
+    ):
+        return False
+    if last_name(call.func) == "tile" or (method and len(args) > 1):
+        first = args[0] if args else None
+        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
+        return bool(args) and values.known(first) != 1 and _is_along_rows(values, call)
+    axis = args[1] if len(args) > 1 else None
+    if axis is not None and values.known(axis) != 0:
+        return False
+    return bool(args) and values.known(args[0]) != 1 and _is_along_rows(values, call)
+
+
+def _is_along_rows(values: Values, call: ast.Call) -> bool:
+    """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
+    told = keywords_of(call)
+    joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
+    axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
+    return axis is None or _is_first(values, axis)
+
+
+def _is_first(values: Values, axis: ast.expr) -> bool:
+    """Whether the axis of the records is one that is named."""
+    named = values.known(axis)
+    return 0 in named if isinstance(named, list) else bool(named == 0)
+
+
+def _shares(call: ast.Call) -> bool:
+    """Whether one of the parts that are put together has the records of another."""
+    parts = getattr(call.args[0] if call.args else None, "elts", [])
+    names = [
+        {
+            ast.unparse(node)
+            for node in content_of(part)
+            if isinstance(node, ast.Name | ast.Attribute)
+        }
+        for part in parts
+    ]
+    made = [ast.dump(part) for part in parts if isinstance(part, ast.Call)
+            and last_name(part.func) not in ("zeros", "ones", "full")]  # fmt: skip
+    return len(set(made)) < len(made) or any(
+        isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) in other
+        for i, part in enumerate(parts)
+        for j, other in enumerate(names)
+        if i != j
+    )
+
+
+def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
+    """What may make several rows of a record: windows of a series, parts of a text."""
+    for method in _getters(values, data):
+        index = method.args.args[-1].arg
+        for node in ast.walk(method):
+            match node:
+                case ast.Subscript(value=ast.Attribute(), slice=index_of) if (
+                    isinstance(first := getattr(index_of, "upper", index_of), ast.BinOp)
+                    and isinstance(first.op, ast.Add | ast.Sub)
+                    and last_name(first.left) == index
+                ):
+                    return node
+    for node in data:
+        match node:
+            case ast.Call(func=function, keywords=told):
+                if last_name(function) in CUTTING or any(
+                    item.arg == "return_overflowing_tokens" for item in told
+                ):
+                    return node
+            case ast.ListComp(generators=[_, _, *_]) | ast.GeneratorExp(generators=[_, _, *_]):
+                return node
+            case ast.Subscript(
+                slice=ast.Slice(lower=ast.Name(id=at), upper=ast.BinOp(op=ast.Add(), right=width))
+            ):
+                for outer in values.script.above(node):
+                    for loop in (outer, *getattr(outer, "generators", ())):
+                        turns = getattr(loop, "iter", None)
+                        own = getattr(getattr(loop, "target", None), "id", None) == at
+                        if own and isinstance(turns, ast.Call) and not (
+                            len(turns.args) == 3 and ast.dump(turns.args[2]) == ast.dump(width)
+                        ):  # fmt: skip
+                            return node
+    return None
+
+
+def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
+    """What computes something of all records together, beside the training."""
+    named = [node for node in data if isinstance(node, ast.Name | ast.Attribute)]
+    names = {ast.unparse(node) for node in named}
+    places = {place for node in named for place in stored_at(values.script, node)}
+    loops = {outer for step in steps_of(values) for outer in values.script.above(step)}
+    return [
+        call
+        for call in values.script.called(*STATISTICS)
+        if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
+        and not _trains(call)
+        and any(
+            ast.unparse(part) in names
+            and places.issuperset(stored_at(values.script, part))
+            and not _is_module(values, part)
+            for item in (getattr(call.func, "value", call.func), *call.args)
+            for part in ast.walk(item)
+            if isinstance(part, ast.Name | ast.Attribute)
+        )
+    ]
+
+
+def _trains(call: ast.Call) -> bool:
+    """Whether a ``fit`` is of a model."""
+    owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    named = (owner or "").lower().endswith(MODELS) or "trainer" in (owner or "").lower()
+    return last_name(call.func) == "fit" and named
+
+
+def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
+    root = root_of(node)
+    bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
+    return bool(bindings) and all(isinstance(item.node, ast.alias) for item in bindings)
+
+
+# ---- forwards: from a lot to its loss ---------------------------------------------------------
+
+
+def reads_content(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression has something of the content of what is in ``seen``."""
+    return any(
+        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen - {"self"}
+        for part in content_of(node)
+    )
+
+
+def lots_of(values: Values) -> Iterator[Lot]:
+    """The lot of each step."""
+    for step in steps_of(values):
+        if (lot := lot_of(values, step, reads_content)) is not None:
+            region, drawn, widest = lot
+            yield step, region, seen_at(values, step, drawn, reads_content, widest)
+    for method, drawn in (*loss_methods(values), *collating(values)):
+        yield None, method, seen_at(values, method.body[0], drawn, reads_content)
+
+
+def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
+    """The statements of a loop from which the loss of its lots comes."""
+    body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
+    body.sort(key=lambda node: (-node.lineno, -node.col_offset))
+    needed, found = set[str](), list[ast.stmt]()
+    own = getattr(loop, "name", "")
+    returns = own and (own in LOSS_METHODS or not any(map(_differentiated, body)))
+    for node in body * 2:
+        value = _differentiated(node)
+        if isinstance(node, ast.Return) and returns:
+            value = _loss_returned(node.value) if own in LOSS_METHODS else node.value
+        if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            stored = {last_name(part) for target in targets for part in ast.walk(target)}
+            value = node.value if stored & needed else None
+        if value is not None:
+            needed |= {name for part in ast.walk(value) if (name := last_name(part))}
+            found.append(node)
+    return [node for node in body if node in found]
+
+
+def _differentiated(node: ast.AST) -> ast.expr | None:
+    """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="step" | "virtual_step")):
+            return keywords_of(node).get("loss")
+        case ast.Expr(value=call):
+            parts = (_differentiated(part) for part in ast.walk(call))
+            return next((loss for loss in parts if loss is not None), None)
+        case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
+            return args[0] if args else owner
+    return None
+
+
+def _loss_in(statement: ast.stmt) -> ast.AST:
+    """A statement of a loss, without what a method returns beside it."""
+    loss = _loss_returned(statement.value) if isinstance(statement, ast.Return) else None
+    return statement if loss is None else loss
+
+
+def _loss_returned(node: ast.expr | None) -> ast.expr | None:
+    """The loss that a method returns to its trainer: alone, first of several, or by its name."""
+    match node:
+        case ast.IfExp(orelse=other):
+            return _loss_returned(other)
+        case ast.Tuple(elts=[first, *_]):
+            return first
+        case ast.Dict(keys=keys, values=values):
+            named = zip(keys, values, strict=True)
+            return next((v for k, v in named if getattr(k, "value", None) == "loss"), None)
+    return node
+
+
+def reductions(values: Values) -> Iterator[str]:
+    """How the losses of lots are reduced, where the text says so: ``sum``, ``mean`` or ``none``."""
+    for _, loop, at in lots_of(values):
+        for statement in losses_of(loop, at):
+            match getattr(statement, "value", None):
+                case ast.Call(
+                    func=ast.Attribute(attr="sum" | "mean" as name), args=[], keywords=[]
+                ):
+                    yield name
+            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+            yield from filter(None, (_reduction(values, call) for call in calls))
+
+
+def _reduction(values: Values, call: ast.Call) -> str | None:
+    """The ``reduction`` of a loss function, or of what makes one, if it is told."""
+    made = values.script.value_of(call.func) if isinstance(call.func, ast.Name) else None
+    told = (keywords_of(item).get("reduction") for item in (call, made)
+            if isinstance(item, ast.Call))  # fmt: skip
+    known = next((value for item in told if (value := values.known(item)) is not None), None)
+    return known if isinstance(known, str) else None
+
+
+def mixed_rows(values: Values) -> ast.AST | None:
+    """What makes several rows of a record of a lot, or one row of several records."""
+    for _, loop, at in lots_of(values):
+        shuffled: dict[str, str] = {}
+        outputs: Seen = set()
+        views: Seen = set()
+        for statement in reversed(losses_of(loop, at)):
+            seen = at[statement] - outputs
+            if _carries(values, loop, statement, at):
+                return statement
+            for node in ast.walk(_loss_in(statement)):
+                parts = node.args if isinstance(node, ast.Call) else []
+                parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
+                if any(_meets(*pair, shuffled, at[statement]) for pair in combinations(parts, 2)):
+                    return node
+                if outputs:
+                    continue  # what the model has made of rows
+                if isinstance(node, ast.Call) and last_name(node.func) in REPEATING:
+                    method = not values.script.is_of(node.func, FOUNDATIONS)
+                    base = getattr(node.func, "value", node) if method else (node.args or [node])[0]
+                    if _is_row(base, seen) and _multiplies_rows(values, node):
+                        return node
+                if isinstance(node, ast.Call) and _adds_rows(values, node, seen, views):
+                    return node
+            match statement:
+                case ast.Assign(targets=[ast.Subscript() as part], value=value) if ast.unparse(
+                    part.value
+                ) in _shuffled_in(value, shuffled) and ast.unparse(part) not in map(
+                    ast.unparse, ast.walk(value)
+                ):
+                    return statement
+                case ast.Assign(targets=targets, value=value):
+                    if _runs_model(value) or reads_content(value, outputs):
+                        outputs |= {last_name(n) or "" for t in targets for n in ast.walk(t)}
+                    for target in targets:
+                        pairs = [(target, value)]
+                        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                            pairs = list(zip(target.elts, value.elts, strict=False))
+                        for one, other in pairs:
+                            views.discard(last_name(one) or "")
+                            views |= {last_name(one) or ""} if _has_views(other, seen) else set()
+                            base_of = next(iter(_shuffled_in(other, shuffled)), None)
+                            if base_of is not None and base_of != last_name(one):
+                                shuffled[last_name(one) or ""] = base_of
+    return None
+
+
+def _adds_rows(values: Values, call: ast.Call, seen: Seen, views: Seen) -> bool:
+    """Whether a call joins rows of a lot, or makes rows of several views of each."""
+    name, own = last_name(call.func), values.script.is_of(call.func, FOUNDATIONS)
+    if name in JOINING_ROWS[:4]:
+        return _parts_drawn(call, seen) > 1 and _is_along_rows(values, call)
+    if name not in ("flatten", "reshape", "view", "rearrange"):
+        return False
+    args = call.args[int(own) :]
+    if name == "rearrange" or (name == "flatten" and len(args) > 1):
+        base = call.args[0] if own else getattr(call.func, "value", call)
+        whole = name == "rearrange"
+        folds = _multiplies_rows(values, call) if whole else _is_first(values, args[0])
+        return folds and _is_row(base, seen)
+    first = next(iter(getattr(args[0], "elts", args)), None) if args else None
+    if values.known(first) not in (0, -1) and not isinstance(first, ast.BinOp):
+        return False  # the first axis stays
+    return _has_views(call, seen) or reads_content(call, views)
+
+
+def _has_views(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression has several views of each row of a lot along an axis of its own.
+
+    ``x.expand(-1, 3, -1, -1)``, which makes colours of grey, is no such view.
+    """
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Call):
+            continue
+        name = last_name(part.func)
+        if name == "stack" and _parts_drawn(part, seen) > 1:
+            return True
+        if name in EXPANDING and _is_row(getattr(part.func, "value", part), seen):
+            text = ast.unparse(part)
+            if "(-1," not in text or "unsqueeze" in text or "None" in text:
+                return True
+    return False
+
+
+def _parts_drawn(call: ast.Call, seen: Seen) -> int:
+    parts = getattr(next(iter(call.args), None), "elts", [])
+    return sum(_is_row(part, seen) for part in parts)
+
+
+def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
+    """Whether a part of the loss is of records from earlier turns of the loop."""
+    value = _differentiated(statement) or getattr(statement, "value", None)
+    read = list(content_of(value)) if isinstance(value, ast.AST) else []
+    held = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name) and n.attr in at[statement]]  # fmt: skip
+    for attribute in {node.attr for node in held if node in read}:
+        uses = [node for node in held if node.attr == attribute]
+        setting = [
+            next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
+            for node in uses
+            if isinstance(node.ctx, ast.Store)
+        ]
+        end = min(((s.end_lineno, s.end_col_offset) for s in setting), default=(0, 0))
+        if statement not in setting and any(
+            isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) < end for node in uses
+        ):
+            return True  # what an earlier lot has left is read before it is set
+    if not isinstance(loop, Loop):
+        return False
+    names = {n.id for n in read if isinstance(n, ast.Name)}
+    earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
+    stored = {
+        node.id for node in ast.walk(loop)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
+    }  # fmt: skip
+    own = {binding for name in earlier - stored for binding in _own(values, name, loop)}
+    return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in own)
+
+
+def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
+    scope = values.script.scope_of(loop)
+    bindings = values.script.bindings.get((scope, name), [])
+    return [item.node for item in bindings if not isinstance(item.node, ast.arg)]
+
+
+def _runs_model(node: ast.expr) -> bool:
+    called = (last_name(part.func) or "" for part in ast.walk(node) if isinstance(part, ast.Call))
+    return any(name.lower().endswith(MODELS) for name in called)
+
+
+def _is_row(node: ast.AST, seen: Seen) -> bool:
+    """Whether an expression is a part of the lot itself, and not what a model makes of it."""
+    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+        return False
+    return reads_content(node, seen)
+
+
+def _shuffled_in(node: ast.AST, shuffled: dict[str, str]) -> set[str]:
+    """The names of which an expression has the rows in another order."""
+    bases = set()
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=name) if name in shuffled:
+                bases.add(shuffled[name])
+            case ast.Subscript(value=base, slice=ast.Name() | ast.Call()):
+                bases.add(ast.unparse(base))
+            case ast.Subscript(value=base, slice=ast.Tuple(elts=[ast.Name(), *rest])) if all(
+                isinstance(item, ast.Slice) for item in rest
+            ):
+                bases.add(ast.unparse(base))
+            case ast.Call(func=ast.Attribute(value=base, attr="roll" | "flip"), args=args) if (
+                args and ast.unparse(args[-1]) in ("0", "[0]", "(0,)")
+            ):
+                bases.add(ast.unparse(base))
+    return bases
+
+
+def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen) -> bool:
+    """Whether an expression combines rows of a lot with the same rows in another order."""
+    for one, other in ((left, right), (right, left)):
+        bases = _shuffled_in(one, shuffled)
+        plain = {
+            ast.unparse(part)
+            for part in ast.walk(other)
+            if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
+        }
+        drawn = {base for base in bases & plain if base.partition("[")[0] in seen}
+        if drawn and not bases & _shuffled_in(other, shuffled):
+            return True
+    return False
+
+
+def joined_losses(values: Values) -> ast.AST | None:
+    """What lets the records of a lot meet before their gradients are clipped."""
+    for _, loop, at in lots_of(values):
+        statements = losses_of(loop, at)
+        apart = {
+            last_name(target) or ""
+            for item in statements
+            if isinstance(item, ast.Assign) and _keeps_apart(values, item.value)
+            for target in item.targets
+        }
+        draws = isinstance(loop, ast.For) and bool(drawn_by(loop))
+        for statement in statements:
+            for node in ast.walk(_loss_in(statement)):
+                if _joins(values, node, at[statement], set(apart)) or (
+                    draws and isinstance(node, ast.Call) and _reads_beside(values, node)
+                ):
+                    return node
+    return None
+
+
+def _reads_beside(values: Values, call: ast.Call) -> bool:
+    """Whether a loss is of records that are not of its lot: all of them, or another lot."""
+    runs = (last_name(call.func) or "").lower().endswith(MODELS) or last_name(call.func) == "next"
+    return runs and any(reads_records(values, item) for item in call.args)
+
+
+def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
+    """What joins the records of a lot in a model of this file that is made private."""
+    script = values.script
+    classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+            for binding in script.bindings_of(part.func):
+                if isinstance(owner := binding.node, ast.ClassDef) and owner not in classes:
+                    classes.append(owner)
+                    parts += ast.walk(owner)
+    for owner in classes:
+        methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
+        runs = ["forward"]
+        for forward in (methods[name] for name in runs if name in methods):
+            drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
+            at = seen_at(values, forward.body[0], drawn, reads_content)
+            for statement, seen in at.items():
+                for node in ast.walk(statement):
+                    if _joins(values, node, seen, set()):
+                        return node
+                    used = node.attr if isinstance(node, ast.Attribute) else ""
+                    if used not in runs:
+                        runs.append(used)
+    return None
+
+
+def _keeps_apart(values: Values, node: ast.expr) -> bool:
+    """Whether a call returns a loss for each record."""
+    return isinstance(node, ast.Call) and _reduction(values, node) == "none"
+
+
+def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=op, right=right):
+            if not (reads_content(left, seen) and reads_content(right, seen)):
+                return False
+            if isinstance(op, ast.MatMult):
+                return _is_turned(left) or _is_turned(right)
+            if _is_turned(left) != _is_turned(right):
+                return True
+            sides = (left, right) if isinstance(op, ast.Mult) else (right,)
+            sums = [
+                part
+                for side in sides
+                for part in ast.walk(side)
+                if _is_of_all(values, part, seen, (*SUMS, *EXTREMES))
+            ]
+            scales = isinstance(op, ast.Div | ast.Mult)
+            return bool(sums) and (scales or _same(values, left, sums, seen))
+        case ast.Call(func=function, args=args):
+            name = last_name(function)
+            if name in ("mm", "matmul", "cosine_similarity"):
+                parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
+                drawn = [part for part in parts if reads_content(part, seen)]
+                return len(drawn) > 1 and any(map(_is_turned, drawn))
+            if name == "batch_norm":
+                return any(reads_content(part, seen) for part in args[:1])
+            if name in ("cdist", "pdist"):
+                return all(reads_content(part, seen) for part in args[:2])
+            if name == "einsum" and isinstance(pattern := values.known(args[0]), str):
+                terms, _, result = pattern.replace(" ", "").partition("->")
+                named = zip(terms.split(","), args[1:], strict=False)
+                axes = {term[:1] for term, part in named if reads_content(part, seen)}
+                return bool(result and axes) and axes != {result[:1]}
+            return _is_of_all(values, node, seen, (*OF_ALL, *ALONG)) or _is_of_all(
+                values, node, losses, OF_LOSSES, any_axis=True
+            )
+    return False
+
+
+def _is_turned(node: ast.expr) -> bool:
+    """Whether records are turned to another axis, where they meet those of the first."""
+    match node:
+        case ast.Attribute(attr="T") | ast.Call(func=ast.Attribute(attr="t"), args=[]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="transpose" | "unsqueeze"), args=args):
+            return [getattr(item, "value", None) for item in args] in ([0], [0, 1], [1, 0])
+        case ast.Subscript(slice=ast.Constant(value=None)):
+            return True
+        case ast.Subscript(slice=ast.Tuple(elts=[ast.Constant(value=None), *_])):
+            return True
+    return False
+
+
+def _is_of_all(
+    values: Values, node: ast.AST, seen: Seen, names: tuple[str, ...], *, any_axis: bool = False
+) -> bool:
+    """Whether a call makes one thing of all records of a lot: along no axis, or the first."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr not in names:
+        return False
+    told, args = keywords_of(node), list(node.args)
+    base: ast.AST | None = node.func.value
+    if values.script.is_of(node.func, FOUNDATIONS):
+        base = args.pop(0) if args else None
+    if any_axis and isinstance(base, ast.Call) and _keeps_apart(values, base):
+        return True
+    if base is None or not reads_content(base, seen):
+        return False
+    if any_axis:
+        return True
+    if node.func.attr in ("norm", "quantile", "normalize") and args:
+        args.pop(0)
+    axis = told.get("dim", told.get("axis", args[0] if args else None))
+    return node.func.attr not in ALONG if axis is None else _is_first(values, axis)
+
+
+def _same(values: Values, left: ast.expr, sums: list[ast.AST], seen: Seen) -> bool:
+    """Whether an operand contains what the other sums, as in ``x - x.mean()``.
+
+    A loss of several parts of the lot, or a sum over it, contains none of its rows, unless
+    something of all records is in it.
+    """
+    made = (values.script.value_of(node) for item in sums for node in ast.walk(item)
+            if isinstance(node, ast.Name))  # fmt: skip
+    beside = any(item is not None and reads_records(values, item) for item in made)
+    parts, names = list[ast.AST]([left]), set[str]()
+    while parts:
+        node = parts.pop()
+        args = node.args if isinstance(node, ast.Call) else []
+        several = sum(reads_content(item, seen) for item in args) > 1
+        if not beside and (several or _is_of_all(values, node, seen, (*SUMS, *EXTREMES))):
+            continue
+        names |= {node.id} if isinstance(node, ast.Name) else set()
+        parts += ast.iter_child_nodes(node)
+    return any(
+        isinstance(part, ast.Name) and part.id in names for item in sums for part in ast.walk(item)
+    )
+
+
+# ---- who else learns from the lots ------------------------------------------------------------
+
+
+def set_by_records(values: Values) -> ast.AST | None:
+    """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
+    lots = [at for _, _, at in lots_of(values)]
+    for node in values.script.nodes:
+        statement: ast.AST = node
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as target])
+                | ast.AugAssign(target=ast.Attribute(attr="data" | "weight" | "bias") as target)
+            ):
+                args = [node.value]
+            case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if name in WRITING:
+                statement = values.script.parents[node]
+            case _:
+                continue
+        root: ast.AST = target.value
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        if (last_name(root) or "").lower().endswith(MODELS[:3]) and any(
+            reads_records(values, item)
+            or any(reads_content(item, at[statement]) for at in lots if statement in at)
+            for item in args
+        ):
+            return node
+    return None
+
+
+def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
+    """The other steps in the loop of a step that a loss of its lots leads to, each with that step.
+
+    A step follows the losses formed before it, back to those that it or its model clears.
+    """
+    script = values.script
+    steps = steps_of(values)
+    for step, loop, at in lots_of(values):
+        if step is None:
+            continue
+        formed, cleared = False, set[str]()
+        calls = [c for c, _ in script.method_calls("backward", "step", "zero_grad")]
+        for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
+            around = [outer for outer in script.above(call) if outer in at]
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+            name = last_name(owner) or ""
+            if loop not in script.above(call) or not around:
+                continue
+            if last_name(call.func) == "zero_grad":
+                cleared.add(name)
+                formed = formed and not name.lower().endswith(MODELS)
+            elif last_name(call.func) == "backward":
+                loss = _differentiated(call) or owner
+                formed, cleared = reads_content(loss, at[around[0]]), set()
+            elif call in steps and call is not step and formed and name not in cleared:
+                yield step, call

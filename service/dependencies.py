@@ -1,0 +1,179 @@
+"""Everything that a request may need, made once for an application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from affidavit.certificate import KeyRole, KeyStore
+from affidavit.service.certificate_store import CertificateStore
+from affidavit.service.clock import DatabaseClock
+from affidavit.service.database import open_engine
+from affidavit.service.dispatch.dispatcher import Dispatcher
+from affidavit.service.dispatch.engines import RayJobs, engine_of
+from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, judge_by
+from affidavit.service.fair_queue import Turns
+from affidavit.service.identity.authentication import Authenticator
+from affidavit.service.identity.four_eyes import SecondPerson
+from affidavit.service.identity.openid_sign_in import CodeFlow
+from affidavit.service.identity.provider import Provider
+from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
+from affidavit.service.identity.rate_limiter import RateLimiter
+from affidavit.service.identity.tokens import TokenRepository, last_revocations
+from affidavit.service.keys import Keyring, KeysetStore, RevokedKeys
+from affidavit.service.ledger.service import LedgerService
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.lifecycle.status_lists import StatusLists
+from affidavit.service.log.checkpoint_publisher import (
+    CheckpointPublisher,
+    destinations,
+    published_checkpoints,
+)
+from affidavit.service.log.cosignatures import Cosignatures
+from affidavit.service.log.reader import LogReader
+from affidavit.service.log.sequencer import Sequencer
+from affidavit.service.operation.database_admin import head
+from affidavit.service.operation.readiness import LogWatch, Readiness, SafetyWatch, check_readiness
+from affidavit.service.operation.telemetry import Metrics
+from affidavit.service.pages.sessions import Sessions
+from affidavit.service.policies.store import PolicyStore
+from affidavit.service.pool import AccountingPool
+from affidavit.service.runs.events import RunEvents
+from affidavit.service.runs.queue import RunQueue
+from affidavit.service.runs.service import RunService
+from affidavit.service.settings import Settings
+from affidavit.service.use_cases.certifications import Certifications
+from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
+from affidavit.service.use_cases.draw_certificate import DrawCertificate
+from affidavit.service.use_cases.preview_plan import PreviewPlan
+from affidavit.service.use_cases.submit_plan import SubmitPlan
+
+
+class Services:
+    """The parts of one application; ``head`` is the schema revision that it needs."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Put together what ``settings`` describe; opens and starts nothing yet."""
+        self.engine = open_engine(settings.database_url)
+        self._aside = open_engine(settings.database_url, aside=True)
+        self.clock = DatabaseClock(self._aside)
+        self.store = CertificateStore(self.engine)
+        self.tokens = TokenRepository(self.engine)
+        provider_tokens, self.code_flow = _provider_parts(settings.provider, self.clock.now)
+        self.pool = AccountingPool(settings.workers, settings.time_limit)
+        self.keysets = KeysetStore(self.engine)
+        self.log = LogReader(self.engine)
+        self.public_log_entries = settings.public_log_entries
+        places = destinations(settings.checkpoint_export, self.log, Cosignatures(self.engine))
+        self.ledger_store = LedgerStore(self.engine)
+        self.keyring = Keyring(
+            settings.key_directory,
+            settings.halves,
+            RevokedKeys(KeysetStore(self._aside), self.clock.now),
+            self.clock.now,
+        )
+        self.second_person = SecondPerson(
+            self.engine, self.keysets.administrators, last_revocations
+        )
+        self.policies = PolicyStore(self.engine, self.keyring.public_records, self.clock.now)
+        self.sequencer = Sequencer(
+            self.engine,
+            self.keyring.signer(KeyRole.CHECKPOINT),
+            origin=settings.log_origin,
+            published=lambda: published_checkpoints(places),
+            now=self.clock.now,
+        )
+        self.ledger = LedgerService(
+            self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
+        )
+        run_queue = RunQueue(self.engine)
+        engine, admission = engine_of(settings.dispatch, settings.job), None
+        if isinstance(engine, KubernetesJobs):
+            judge = judge_by(self.engine, KeyStore(settings.key_directory))
+            admission = AdmissionCheck(engine.client, engine.namespace, judge)
+        self.dispatcher = Dispatcher(self.engine, engine, self.clock.now, admission)
+        self.submit_plan = SubmitPlan(
+            self.store, self.pool, self.keyring, self.policies, self.ledger.position
+        )
+        self.certifications = Certifications(self.engine, self.clock.now)
+        self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
+        self.diagnose_claim = DiagnoseClaim(self.pool)
+        self.draw_certificate = DrawCertificate(self.pool)
+        self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
+        self.runs = RunService(
+            run_queue,
+            self.ledger_store,
+            self.ledger,
+            self.store,
+            settings.worker_keys,
+            self.keyring.revoked,
+            self.pool,
+            spreads=isinstance(engine, RayJobs),
+        )
+        self.run_events = RunEvents(run_queue, self.ledger, self.ledger_store)
+        self.authenticator = Authenticator(
+            self.tokens, provider_tokens, self.clock.now, loopback=settings.loopback
+        )
+        self.sessions = Sessions(self.engine, self.tokens)
+        self.rate_limiter = RateLimiter(
+            per_minute=settings.rate_limit, at_once=settings.concurrency_limit
+        )
+        self.turns = Turns(settings.concurrency_limit)
+        self.publisher = CheckpointPublisher(places, self.sequencer.newest)
+        self.metrics = Metrics()
+        self.log_watch = LogWatch()
+        self.safety = SafetyWatch(
+            self.engine, lambda: self.sequencer.problem, self.sequencer.newest, self.clock
+        )
+        self.head = head()
+        self.public_url = settings.public_url
+
+    def key_records(self) -> list[dict[str, Any]]:
+        """Public records of every key that signs or signed here.
+
+        Where a key is both stored and in the directory, the directory's record counts.
+        """
+        records = [*self.store.keys(), *self.keyring.public_records()]
+        return list({record["key_id"]: record for record in records}.values())
+
+    def readiness(self) -> Readiness:
+        """Whether the application can do its work now."""
+        suspended = self.safety.reasons()
+        return check_readiness(self.engine, self.head, self.keyring, suspended, self.log_watch)
+
+    def close(self) -> None:
+        """Stop the log's threads and the accounting, and let go of the database."""
+        self.dispatcher.stop()
+        self.sequencer.stop()
+        self.publisher.stop()
+        self.pool.close()
+        self.engine.dispose()
+        self._aside.dispose()
+
+
+def _provider_parts(
+    provider: Provider | None, now: Callable[[], datetime]
+) -> tuple[ProviderTokens | None, CodeFlow | None]:
+    """Bearer tokens of the provider, and signing in with it; both by the same keys."""
+    if provider is None:
+        return None, None
+    keys = ProviderKeys.of(provider)
+    client = provider.client
+    flow = None if client is None else CodeFlow(provider, client, keys, now)
+    return ProviderTokens(provider, keys, now), flow
+
+
+def services_of(request: Request) -> Services:
+    """The services of the application that handles ``request``."""
+    services: Services = request.app.state.services
+    return services
+
+
+async def _services(request: Request) -> Services:  # a plain one would be run in a thread
+    return services_of(request)
+
+
+TheServices = Annotated[Services, Depends(_services)]

@@ -1,0 +1,447 @@
+"""The store on SQLite and on PostgreSQL: one transaction, one row, nothing rewritten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.certificate import SigningKey, sign_envelope
+from affidavit.plan import canonical_json
+from affidavit.service import database
+from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
+from affidavit.service.certificate_tables import certificates, requests, signing_keys
+from affidavit.service.database import open_engine, reader, writer
+from affidavit.service.lifecycle.status import Status
+from affidavit.service.operation.database_admin import (
+    SchemaNotAtHead,
+    head,
+    metadata,
+    upgrade,
+)
+from affidavit.service.operation.database_admin import require_head as require
+from tests.service.conftest import PRAGMAS
+
+NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
+TABLES = (signing_keys, certificates, requests)
+ID = "sha256:" + "0" * 64
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
+
+
+@pytest.fixture
+def store(engine: Engine) -> CertificateStore:
+    return CertificateStore(engine)
+
+
+SIGNER = SigningKey.generate()
+
+
+def bundle(label: str) -> bytes:
+    """A signed bundle of a statement that has what the log's entry is made of."""
+    predicate = {
+        "certificate_id": ID,
+        "verdict": "certified",
+        "requester": label,
+        "plan": {},
+        "policy": {},
+        "validity": {"not_before": "2025-01-01T12:00:00Z"},
+    }
+    envelope = sign_envelope(canonical_json({"predicate": predicate}), SIGNER)
+    return canonical_json({"envelope": envelope.as_document()})
+
+
+def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
+    created = StoredCertificate(
+        id=f"sha256:{number:064x}",
+        untrusted=False,
+        issue=1,
+        status=Status.ACTIVE,
+        plan_digest=f"sha256:{number:064x}",
+        name="a",
+        dataset="d",
+        adjacency="add_remove",
+        verdict="certified",
+        epsilon_upper=8.0,
+        delta=1e-5,
+        created_at=NOON + timedelta(microseconds=number // 2),
+        not_after=NOON.replace(year=9999),
+        envelope_digest=f"sha256:{number:064x}",
+        approvals_required=0,
+        approvals_given=0,
+        key_id="k",
+        bundle=bundle("é"),
+        result='{"verdict": "certified"}',
+    )
+    return replace(created, **changes)
+
+
+REQUEST = PlanRequest(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
+KEY = {"key_id": "k"}
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in TABLES
+        }
+
+
+def test_what_is_added_is_found_unchanged(store: CertificateStore) -> None:
+    created = certificate()
+    assert store.add(created, KEY, REQUEST) == (created, True)
+    assert store.find(created.id) == created
+    assert store.keys() == [KEY]
+    assert store.find("sha256:" + "f" * 64) is None
+
+
+def test_adding_it_again_keeps_the_first_and_records_the_request(
+    store: CertificateStore, engine: Engine
+) -> None:
+    first = certificate()
+    store.add(first, KEY, REQUEST)
+    assert store.add(certificate(bundle=bundle("other")), KEY, REQUEST) == (first, False)
+    expected = {"signing_keys": 1, "certificates": 1, "requests": 2}
+    assert counts(engine) == expected
+
+
+@pytest.mark.in_both
+def test_adders_that_race_end_with_one_certificate(database_url: str, engine: Engine) -> None:
+    engines = [open_engine(database_url) for _ in range(8)]
+    try:
+        with ThreadPoolExecutor(8) as racers:
+            outcomes = list(
+                racers.map(
+                    lambda pair: CertificateStore(pair[1]).add(
+                        certificate(bundle=bundle(str(pair[0]))), KEY, REQUEST
+                    ),
+                    enumerate(engines),
+                )
+            )
+    finally:
+        for item in engines:
+            item.dispose()
+    assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
+    assert len({stored.bundle for stored, _ in outcomes}) == 1
+    assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8}
+
+
+@pytest.mark.in_both
+def test_first_certificates_of_one_key_that_race_are_all_kept(
+    database_url: str, engine: Engine
+) -> None:
+    engines = [open_engine(database_url) for _ in range(8)]
+    together = Barrier(8)
+
+    def add(number: int) -> bool:
+        store = CertificateStore(engines[number])
+        store.keys()
+        together.wait()
+        return store.add(certificate(number), KEY, REQUEST)[1]
+
+    try:
+        with ThreadPoolExecutor(8) as racers:
+            assert list(racers.map(add, range(8))) == [True] * 8
+    finally:
+        for item in engines:
+            item.dispose()
+    assert counts(engine) == {"signing_keys": 1, "certificates": 8, "requests": 8}
+
+
+def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
+    unsure, sure = certificate(untrusted=True), certificate(bundle=bundle("trusted"))
+    store.add(unsure, KEY, REQUEST)
+    assert store.find(unsure.id) == unsure
+    assert store.repeat(unsure.id, REQUEST, untrusted_too=True) == unsure
+    assert store.repeat(unsure.id, REQUEST, untrusted_too=False) is None
+    assert store.add(sure, KEY, REQUEST) == (sure, True)
+    assert store.find(unsure.id) == sure
+
+
+def test_a_failure_at_the_last_row_leaves_nothing(store: CertificateStore, engine: Engine) -> None:
+    def fail(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("INSERT INTO requests"):
+            raise RuntimeError("the plug was pulled")
+
+    event.listen(engine, "before_cursor_execute", fail)
+    with pytest.raises(RuntimeError, match="plug"):
+        store.add(certificate(), KEY, REQUEST)
+    assert set(counts(engine).values()) == {0}
+
+
+@pytest.mark.ordinary("sqlite")
+def test_killed_before_any_of_its_statements_it_leaves_nothing_and_a_retry_succeeds(
+    database_url: str, engine: Engine
+) -> None:
+    for statements in range(1, 20):
+        killed = _add_in_child(database_url, killed_before=statements)
+        if not killed:
+            break
+        assert set(counts(engine).values()) == {0}, statements
+        engine.dispose()
+    assert 5 <= statements < 20
+    assert set(counts(engine).values()) == {1}
+    assert CertificateStore(engine).add(certificate(), KEY, REQUEST)[1] is False
+
+
+def _add_in_child(url: str, killed_before: int) -> bool:
+    """Add in a forked process, killed before its n-th statement; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            engine, seen = open_engine(url), count(1)
+
+            @event.listens_for(engine, "before_cursor_execute")
+            def _kill(*_arguments: Any) -> None:
+                if next(seen) == killed_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            @event.listens_for(engine, "commit")
+            def _kill_at_commit(_connection: Any) -> None:
+                if next(seen) == killed_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            CertificateStore(engine).add(certificate(), KEY, REQUEST)
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+# ---- pages -------------------------------------------------------------------------
+
+
+def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None:
+    created = [certificate(number) for number in range(11)]
+    for item in created:
+        store.add(item, KEY, REQUEST)
+    page, cursor = store.page(None, 3)
+    seen = [row.id for row in page]
+    while cursor is not None:
+        page, cursor = store.page(cursor, 3)
+        seen += [row.id for row in page]
+    assert seen == [entry.id for entry in sorted(created, key=lambda c: (c.created_at, c.id))][::-1]
+
+
+def test_filters_narrow(store: CertificateStore) -> None:
+    store.add(certificate(1, name="b", verdict="refused"), KEY, REQUEST)
+    store.add(certificate(4), KEY, REQUEST)
+
+    def ids(**wanted: Any) -> list[str]:
+        return [row.id[-1] for row in store.page(None, 10, **wanted)[0]]
+
+    assert ids() == ["4", "1"]
+    assert ids(verdict="refused") == ["1"]
+    assert ids(name="a") == ["4"]
+    assert ids(plan_digest=certificate(1).plan_digest) == ["1"]
+    assert ids(created_after=NOON) == ["4"]
+    assert ids(created_before=NOON + timedelta(microseconds=1)) == ["1"]
+    assert ids(verdict="refused", name="a") == []
+
+
+# ---- append-only -------------------------------------------------------------------
+
+
+@pytest.mark.in_both
+@pytest.mark.parametrize("table", [table.name for table in TABLES])
+@pytest.mark.parametrize("attack", ["UPDATE", "DELETE", "TRUNCATE"])
+def test_rows_can_be_neither_changed_nor_removed(
+    store: CertificateStore, engine: Engine, table: str, attack: str
+) -> None:
+    store.add(certificate(), KEY, REQUEST)
+    column = metadata.tables[table].columns.keys()[0]
+    statement = {
+        "UPDATE": f"UPDATE {table} SET {column} = {column}",
+        "DELETE": f"DELETE FROM {table}",
+        "TRUNCATE": f"TRUNCATE {table} CASCADE",
+    }[attack]
+    if attack == "TRUNCATE" and engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no TRUNCATE")
+    with pytest.raises(DatabaseError, match="append-only"), engine.begin() as connection:
+        connection.execute(text(statement))
+    assert set(counts(engine).values()) == {1}
+
+
+def test_replication_mode_does_not_switch_the_triggers_off(
+    postgresql_url: str,
+) -> None:
+    engine = open_engine(postgresql_url)
+    CertificateStore(engine).add(certificate(), KEY, REQUEST)
+    replica = engine.connect()
+    replica.execute(text("SET session_replication_role = replica"))
+    replica.commit()
+    for statement in ("DELETE FROM requests", "TRUNCATE requests"):
+        with pytest.raises(DatabaseError, match="append-only"):
+            replica.execute(text(statement))
+        replica.rollback()
+    replica.close()
+    assert counts(engine)["requests"] == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("recursive", ["ON", "OFF"])
+@pytest.mark.parametrize("table", [table.name for table in TABLES])
+def test_insert_or_replace_is_refused_whatever_the_stranger_sets(
+    sqlite_url: str, tmp_path: Path, table: str, recursive: str
+) -> None:
+    engine = open_engine(sqlite_url)
+    CertificateStore(engine).add(certificate(), KEY, REQUEST)
+    engine.dispose()
+    stranger = sqlite3.connect(tmp_path / "affidavit.db")
+    stranger.execute(f"PRAGMA recursive_triggers={recursive}")
+    columns = metadata.tables[table].columns.keys()
+    listed = ", ".join(columns)
+    for statement in (
+        f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}",
+        f"REPLACE INTO {table} SELECT * FROM {table}",
+        # Another key under the hidden row number of the row that is to vanish.
+        f"INSERT OR REPLACE INTO {table} (rowid, {listed}) SELECT rowid, "
+        + ", ".join(["'other'" if columns[0] in ("id", "key_id") else columns[0], *columns[1:]])
+        + f" FROM {table}",
+        f"UPDATE OR REPLACE {table} SET {columns[0]} = {columns[0]}",
+    ):
+        with pytest.raises(sqlite3.DatabaseError):
+            stranger.execute(statement)
+    stranger.rollback()
+    (stored,) = stranger.execute(f"SELECT {columns[0]} FROM {table}").fetchone()
+    assert stored in (1, ID, "k")
+    stranger.close()
+
+
+# ---- the schema --------------------------------------------------------------------
+
+
+def test_upgrade_twice_changes_nothing(
+    database_url: str, store: CertificateStore, engine: Engine
+) -> None:
+    store.add(certificate(), KEY, REQUEST)
+    upgrade(database_url)
+    assert set(counts(engine).values()) == {1}
+    assert require(engine) == head()
+
+
+def test_an_empty_database_is_not_at_head(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path / 'empty.db'}")
+    with pytest.raises(SchemaNotAtHead, match="affidavit migrate"):
+        require(engine)
+    engine.dispose()
+
+
+def test_two_that_migrate_at_once_both_end_at_head(
+    tmp_path: Path, postgresql: str, request: pytest.FixtureRequest
+) -> None:
+    name = f"empty{abs(hash(request.node.nodeid))}"
+    engine = open_engine(f"{postgresql}/postgres").execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    for url in (f"sqlite:///{tmp_path / 'deep' / 'empty.db'}", f"{postgresql}/{name}"):
+        _in_children(3, lambda url=url: upgrade(url))
+        migrated = open_engine(url)
+        assert require(migrated) == head()
+        migrated.dispose()
+
+
+def _in_children(number: int, work: Callable[[], None]) -> None:
+    children = []
+    for _ in range(number):
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * number
+
+
+def test_sqlite_is_set_up_to_keep_what_it_answered(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PRAGMAS", PRAGMAS)
+    engine = open_engine(sqlite_url)
+    with engine.connect() as connection:
+        result = {
+            pragma: connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one()
+            for pragma in ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers")
+        }
+    engine.dispose()
+    assert result == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "recursive_triggers": 1,
+    }
+
+
+# ---- connections ---------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_opened_anew_before_it_is_used(
+    postgresql_url: str,
+) -> None:
+    engine, other = open_engine(postgresql_url), open_engine(postgresql_url)
+    who = text("SELECT pg_backend_pid()")
+    with engine.connect() as connection:
+        first = connection.execute(who).scalar_one()
+    with engine.connect() as connection:
+        assert connection.execute(who).scalar_one() == first
+    with other.connect() as connection:
+        connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": first})
+    for item in (writer(engine), reader(engine)):
+        with item.connect() as connection:
+            assert connection.execute(who).scalar_one() != first
+    engine.dispose()
+    other.dispose()
+
+
+def test_what_only_reads_waits_for_nobody_and_keeps_nobody_waiting(postgresql_url: str) -> None:
+    engine = open_engine(postgresql_url)
+    states = text("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+    reading = reader(engine).connect()
+    reading.execute(text("SELECT count(*) FROM certificates"))
+    with reader(engine).connect() as connection:
+        assert connection.execute(states).scalar_one() == 0
+    reading.close()
+    # The connection that comes back writes in transactions again.
+    with writer(engine).connect() as connection:
+        connection.execute(text("CREATE TABLE half_done (id int)"))
+        connection.rollback()
+    with reader(engine).connect() as connection:
+        assert connection.execute(text("SELECT to_regclass('half_done')")).scalar_one() is None
+    engine.dispose()
+
+
+def test_what_is_asked_often_is_planned_for_its_values(postgresql_url: str) -> None:
+    engine = open_engine(postgresql_url)
+    plans = text("SELECT sum(generic_plans), sum(custom_plans) FROM pg_prepared_statements")
+    with reader(engine).connect() as connection:
+        for number in range(20):
+            connection.execute(
+                text("SELECT id FROM certificates WHERE id = :id"), {"id": str(number)}
+            )
+        generic, custom = connection.execute(plans).one()
+    assert generic == 0
+    assert custom > 10
+    engine.dispose()
