@@ -1,6 +1,4 @@
 from . import provenance as provenance
-from .advice import Advice as Advice
-from .advice import advise as advise
 from .assessment import Assessment as Assessment
 from .assessment import GroupBound as GroupBound
 from .assessment import html_table as html_table
@@ -59,6 +57,8 @@ from .keyset import SignedKeyset as SignedKeyset
 from .keyset import draft_keyset as draft_keyset
 from .keyset import read_keyset as read_keyset
 from .keyset import read_model as read_model
+from .mechanism_advice import Advice as Advice
+from .mechanism_advice import advise as advise
 from .model_evidence.audit import AUDITABLE as AUDITABLE
 from .model_evidence.audit import Audit as Audit
 from .model_evidence.audit import BadCanaries as BadCanaries

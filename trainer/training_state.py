@@ -40,7 +40,7 @@ from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, NotCertified, RunFailure
 from affidavit.trainer.noise.chacha import Ratchet
-from affidavit.trainer.noise.noise_test import NoiseTest
+from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import NARROW, all_finite, checksum
 from affidavit.trainer.optimizers.dice import ErrorFeedback

@@ -9,7 +9,7 @@ Call ``Guard`` before the loop, and ``step`` between drawing the noise and using
 values are compared with the certificate. ``sums`` (clipped, before noise) and ``released`` (after
 noise) let the guard test the noise of every tensor; without them the noise is only declared, and
 ``notes`` says so. A correct run is stopped with a probability of at most 1e-12
-(``affidavit.gate.guard.noise_test``). No framework is imported.
+(``affidavit.gate.guard.noise_statistics``). No framework is imported.
 
 ``close`` finishes the record, as does the end of a ``with`` block or of the process.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 from affidavit.certificate import VerificationOptions, std_of
 from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in, shape_of
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in, shape_of
 from affidavit.gate.guard.obligations import (
     Certificate,
     CertifiedRun,

@@ -6,7 +6,7 @@
 Before the loop starts, sampler, q, B, clip norm, noise, blocks and the model's trainable tensors
 are compared with the certificate (``opacus_checks``). At every real step, before
 any parameter changes, the guard compares the numbers again, because schedulers change them;
-charges the step on disk; draws the noise, and tests that of each tensor (``noise_test``). No
+charges the step on disk; draws the noise, and tests that of each tensor (``noise_statistics``). No
 optimiser of the process may update a tensor of the model that got no noise in this step. After
 the last certified step the record ends, and a further step is stopped. Virtual steps
 (``BatchMemoryManager``) are no releases and do not count.
@@ -43,7 +43,7 @@ from typing import Any, Literal
 from affidavit.certificate import StepRequirement, VerificationOptions, std_of
 from affidavit.gate.guard import opacus_checks as checks
 from affidavit.gate.guard.errors import GuardStop, StopState
-from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in
 from affidavit.gate.guard.obligations import (
     Certificate,
     CertifiedRun,

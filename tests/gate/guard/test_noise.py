@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from affidavit.gate.guard import GuardStop, noise_test
-from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in
+from affidavit.gate.guard import GuardStop, noise_statistics
+from affidavit.gate.guard.noise_statistics import NoiseTest, digest_of_arrays, noise_in
 from affidavit.gate.guard.sampler import Stream
 
 SIZES = {"one": 1, "bias": 7, "weight": 400}
@@ -55,8 +55,8 @@ def test_right_runs_are_stopped_no_more_often_than_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     promised, runs, alarms = 0.2, 300, 0
-    monkeypatch.setattr(noise_test, "FALSE_ALARM", promised)
-    monkeypatch.setattr(noise_test, "MODEL_ERROR", 0.0)
+    monkeypatch.setattr(noise_statistics, "FALSE_ALARM", promised)
+    monkeypatch.setattr(noise_statistics, "MODEL_ERROR", 0.0)
     for seed in range(runs):
         watch, draws = NoiseTest(), np.random.default_rng(seed)
         try:

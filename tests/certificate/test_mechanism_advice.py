@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from affidavit.certificate.advice import Advice, advise
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
+from affidavit.certificate.mechanism_advice import Advice, advise
 from affidavit.certificate.strategy_comparison import (
     INDEPENDENT,
     MechanismCost,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.noise.noise_test import NoiseTest
+from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.run_config import strategies_of
 from tests.trainer.loop.made import Made, entries_of, plan_with, ran
