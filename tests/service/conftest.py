@@ -166,6 +166,14 @@ def _token_for() -> Callable[..., dict[str, str]]:
 
 
 @pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine of either kind."""
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
+
+
+@pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
     """A client of a running application that nobody made a token for yet."""
     with client_of(settings) as result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -38,13 +38,6 @@ from tests.service.conftest import PRAGMAS
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 TABLES = (signing_keys, certificates, requests)
 ID = "sha256:" + "0" * 64
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    result = open_engine(database_url)
-    yield result
-    result.dispose()
 
 
 @pytest.fixture

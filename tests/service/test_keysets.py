@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -49,13 +48,6 @@ def version(
         expires_at=NOW + timedelta(days=days),
     )
     return created.signed_by(ROOT)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    result = open_engine(database_url)
-    yield result
-    result.dispose()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, delete, func, insert, inspect, select, text, update
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.service.database import open_engine, writer
+from affidavit.service.database import writer
 from affidavit.service.identity import tokens as tokens_module
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import (
@@ -27,13 +26,6 @@ from affidavit.service.identity.tokens import (
 from affidavit.service.log.entries import log_entries
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    result = open_engine(database_url)
-    yield result
-    result.dispose()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
 from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
-from affidavit.service.database import open_engine, writer
+from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import cost_of_bundle
@@ -88,14 +88,6 @@ class Bench:
     def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: LedgerScope = TOY) -> None:
         """Set a version of the budget."""
         self.ledger.set_budget(scope, epsilon, delta, "", call())
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    """An engine of either kind."""
-    result = open_engine(database_url)
-    yield result
-    result.dispose()
 
 
 @pytest.fixture

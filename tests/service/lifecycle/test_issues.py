@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -143,13 +142,6 @@ def test_a_good_certificate_is_not_issued_again(company: Company, plan: Any) -> 
 
 
 # ---- the store -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    result = open_engine(database_url)
-    yield result
-    result.dispose()
 
 
 def old(number: int = 0, **changes: Any) -> Any:
