@@ -15,7 +15,7 @@ any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a 
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖, under
 ``b_min_sep``                         ``b_min_sep`` drawn with the most that a step's draw can have
 any C, any of the last three          or a mixture over how a record happened to be drawn
-b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, that are told,
+b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, disclosed,
 with b ≥ b̂                            of multiplier σ_joint over what these steps' columns share
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
@@ -222,7 +222,7 @@ class Correlation:
         )
 
     def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
-        """Bounds where less is told of the lots in which a record was, drawn as in ``step``."""
+        """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
         if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
             return
         if self.plan.adjacency == "replace_one":
@@ -236,7 +236,7 @@ class Correlation:
             )
         if self._is_apart(at.strategy):
             with suppress(TooLarge):
-                yield from self._where_told(step.sampling_probability, at, joint)
+                yield from self._with_disclosed_steps(step.sampling_probability, at, joint)
 
     def _mixture(
         self, step: PoissonSubsampledGaussian | PoissonSampledGroupGaussian, at: Streamed
@@ -251,16 +251,18 @@ class Correlation:
             at.strategy, turn=at.turn, probability=probability, records=records
         )
 
-    def _where_told(self, probability: float, at: Streamed, joint: float) -> Iterator[Event]:
-        """Bounds where it is told in which steps a record may be; raises ``TooLarge``."""
+    def _with_disclosed_steps(
+        self, probability: float, at: Streamed, joint: float
+    ) -> Iterator[Event]:
+        """Bounds that disclose in which steps a record may be; raises ``TooLarge``."""
         apart = self._phase.sampling.separation
         assert apart is not None
         for stretches in STRETCHES:
-            told = disclosed_steps(
+            disclosed = disclosed_steps(
                 at.strategy, separation=apart, probability=probability, stretches=stretches
             )
-            if told is not None:
-                yield _told_releases(told, joint)
+            if disclosed is not None:
+                yield _disclosed_releases(disclosed, joint)
 
     def attained(self, joint: float, steps: int) -> Event:
         """What the phase releases of one record that takes part as it likes, at σ_joint.
@@ -579,24 +581,24 @@ class Correlation:
         )
 
 
-def _told_releases(told: DisclosedSteps, joint: float) -> Event:
-    """The releases of ``told`` at σ_joint; the first of them concedes what they concede."""
-    (norm, _), *_ = told.norms
-    missed = 1 - told.probability
+def _disclosed_releases(disclosed: DisclosedSteps, joint: float) -> Event:
+    """The releases of ``disclosed`` at σ_joint; the first of them concedes what they concede."""
+    (norm, _), *_ = disclosed.norms
+    missed = 1 - disclosed.probability
     first = GaussianMixture(
-        weights=(missed, told.probability),
+        weights=(missed, disclosed.probability),
         noise_multiplier=joint / norm * _DOWN,
-        conceded=told.conceded,
+        conceded=disclosed.conceded,
     )
     others = (
         Repeated(
             event=PoissonSubsampledGaussian(
-                sampling_probability=told.probability,
+                sampling_probability=disclosed.probability,
                 noise_multiplier=joint / norm * _DOWN,
             ),
             count=count - (place == 0),
         )
-        for place, (norm, count) in enumerate(told.norms)
+        for place, (norm, count) in enumerate(disclosed.norms)
     )
     return Composed(events=(first, *others))
 
@@ -643,7 +645,7 @@ def _built(
 
 
 STRETCHES = 1, 2, 4, 8
-"""Steps of one block in which a record may be, of those that are told."""
+"""Steps of one block in which a record may be, of those that are disclosed."""
 RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53

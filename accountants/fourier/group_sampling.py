@@ -309,7 +309,7 @@ def most_drawn(numbers: tuple[float, ...]) -> int:
 
     ``numbers`` are the chances of 0, 1, ... records.
     """
-    return max((k for k, chance in enumerate(numbers) if chance > _HOPELESS), default=1) or 1
+    return max([1, *(k for k, chance in enumerate(numbers) if chance > _HOPELESS)])
 
 
 def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:

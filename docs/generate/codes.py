@@ -148,16 +148,21 @@ def _write_out(function: ast.FunctionDef) -> None:
                 texts.append((item.lineno, name, _text(value)))
             case ast.Call():
                 calls.append(item)
+    texts.sort()
     for call in calls:
-        above = {name: text for line, name, text in sorted(texts) if line < call.lineno}
+        above = {name: text for line, name, text in texts if line < call.lineno}
         call.args = [_named(item, above) for item in call.args]
         for keyword in call.keywords:
             keyword.value = _named(keyword.value, above)
 
 
+class NamedText(ast.Constant):
+    """The text that a name stands for."""
+
+
 def _named(value: ast.expr, texts: dict[str, str]) -> ast.expr:
     text = texts.get(value.id) if isinstance(value, ast.Name) else None
-    return ast.Constant(text, kind=value.id) if text else value
+    return NamedText(text) if text else value
 
 
 @cache
@@ -217,7 +222,7 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
                 room=room,
                 message=_first(provided, MESSAGES),
                 remedy=_first(provided, REMEDIES),
-                named=any(getattr(provided.get(name), "kind", None) for name in MESSAGES),
+                named=any(isinstance(provided.get(name), NamedText) for name in MESSAGES),
             )
 
 
