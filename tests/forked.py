@@ -4,14 +4,20 @@ Most of what a start of the service or of a trainer costs is imports. ``python -
 MODULE FD`` has MODULE ``prepare`` once, and then calls its ``main`` with the arguments of everybody
 who asks over the socket FD, each in a process of its own that may be killed. What is imported
 late or exchanged is so in ``prepare``: the tests themselves are collected with MODULE imported.
+
+A test never forks its own process: another thread of it may hold a lock, which the child would
+wait for. It sends the function to a process that has no threads (``call``).
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
+import copyreg
 import gc
 import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -22,6 +28,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 1 << 16
@@ -70,6 +78,8 @@ class Forked:
 
 
 Process = subprocess.Popen[Any] | Forked
+CALL = "call a pickled function"
+"""The first argument of a request that is not for ``main``."""
 
 
 def fork(
@@ -77,11 +87,33 @@ def fork(
 ) -> Forked:
     """``module.main(arguments)`` in this environment, with ``output`` for all that it says."""
     request = json.dumps([[*arguments], {**environment}]).encode()
-    assert len(request) < MOST
+    assert len(request) < MOST, len(request)
     told, telling = os.pipe()
     socket.send_fds(_mother(module), [request], [output, telling])
     os.close(telling)
     return Forked(told)
+
+
+def call(module: str, function: Callable[[], Any]) -> Forked:
+    """``function()``, which can be pickled, with what ``module`` has imported.
+
+    It ends with 0, or with 1 and a traceback if it raises.
+    """
+    pickled = base64.b64encode(pickle.dumps(function)).decode()
+    return fork(module, [CALL, pickled], os.environ, 2)
+
+
+def _private(key: Ed25519PrivateKey) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    return Ed25519PrivateKey.from_private_bytes, (key.private_bytes_raw(),)
+
+
+def _public(key: Ed25519PublicKey) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    return Ed25519PublicKey.from_public_bytes, (key.public_bytes_raw(),)
+
+
+# The tests' keys go where their functions go.
+copyreg.pickle(type(Ed25519PrivateKey.generate()), _private)
+copyreg.pickle(type(Ed25519PrivateKey.generate().public_key()), _public)
 
 
 @cache
@@ -141,13 +173,17 @@ def _watch(
         os.close(output)
         os.environ.clear()
         os.environ.update(environment)
-        end(lambda: main(arguments))
+        end(lambda: _called(arguments[1]) if arguments[:1] == [CALL] else main(arguments))
     for item in (0, 1, 2, output):
         os.close(item)  # who reads what the process says waits until nobody has it
     os.write(telling, b"%*d" % (WIDTH, pid))
     _, status = os.waitpid(pid, 0)
     os.write(telling, b"%*d" % (WIDTH, os.waitstatus_to_exitcode(status)))
     os._exit(0)
+
+
+def _called(pickled: str) -> None:
+    pickle.loads(base64.b64decode(pickled))()
 
 
 def end(main: Callable[[], Any]) -> NoReturn:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -33,6 +30,7 @@ from affidavit.service.operation.database_admin import (
     upgrade,
 )
 from affidavit.service.operation.database_admin import require_head as require
+from tests.service.children import SECONDS, killed, on, start
 from tests.service.conftest import PRAGMAS
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
@@ -185,40 +183,15 @@ def test_a_failure_at_the_last_row_leaves_nothing(store: CertificateStore, engin
 def test_killed_before_any_of_its_statements_it_leaves_nothing_and_a_retry_succeeds(
     database_url: str, engine: Engine
 ) -> None:
+    add = partial(on, CertificateStore, methodcaller("add", certificate(), KEY, REQUEST))
     for statements in range(1, 20):
-        killed = _add_in_child(database_url, killed_before=statements)
-        if not killed:
+        if not killed(statements, database_url, add):
             break
         assert set(counts(engine).values()) == {0}, statements
         engine.dispose()
     assert 5 <= statements < 20
     assert set(counts(engine).values()) == {1}
     assert CertificateStore(engine).add(certificate(), KEY, REQUEST)[1] is False
-
-
-def _add_in_child(url: str, killed_before: int) -> bool:
-    """Add in a forked process, killed before its n-th statement; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            engine, seen = open_engine(url), count(1)
-
-            @event.listens_for(engine, "before_cursor_execute")
-            def _kill(*_arguments: Any) -> None:
-                if next(seen) == killed_before:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            @event.listens_for(engine, "commit")
-            def _kill_at_commit(_connection: Any) -> None:
-                if next(seen) == killed_before:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            CertificateStore(engine).add(certificate(), KEY, REQUEST)
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 # ---- pages -------------------------------------------------------------------------
@@ -349,24 +322,11 @@ def test_two_that_migrate_at_once_both_end_at_head(
         connection.execute(text(f"CREATE DATABASE {name}"))
     engine.dispose()
     for url in (f"sqlite:///{tmp_path / 'deep' / 'empty.db'}", f"{postgresql}/{name}"):
-        _in_children(3, lambda url=url: upgrade(url))
+        children = [start(partial(upgrade, url)) for _ in range(3)]
+        assert [child.wait(SECONDS) for child in children] == [0, 0, 0]
         migrated = open_engine(url)
         assert require(migrated) == head()
         migrated.dispose()
-
-
-def _in_children(number: int, work: Callable[[], None]) -> None:
-    children = []
-    for _ in range(number):
-        child = os.fork()
-        if child == 0:
-            try:
-                work()
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * number
 
 
 def test_sqlite_is_set_up_to_keep_what_it_answered(

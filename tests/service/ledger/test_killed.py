@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import count
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import func, select
 
-from affidavit.service.database import open_engine
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.log.entries import log_entries
+from tests.service.children import killed, on
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.replay import replay
 
 RECORD = "sha256:" + "0" * 64
 STEPS = ("budget", "reserve", "commit", "settle", "release")
 Work = Callable[[LedgerStore], Any]
-
-
-def in_child(url: str, killed_before: int, work: Work) -> bool:
-    """``work`` in a forked process, killed before its n-th statement; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            engine, seen = open_engine(url), count(1)
-
-            def kill(*_: Any) -> None:
-                if next(seen) == killed_before:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            event.listen(engine, "before_cursor_execute", kill)
-            event.listen(engine, "commit", kill)
-            work(LedgerStore(engine))
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 def contents(bench: Bench) -> Any:
@@ -63,18 +40,18 @@ def contents(bench: Bench) -> Any:
 def prepared(bench: Bench, step: str) -> Work:
     """What leads up to ``step``, and the step itself with an idempotency key."""
     if step == "budget":
-        return lambda ledger: ledger.set_budget(TOY, "8", "0.0001", "", call("k"))
+        return methodcaller("set_budget", TOY, "8", "0.0001", "", call("k"))
     bench.budget()
     claim = claim_of(bench.certified())
     if step == "reserve":
-        return lambda ledger: ledger.reserve(claim, call("k"))
+        return methodcaller("reserve", claim, call("k"))
     created = bench.ledger.reserve(claim, call())[0].id
     if step == "commit":
-        return lambda ledger: ledger.commit(created, call("k"))
+        return methodcaller("commit", created, call("k"))
     if step == "release":
-        return lambda ledger: ledger.release(created, "", call("k"))
+        return methodcaller("release", created, "", call("k"))
     bench.ledger.commit(created, call())
-    return lambda ledger: ledger.settle(created, 10, RECORD, call("k"))
+    return methodcaller("settle", created, 10, RECORD, call("k"))
 
 
 @pytest.mark.ordinary("postgresql-reserve", "sqlite-commit", "postgresql-settle")
@@ -85,7 +62,7 @@ def test_killed_at_any_statement_nothing_is_half_done_and_a_retry_does_it_once(
     work = prepared(bench, step)
     before = contents(bench)
     for statement in range(1, 40):
-        if not in_child(database_url, statement, work):
+        if not killed(statement, database_url, partial(on, LedgerStore, work)):
             break
         assert contents(bench) == before, statement
     assert 4 < statement < 40

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -25,8 +26,10 @@ from affidavit.service.ledger.transitions import CostedRun, require_usable
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.dataset import spent_chart
+from tests.service import children
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.replay import replay
+from tests.waiting import wait_until
 
 TABLES = (ledgers, reservations, ledger_events)
 RECORD = "sha256:" + "0" * 64
@@ -400,29 +403,28 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     assert not replay(bench.engine)
 
 
-def reserve_in_a_process(url: str, claim: CostedRun, start: Any, admitted: Any) -> None:
-    """Reserve sixteen times, from threads of a process of its own; tells how many were admitted."""
+def reserve_in_a_process(url: str, claim: CostedRun, start: Path, admitted: Path) -> None:
+    """Reserve sixteen times, from threads of a process of its own; says how many were admitted."""
     engine = open_engine(url)
-    start.wait(60)
-    admitted.put(reserve_all(LedgerStore(engine), claim, 16))
+    wait_until(start.exists)
+    admitted.write_text(str(reserve_all(LedgerStore(engine), claim, 16)))
     engine.dispose()
 
 
 @pytest.mark.in_both
-def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str) -> None:
+def test_four_processes_at_once_never_overspend(
+    bench: Bench, database_url: str, tmp_path: Path
+) -> None:
     claim = bench.claim()
     bench.budget("2.5")
-    bench.engine.dispose()  # a connection must not be shared with a child
-    fork = get_context("fork")
-    start, counts = fork.Barrier(4), fork.SimpleQueue()
-    given = (database_url, claim, start, counts)
-    processes = [fork.Process(target=reserve_in_a_process, args=given) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    admitted = sum(counts.get() for _ in processes)
+    start, counts = tmp_path / "start", [tmp_path / str(number) for number in range(4)]
+    processes = [
+        children.start(partial(reserve_in_a_process, database_url, claim, start, path))
+        for path in counts
+    ]
+    start.touch()
+    assert [process.wait(children.SECONDS) for process in processes] == [0] * 4
+    admitted = sum(int(path.read_text()) for path in counts)
     assert 0 < admitted < 64
     stored = bench.ledger.read(repository.find_ledger, TOY)
     assert stored is not None

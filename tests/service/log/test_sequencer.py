@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select, text
+from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from affidavit.certificate import KeyFailure, PublicKey, SigningKey
@@ -26,6 +23,8 @@ from affidavit.service.log.entries import (
     log_leaves,
 )
 from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
+from tests.service import children
+from tests.service.children import killed
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 from tests.waiting import wait_until
 
@@ -158,37 +157,15 @@ def test_killed_before_any_of_its_statements_it_loses_and_doubles_nothing(log: L
         log.enter(3)
         before = log.value("SELECT MAX(leaf_index) FROM log_leaves") + 1
         log.engine.dispose()
-        killed = _sequence_in_child(log.url, statements)
+        was_killed = killed(statements, log.url, partial(children.sequence, KEY, ORIGIN))
         after = log.value("SELECT MAX(leaf_index) FROM log_leaves") + 1
-        assert after == (before if killed else log.entered)
+        assert after == (before if was_killed else log.entered)
         assert log.audit() == []
-        if not killed:
+        if not was_killed:
             break
     assert 6 <= statements < 40
     log.sequence()
     assert order(log) == list(range(log.entered))
-
-
-def _sequence_in_child(url: str, killed_before: int) -> bool:
-    """Sequence in a forked process, killed before its n-th statement; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            engine, seen = open_engine(url), count(1)
-
-            def kill(*_arguments: Any) -> None:
-                if next(seen) == killed_before:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            event.listen(engine, "before_cursor_execute", kill)
-            event.listen(engine, "commit", kill)
-            Sequencer(engine, lambda: KEY, origin=ORIGIN).step()
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    killed = os.WIFSIGNALED(status)
-    assert killed or os.WEXITSTATUS(status) == 0
-    return killed
 
 
 def test_an_entry_is_lost_with_the_transaction_that_it_tells_of(log: Log) -> None:

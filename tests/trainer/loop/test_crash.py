@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,52 +26,12 @@ from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 from affidavit.trainer.run_log import RunLog
 from tests.seeds import seeded
+from tests.trainer.loop.children import SECONDS, killed, start
 from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
 
 Run = Callable[..., Ran]
-CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
 CORRELATED = {**CYCLIC, "noise": {"kind": "bidiagonal", "lambda": 0.9}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have PyTorch load what it loads late, so that a process that is started need not."""
-    ran(plan_with(), out=tmp_path_factory.mktemp("warm") / "run")
-
-
-def in_a_process(action: Callable[[], Any]) -> int:
-    """Start ``action`` in a process of its own, which ends with 0, or 9 if it raises."""
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-        except BaseException as error:
-            os.write(2, f"{error!r}\n".encode())
-            os._exit(9)
-        os._exit(0)
-    return child
-
-
-def kill_at(event: int, calls: Sequence[str] = CALLS) -> None:
-    """Have this process die at its ``event``-th call that changes files, of ``calls``.
-
-    Half of what is written then is written.
-    """
-    left = [event]
-    for name in calls:
-        real = getattr(os, name)
-
-        def counted(*arguments: Any, real: Any = real, name: str = name, **named: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                if name == "write":
-                    stream, content = arguments
-                    real(stream, bytes(content)[: len(content) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **named)
-
-        setattr(os, name, counted)
 
 
 def ended(out: Path) -> bool:
@@ -94,14 +54,8 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     kills, charged = 0, 0
     for _ in range(30):
         event = drawn.randint(1, 45 if kills >= 3 else 15)  # too soon for the end
-
-        def go_on(event: int = event) -> None:
-            kill_at(event)
-            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=2)
-
-        _, status = os.waitpid(in_a_process(go_on), 0)
-        assert os.WIFSIGNALED(status) or status == 0
-        kills += os.WIFSIGNALED(status)
+        settings = {"bundle": bundle, "resume": begun(out), "checkpoint_every": 2}
+        kills += killed(plan, out, dies_at=event, **settings)
         now = sum(entry["type"] == "charge" for entry in entries_whole(out))
         assert charged <= now <= STEPS  # a charge that was there is there for good
         charged = now
@@ -135,19 +89,15 @@ def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
     plan, first = plan_with(), tmp_path / "first"
     bundle = bundle_of(plan)
 
-    def killed(out: Path, event: int, call: str) -> None:
-        def go_on() -> None:
-            kill_at(event, [call])
-            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=2)
+    def killed_at(event: int, call: str, out: Path) -> bool:
+        settings = {"bundle": bundle, "resume": begun(out), "checkpoint_every": 2}
+        return killed(plan, out, dies_at=event, calls=[call], **settings)
 
-        _, status = os.waitpid(in_a_process(go_on), 0)
-        assert os.WIFSIGNALED(status)
-
-    killed(first, renaming, "replace")
+    assert killed_at(renaming, "replace", first)
     for event in range(1, 5):
         out = tmp_path / f"again-{event}"
         shutil.copytree(first, out)
-        killed(out, event, "write")
+        assert killed_at(event, "write", out)
         ran(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
         result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
         assert result.findings == ()
@@ -162,16 +112,12 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
     for attempt in range(1, 100):
         if ended(out):
             break
-
-        def go_on() -> None:
-            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=3)
-
-        child = in_a_process(go_on)
+        child = start(plan, out, bundle=bundle, resume=begun(out), checkpoint_every=3)
         time.sleep(drawn.uniform(0.02, 0.1 * attempt))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status) or status == 0
-        kills += os.WIFSIGNALED(status)
+        child.kill()
+        code = child.wait(SECONDS)
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
     assert kills >= 2
     result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert result.findings == ()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +16,9 @@ from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.settings import Supervision
+from tests.trainer.loop.children import SECONDS, start
 from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
-from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed, in_a_process
+from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
 from tests.waiting import wait_until
 
@@ -56,9 +55,7 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
     bundle, allowance = bundle_of(plan), tmp_path / "allowance"
     allowance.write_text("4")
     first = Supervision(allowance=allowance)
-    child = in_a_process(
-        lambda: ran(plan, out=zombie, bundle=bundle, checkpoint_every=3, supervision=first)
-    )
+    child = start(plan, zombie, bundle=bundle, checkpoint_every=3, supervision=first)
     try:
         until(zombie, 4)
         time.sleep(0.1)
@@ -67,8 +64,8 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
         allowance.write_text("7")
         until(zombie, 7)
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
+        child.wait(SECONDS)
     ran(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
     taken, stored = keys_of(zombie), keys_of(heir)
     assert sorted(taken.values()) == list(range(7))

@@ -1,0 +1,53 @@
+"""Runs of the small model in processes of their own, which may be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from affidavit.plan import Plan
+from tests.forked import Forked, call
+from tests.trainer.loop.made import KEY, ran
+
+MODULE = "tests.trainer.loop.forked_ranks"
+SECONDS = 120.0
+CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
+"""What changes files."""
+
+
+def start(
+    plan: Plan, out: Path, *, dies_at: int = 0, calls: Sequence[str] = CALLS, **arguments: Any
+) -> Forked:
+    """``ran(plan, out=out, ...)``, which dies at its ``dies_at``-th call of ``calls``, if any."""
+    work = partial(ran, plan, out=out, trusted=[KEY.public], **arguments)
+    return call(MODULE, partial(_until, dies_at, tuple(calls), work))
+
+
+def killed(plan: Plan, out: Path, **arguments: Any) -> bool:
+    """Whether such a run was killed; fails if it ended otherwise than by its last step."""
+    code = start(plan, out, **arguments).wait(SECONDS)
+    assert code in (0, -signal.SIGKILL), code
+    return code != 0
+
+
+def _until(number: int, calls: Sequence[str], work: partial[Any]) -> None:
+    """Half of what the last call writes is written."""
+    left = [number]
+    for name in calls:
+        real = getattr(os, name)
+
+        def counted(*arguments: Any, real: Any = real, name: str = name, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                if name == "write":
+                    stream, content = arguments
+                    real(stream, bytes(content)[: len(content) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        setattr(os, name, counted)
+    work()
