@@ -117,7 +117,7 @@ class Services:
         self.authenticator = Authenticator(
             self.tokens, provider_tokens, self.clock.now, loopback=settings.loopback
         )
-        self.sessions = Sessions(self.engine, self.tokens)
+        self.sessions = Sessions(self.engine, self.tokens, self.keyring)
         self.rate_limiter = RateLimiter(
             per_minute=settings.rate_limit, at_once=settings.concurrency_limit
         )

@@ -115,10 +115,7 @@ class Keyring:
             self._look()
             if not self._records:
                 return self._development[role]
-            now, revoked = self.now(), self._revoked()
-            for public in reversed(self._records):
-                if not (public.may(role) and public.covers(now)) or public.key_id in revoked:
-                    continue
+            for public in self._valid(role):
                 result = self._half_of(public)
                 if result is not None:
                     return result
@@ -131,6 +128,13 @@ class Keyring:
     def signer(self, role: KeyRole) -> Callable[[], SigningPort]:
         """Who signs for ``role``, asked each time."""
         return partial(self.current, role)
+
+    def accepts(self, role: KeyRole, signature: bytes, message: bytes) -> bool:
+        """Whether a key that may sign for ``role`` now made ``signature``."""
+        with self._lock:
+            self._look()
+            keys = self._valid(role) if self._records else [self._development[role].public]
+        return any(key.accepts(signature, message) for key in keys)
 
     def all_current(self) -> tuple[SigningPort, ...]:
         """Who signs for each role of a service. Raises ``KeyFailure`` where nobody can."""
@@ -154,6 +158,12 @@ class Keyring:
             )
         else:
             log.info("certificates are signed by key %s", key.key_id)
+
+    def _valid(self, role: KeyRole) -> list[PublicKey]:
+        """The directory's keys that may sign for ``role`` now, newest first."""
+        now, revoked = self.now(), self._revoked()
+        may = [key for key in self._records if key.may(role) and key.covers(now)]
+        return [key for key in reversed(may) if key.key_id not in revoked]
 
     def _half_of(self, public: PublicKey) -> SigningPort | None:
         if public.key_id not in self._found:

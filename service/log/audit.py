@@ -56,7 +56,7 @@ from affidavit.service.log.entries import (
 )
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType, dataset_grant_entry
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
-from affidavit.service.policies.store import policies, tampered, waiver_uses
+from affidavit.service.policies.store import policies, tampered, waiver_uses, waivers
 from affidavit.service.runs.repository import run_events, runs
 
 # ---- the tree ------------------------------------------------------------------------
@@ -384,9 +384,14 @@ def _compare_table(
 
 
 def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the ids of keys with their records."""
+    """Compare the ids of keys with their records, and with what they signed: all are listed."""
+    used: set[str] = set()
+    for table in (certificates, log_checkpoints, policies, waivers):
+        used.update(connection.execute(select(table.c.key_id).distinct()).scalars())
     for row in connection.execute(select(signing_keys).order_by(signing_keys.c.key_id)):
         where = f"signing_keys {row.key_id}"
+        if row.key_id not in used:
+            yield AuditFinding("row_without_entry", where, "nothing here was signed with it.")
         try:
             if key_of(row.record).key_id != row.key_id:
                 yield AuditFinding("row_changed", where, "its record is of another key.")

@@ -1,6 +1,7 @@
 """Browser sessions, and the cookies that carry them.
 
-- The cookie is 256 random bits, new at every sign-in; the database has its SHA-256.
+- The cookie is 256 random bits, new at every sign-in, of which the database has the SHA-256, and
+  the service's signature of the session: nobody signs in by writing a row to the database.
 - A session ends 12 hours after it began, after an hour without a request, when its person
   signs out, and at once when its token is revoked or expires.
 - A session by token may do what the token may now, looked up for each request. One by the
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +31,11 @@ from sqlalchemy import (
     JSON,
     CheckConstraint,
     Column,
+    Connection,
     Engine,
     ForeignKey,
     Index,
+    RowMapping,
     String,
     Table,
     delete,
@@ -40,11 +44,14 @@ from sqlalchemy import (
     update,
 )
 
+from affidavit.certificate import KeyRole
+from affidavit.plan import digest_of
 from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import Store
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.tokens import TokenRepository
+from affidavit.service.keys import Keyring
 
 if TYPE_CHECKING:
     from affidavit.service.dependencies import Services
@@ -83,33 +90,39 @@ NewSession = tuple[str, datetime]
 class Sessions(Store):
     """The sessions of browsers."""
 
-    def __init__(self, engine: Engine, tokens: TokenRepository) -> None:
+    def __init__(self, engine: Engine, tokens: TokenRepository, keyring: Keyring) -> None:
         super().__init__(engine)
         self._tokens = tokens
+        self._keyring = keyring
 
     def begin(self, caller: Caller, *, at: datetime) -> NewSession:
-        """Begin a session for ``caller``, and delete the expired ones."""
-        cookie = secrets.token_urlsafe(32)
-        ends = at + LONGEST
+        """Begin a session for ``caller``, and delete the expired ones.
+
+        Raises ``KeyFailure`` where the service cannot sign.
+        """
         roles = [
             {"team": actor.team, "scopes": sorted(actor.scopes)}
             for actor in (caller.actor, *caller.elsewhere)
         ]
+        values = {
+            "actor": caller.actor.name,
+            "roles": roles,
+            "token_id": caller.token_id,
+            "team": caller.actor.team,
+            "created_at": at,
+            "seen_at": at,
+            "expires_at": at + LONGEST,
+        }
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
-            connection.execute(
-                insert(sessions).values(
-                    digest=_digest(cookie),
-                    actor=caller.actor.name,
-                    roles=roles,
-                    token_id=caller.token_id,
-                    team=caller.actor.team,
-                    created_at=at,
-                    seen_at=at,
-                    expires_at=ends,
-                )
-            )
-        return cookie, ends
+            return self._insert(connection, values)
+
+    def _insert(self, connection: Connection, values: Mapping[str, Any]) -> NewSession:
+        secret = secrets.token_urlsafe(32)
+        row = {**values, "digest": _digest(secret)}
+        connection.execute(insert(sessions).values(row))
+        signature = self._keyring.current(KeyRole.STATUS).sign(_signed(row))
+        return f"{secret}.{signature.hex()}", row["expires_at"]
 
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
         """Who is signed in with ``cookie``; None if nobody is."""
@@ -117,6 +130,8 @@ class Sessions(Store):
         with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
         if row is None or row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
+            return None
+        if not self._keyring.accepts(KeyRole.STATUS, _signature(cookie), _signed(row)):
             return None
         caller = self._caller(row, at)
         if caller is not None and row["seen_at"] <= at - SEEN:
@@ -127,16 +142,13 @@ class Sessions(Store):
 
     def switch(self, cookie: str, team: str | None) -> NewSession | None:
         """End the session and begin one for ``team``; None if that is none of the person's."""
-        new = secrets.token_urlsafe(32)
         with self._writer.begin() as connection:
             gone = delete(sessions).where(sessions.c.digest == _digest(cookie))
             row = connection.execute(gone.returning(sessions)).mappings().first()
             if row is None or team not in [role["team"] for role in row["roles"]]:
                 connection.rollback()
                 return None
-            values = {**row, "digest": _digest(new), "team": team}
-            connection.execute(insert(sessions).values(values))
-            return new, row["expires_at"]
+            return self._insert(connection, {**row, "team": team})
 
     def end(self, cookie: str) -> None:
         """Sign out."""
@@ -163,7 +175,23 @@ class Sessions(Store):
 
 
 def _digest(cookie: str) -> str:
-    return hashlib.sha256(cookie.encode("utf-8", "surrogatepass")).hexdigest()
+    secret = cookie.partition(".")[0]
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _signature(cookie: str) -> bytes:
+    try:
+        return bytes.fromhex(cookie.partition(".")[2])
+    except ValueError:
+        return b""
+
+
+def _signed(row: Mapping[str, Any] | RowMapping) -> bytes:
+    """What the service signs of a session: all but when it was last seen."""
+    times = {name: row[name].astimezone(UTC).isoformat() for name in ("created_at", "expires_at")}
+    names = ("digest", "actor", "roles", "token_id", "team")
+    digest = digest_of({**{name: row[name] for name in names}, **times})
+    return f"affidavit session {digest}".encode()
 
 
 # ---- cookies ------------------------------------------------------------------------

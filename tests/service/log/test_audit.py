@@ -82,6 +82,19 @@ def test_nothing_is_found_where_nothing_is_wrong(log: Log, issued: list[str]) ->
 
 
 @pytest.mark.usefixtures("issued")
+def test_a_key_is_listed_that_signed_nothing(log: Log, tamper: Tamper) -> None:
+    key = SigningKey.generate().public
+    tamper(
+        "INSERT INTO signing_keys (key_id, record, first_used_at) "
+        "SELECT :id, :record, first_used_at FROM signing_keys",
+        id=key.key_id,
+        record=json.dumps(key.as_record()),
+    )
+    (result,) = log.audit()
+    assert (result.code, result.where) == ("row_without_entry", f"signing_keys {key.key_id}")
+
+
+@pytest.mark.usefixtures("issued")
 def test_a_certificate_is_removed(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM requests", "DELETE FROM certificates WHERE verdict = 'certified'")
     assert [item.code for item in log.audit()] == ["entry_without_row"] * 3
@@ -322,7 +335,7 @@ def test_a_key_that_cannot_be_read_keeps_no_auditor_from_a_kept_checkpoint(
     )
     code, told = run("audit", "verify", "--checkpoint", path)
     assert (code, "signing_keys strange" in told) == (1, True), told
-    assert [item.code for item in log.audit()] == ["row_changed"]
+    assert [item.code for item in log.audit()] == ["row_without_entry", "row_changed"]
 
 
 def test_a_checkpoint_of_an_unknown_key_accuses_nobody(log: Log, run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
@@ -47,12 +48,10 @@ class Door:
     def is_in(self) -> bool:
         return bool(self.client.get("/keys", headers=HTML).status_code == 200)
 
-    def shift(self, columns: tuple[str, ...], back: timedelta) -> None:
-        """Let the session have begun, been seen or end that much earlier."""
+    def update(self, **values: Any) -> None:
+        """Write values into the session's row."""
         with writer(self.engine).begin() as connection:
-            (row,) = connection.execute(select(sessions)).mappings()
-            moved = {name: row[name] - back for name in columns}
-            connection.execute(update(sessions).values(**moved))
+            connection.execute(update(sessions).values(**values))
 
 
 @pytest.fixture
@@ -106,17 +105,16 @@ def test_the_database_stores_only_cookie_hashes(door: Door) -> None:
     assert token not in str(dict(row))
 
 
-@pytest.mark.parametrize(
-    ("columns", "back"),
-    [(("seen_at",), IDLE + MOMENT), (("created_at", "expires_at"), LONGEST + MOMENT)],
-)
+@pytest.mark.parametrize(("age", "idle"), [(LONGEST, timedelta()), (IDLE, IDLE)])
 def test_an_expired_session_returns_to_sign_in(
-    door: Door, columns: tuple[str, ...], back: timedelta
+    door: Door, monkeypatch: pytest.MonkeyPatch, age: timedelta, idle: timedelta
 ) -> None:
     _, token = door.token()
     door.sign_in(token)
     assert door.is_in()
-    door.shift(columns, back)
+    later = datetime.now(UTC) + age + MOMENT
+    door.update(seen_at=later - idle - MOMENT)
+    monkeypatch.setattr(door.client.app.state.services.clock, "now", lambda: later)
     gone = door.client.get("/audit?kind=run", headers=HTML)
     assert gone.status_code == 303
     assert gone.headers["location"] == "/sign-in?next=%2Faudit%3Fkind%3Drun&ended=yes"
@@ -126,6 +124,40 @@ def test_an_expired_session_returns_to_sign_in(
     assert (part.status_code, part.headers["hx-redirect"][:8]) == (204, "/sign-in")
     program = door.client.get("/runs.json")
     assert program.status_code == 401
+
+
+def test_no_row_of_the_database_signs_anybody_in(door: Door) -> None:
+    """Neither a session that was inserted nor one that was given another actor, scope or end."""
+    cookie, _ = _cookie(door.sign_in(door.token()[1]))
+    _, _, signature = cookie.partition(".")
+    with door.engine.connect() as connection:
+        row = dict(connection.execute(select(sessions)).mappings().one())
+    digest = hashlib.sha256(b"planted").hexdigest()
+    with writer(door.engine).begin() as connection:
+        connection.execute(insert(sessions).values({**row, "digest": digest}))
+    for planted in ("planted", f"planted.{signature}", "planted.x", cookie.replace(".", "")):
+        door.client.cookies.clear()
+        door.client.cookies.set("affidavit_session", planted)
+        assert not door.is_in()
+    door.client.cookies.clear()
+    door.client.cookies.set("affidavit_session", cookie)
+    roles = [{"team": None, "scopes": ["admin"]}]
+    other, _ = door.token("admin")
+    for changed in (
+        {"token_id": None},
+        {"token_id": other},
+        {"actor": "ada"},
+        {"roles": roles},
+        {"team": "red"},
+        {"expires_at": row["expires_at"] + MOMENT},
+    ):
+        assert door.is_in()
+        own = sessions.c.digest == row["digest"]
+        with writer(door.engine).begin() as connection:
+            connection.execute(update(sessions).where(own).values(changed))
+        assert not door.is_in(), changed
+        with writer(door.engine).begin() as connection:
+            connection.execute(update(sessions).where(own).values(row))
 
 
 def test_a_session_ends_with_its_token_and_has_its_scopes(door: Door) -> None:
