@@ -9,12 +9,12 @@ witness when asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flint import arb
 
@@ -32,12 +32,16 @@ from affidavit.accountants import (
     has_noise,
     leaves,
     matrix_products,
+    matrix_products_by_distance,
     matrix_sensitivity,
     moves_no_more,
     no_statement,
     prove,
     search_witness,
+    takes_part_no_more,
+    tells_no_less,
     toeplitz_products,
+    toeplitz_products_by_distance,
     toeplitz_sensitivity,
     tree_sensitivity,
     witness_document,
@@ -47,7 +51,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.statement import statement
 from affidavit.certificate.step_requirements import PlanNotClosed, certified_plan
-from affidavit.mechanisms import Lowered, lower, noise_multiplier
+from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier
 from affidavit.plan import (
     ClippingQuantile,
     Composed,
@@ -64,6 +68,8 @@ from affidavit.plan import (
 
 if TYPE_CHECKING:
     from affidavit.mechanisms import Streamed
+
+T = TypeVar("T")
 
 LOOSENESS = 1e-4
 """How far the ε of a proof may lie above the certified one, relative to it."""
@@ -156,6 +162,8 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
         raise no_statement(plan.optimizer.name)
+    if _is_told(lowered, index, event, blocks):
+        return
     for leaf, _ in leaves(event):
         if not _has_noise_and_lots(lowered, index, leaf, blocks):
             raise Unproved(
@@ -174,13 +182,7 @@ def _has_noise_and_lots(
     if own.correlation is not None and own.steps is not None:
         at = own.correlation.at(own.steps)
         if isinstance(leaf, GaussianMixture):
-            if phase.sampling.scheme == "b_min_sep":
-                raise no_statement("participations under b_min_sep")
-            rate = schedule.highest_probability(plan, phase) * at.turn
-            draws = Draws(most=-(-own.steps // at.turn) * records, probability=rate)
-            return plan.adjacency != "replace_one" and all(
-                moves_no_more(leaf, blocks, products, draws) for products in _products(at)
-            )
+            return plan.adjacency != "replace_one" and _moves_no_more(lowered, index, leaf, blocks)
         if isinstance(leaf, Gaussian) and at.unsampled is not None:
             at = replace(at, route="gaussian", sensitivity=at.unsampled)
         # Lots that are drawn afresh have pairs that are in clip norms.
@@ -200,6 +202,49 @@ def _has_noise_and_lots(
     return sampled and has_noise(leaf.noise_multiplier, blocks, squared)
 
 
+def _moves_no_more(
+    lowered: Lowered, index: int, leaf: GaussianMixture, blocks: list[tuple[int, Fraction]]
+) -> bool:
+    """Whether a record that takes part as it is drawn moves phase ``index`` by no more."""
+    at, draws = _drawn(lowered, index)
+    apart = lowered.plan.phases[index].sampling.separation
+    if apart is not None and at.strategy.bands <= apart:
+        return all(
+            takes_part_no_more(leaf, blocks, products, draws, apart)
+            for products in _products_by_distance(at)
+        )
+    return all(moves_no_more(leaf, blocks, products, draws) for products in _products(at))
+
+
+def _is_told(
+    lowered: Lowered, index: int, event: Event, blocks: list[tuple[int, Fraction]]
+) -> bool:
+    """Whether ``event`` bounds phase ``index`` where it is told in which steps a record may be."""
+    plan, apart = lowered.plan, lowered.plan.phases[index].sampling.separation
+    one_record = plan.dataset.records_per_unit == 1 and plan.adjacency != "replace_one"
+    if apart is None or not one_record or not isinstance(event, Composed):
+        return False
+    at, draws = _drawn(lowered, index)
+    return all(
+        any(
+            tells_no_less(leaves(event), blocks, products, draws, apart, stretches)
+            for stretches in STRETCHES
+        )
+        for products in _products_by_distance(at)
+    )
+
+
+def _drawn(lowered: Lowered, index: int) -> tuple[Streamed, Draws]:
+    """The correlated noise of phase ``index``, and how often a unit's records can be drawn."""
+    own, phase = lowered.phases[index], lowered.plan.phases[index]
+    assert own.correlation is not None
+    assert own.steps is not None
+    at = own.correlation.at(own.steps)
+    turns = -(-own.steps // at.turn) * lowered.plan.dataset.records_per_unit
+    rate = schedule.highest_probability(lowered.plan, phase) * at.turn
+    return at, Draws(most=turns, probability=rate)
+
+
 def _sensitivity(at: Streamed) -> arb:
     """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
     from affidavit.mechanisms.strategies import Tree  # slow to import, and seldom needed
@@ -215,22 +260,28 @@ def _sensitivity(at: Streamed) -> arb:
         patterns = Patterns(most=1, apart=1)
     if isinstance(strategy, Tree) and not patterns.white and set(factors) == {1.0}:
         return tree_sensitivity(steps, strategy.period, patterns)
-    column, inverse = _toeplitz(at)
-    if column is not None:
-        return toeplitz_sensitivity(column, factors, patterns, inverse=inverse)
-    matrices, inverse = _matrices(at)
-    bounds = (matrix_sensitivity(rows, factors, patterns, inverse=inverse) for rows in matrices)
-    return reduce(arb.max, bounds)
+    of_column = partial(toeplitz_sensitivity, patterns=patterns)
+    return reduce(arb.max, _of_each(at, of_column, partial(matrix_sensitivity, patterns=patterns)))
 
 
 def _products(at: Streamed) -> list[Products]:
     """Those of the columns of C, for each C that the strategy's rounding allows."""
+    turn = at.turn
+    return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
+
+
+def _products_by_distance(at: Streamed) -> list[list[int]]:
+    """The largest of each distance, for each C that the strategy's rounding allows."""
+    return _of_each(at, toeplitz_products_by_distance, matrix_products_by_distance)
+
+
+def _of_each(at: Streamed, of_column: Callable[..., T], of_rows: Callable[..., T]) -> list[T]:
     factors = _factors(at)
     column, inverse = _toeplitz(at)
     if column is not None:
-        return [toeplitz_products(column, factors, at.turn, inverse=inverse)]
+        return [of_column(column, factors, inverse=inverse)]
     matrices, inverse = _matrices(at)
-    return [matrix_products(rows, factors, at.turn, inverse=inverse) for rows in matrices]
+    return [of_rows(rows, factors, inverse=inverse) for rows in matrices]
 
 
 def _factors(at: Streamed) -> list[float]:

@@ -9,6 +9,7 @@ from .catalogue import CORRELATED_SUM as CORRELATED_SUM
 from .catalogue import all_mechanisms as all_mechanisms
 from .catalogue import mechanism as mechanism
 from .catalogue import optimizers as optimizers
+from .correlation import STRETCHES as STRETCHES
 from .correlation import Correlation as Correlation
 from .correlation import Streamed as Streamed
 from .dp_disk import GAMMA as GAMMA

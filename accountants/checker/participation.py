@@ -96,19 +96,28 @@ def matrix_products(
 
     C is ``rows`` or their inverse; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
     """
-    steps = len(factors)
-    if steps > MOST_ROWS:
-        raise no_statement(f"a matrix of {steps} steps")
+    products, steps = gram(rows, factors, inverse=inverse), len(factors)
+    for i in range(0, steps, turn):
+        for j in range(0, i + 1, turn):
+            groups = range(min(turn, steps - i))
+            size = max(rounded_up(products[i + g, j + g] * UNIT**2) for g in groups)
+            yield size, 1 if i == j else 2
+
+
+def gram(
+    rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]],
+    factors: Sequence[float],
+    *,
+    inverse: bool,
+) -> arb_mat:
+    """|C|ᵀ|C|, C ``rows`` or their inverse; step t counts ``factors``[t]. Raises ``Unproved``."""
+    if len(factors) > MOST_ROWS:
+        raise no_statement(f"a matrix of {len(factors)} steps")
     entries = strategy_matrix(rows, inverse=inverse).tolist()
     sizes = arb_mat(
         [[abs(x) * own for x, own in zip(row, factors, strict=True)] for row in entries]
     )
-    gram = sizes.transpose() * sizes
-    for i in range(0, steps, turn):
-        for j in range(0, i + 1, turn):
-            groups = range(min(turn, steps - i))
-            size = max(rounded_up(gram[i + g, j + g] * UNIT**2) for g in groups)
-            yield size, 1 if i == j else 2
+    return sizes.transpose() * sizes
 
 
 def moves_no_more(

@@ -42,6 +42,7 @@ from affidavit.accountants.checker import (
     toeplitz_sensitivity,
     tree_sensitivity,
 )
+from affidavit.accountants.checker.separated import _chance_of_more
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
     Composed,
@@ -392,6 +393,24 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(curve, [0, 1, 2] * 6)) == alone * 6
     assert ctx.prec == before
+
+
+@pytest.mark.parametrize(("stretches", "phases"), [(1, 3), (2, 2), (3, 2)])
+def test_large_steps_that_are_told_are_no_more_often_more(stretches: int, phases: int) -> None:
+    """Every phase of four blocks, and what their steps meet of each other."""
+    draw, length = random.Random(phases), stretches * phases
+    products = sorted((draw.randrange(1, 100) for _ in range(length + 1)), reverse=True)
+    runs = []
+    for drawn in product(range(phases), repeat=4):
+        steps = [length * n + phases * i + u for n, u in enumerate(drawn) for i in range(stretches)]
+        apart = [[abs(step - other) for other in steps] for step in steps]
+        runs.append([sum(products[d] for d in row if d <= length) for row in apart])
+    for square in sorted({square for run in runs for square in run}):
+        larger = [sum(own > square for own in run) for run in runs]
+        for count in range(4 * stretches):
+            bound = _chance_of_more(count, square, products, 4, stretches, phases)
+            assert bound >= sum(number > count for number in larger) / len(runs)
+    assert _chance_of_more(0, max(map(max, runs)), products, 4, stretches, phases) == 0
 
 
 @pytest.mark.ordinary("2-2")

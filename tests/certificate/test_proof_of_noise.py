@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -170,6 +171,59 @@ def test_what_participations_add_up_to_is_proved_and_no_less(
     monkeypatch.setattr(correlation, "participation_mixture", understated)
     with pytest.raises(Unproved, match="noise that was accounted"):
         lowered_and_required(document, bound=1)
+
+
+SEPARATED = plan_document(
+    sampling={"scheme": "b_min_sep", "lot_size": 20, "separation": 5},
+    steps=400,
+    noise={"kind": "toeplitz", "coefficients": [1.0, 0.9, 0.8, 0.7, 0.6]},
+)
+LESS: dict[str, tuple[int, str, Callable[[Any], Any]]] = {
+    "participations": (
+        1,
+        "separated_mixture",
+        lambda mixture: replace(mixture, spacing=mixture.spacing * 0.999),
+    ),
+    "chances": (
+        2,
+        "disclosed_steps",
+        lambda told: replace(told, probability=0.999 * told.probability),
+    ),
+    "norms": (
+        3,
+        "disclosed_steps",
+        lambda told: replace(told, norms=tuple((s * 0.9999, n) for s, n in told.norms)),
+    ),
+    "large norms": (
+        2,
+        "disclosed_steps",
+        lambda told: replace(told, norms=((told.norms[0][0], 5), (told.norms[1][0], 400))),
+    ),
+    "steps": (2, "disclosed_steps", lambda told: replace(told, norms=told.norms[:-1])),
+    "what is conceded": (
+        3,
+        "disclosed_steps",
+        lambda told: replace(told, conceded=told.conceded / 1e6),
+    ),
+}
+"""The bound of the plan that each changes, and how it is made smaller than it is."""
+
+
+@pytest.mark.parametrize("less", LESS)
+def test_participations_that_are_apart_are_proved_and_no_fewer(
+    less: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, name, change = LESS[less]
+    lowered_and_required(SEPARATED, bound=bound)
+    real = getattr(correlation, name)
+
+    def understated(*arguments: Any, **named: Any) -> Any:
+        result = real(*arguments, **named)
+        return None if result is None else change(result)
+
+    monkeypatch.setattr(correlation, name, understated)
+    with pytest.raises(Unproved, match="noise that was accounted"):
+        lowered_and_required(SEPARATED, bound=bound)
 
 
 @pytest.mark.ordinary("1")
