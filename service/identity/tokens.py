@@ -50,7 +50,7 @@ import secrets
 import string
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from threading import Lock
@@ -62,6 +62,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     ForeignKey,
+    RowMapping,
     String,
     Table,
     Text,
@@ -73,6 +74,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from affidavit.certificate.log import LogEntry
 from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import Store, write
 from affidavit.service.identity.actor import (
@@ -84,7 +86,7 @@ from affidavit.service.identity.actor import (
     Serves,
 )
 from affidavit.service.identity.four_eyes import Approve, alone
-from affidavit.service.log.entries import WAITING, append, log_entries, log_leaves
+from affidavit.service.log.entries import WAITING, append, log_entries, log_leaves, logged
 from affidavit.service.teams import NAME as TEAM_NAME
 
 # ---- the text ------------------------------------------------------------------------
@@ -226,6 +228,7 @@ class TokenRepository(Store):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._any = False
+        self._logged: set[tuple[Any, ...]] = set()
         self._uses: dict[str, float] = {}
         self._lock = Lock()
 
@@ -266,35 +269,24 @@ class TokenRepository(Store):
             _require_of_team(team, allowed)
         serves = _serves(allowed, queues, datasets)
         text = mint()
-        expires_at = at + timedelta(days=days)
+        row = {
+            "id": text.id,
+            "name": name,
+            "scopes": " ".join(allowed),
+            "digest": text.digest,
+            "created_at": at,
+            "created_by": by,
+            "expires_at": at + timedelta(days=days),
+            "person": owner,
+            "team": team,
+            "serves": json.dumps(serves) if serves else None,
+        }
+        entry = token_entry(row)
         with self._writer.begin() as connection:
             approve(connection)
-            connection.execute(
-                insert(tokens).values(
-                    id=text.id,
-                    name=name,
-                    scopes=" ".join(allowed),
-                    digest=text.digest,
-                    created_at=at,
-                    created_by=by,
-                    expires_at=expires_at,
-                    person=owner,
-                    team=team,
-                    serves=json.dumps(serves) if serves else None,
-                )
-            )
+            connection.execute(insert(tokens).values(row))
             connection.execute(insert(token_uses).values(token_id=text.id))
-            body = {
-                "action": "created",
-                "name": name,
-                "scopes": list(allowed),
-                "expires_at": expires_at.isoformat(timespec="microseconds"),
-                "digest": logged_digest(text.digest),
-                **({} if owner is None else {"person": owner}),
-                **({} if team is None else {"team": team}),
-                **serves,
-            }
-            append(connection, "token", text.id, body, actor=by, at=at)
+            append(connection, "token", text.id, entry.body, actor=by, at=at)
             stored = _find(connection, text.id)
         assert stored is not None
         return stored[0], text
@@ -336,7 +328,7 @@ class TokenRepository(Store):
 
     def with_id(self, token_id: str) -> Token | None:
         """The token of that id, whether or not it still counts."""
-        stored = self.read(_find, token_id)
+        stored = self.read(self._find_logged, token_id)
         return None if stored is None else stored[0]
 
     def find(self, text: TokenText) -> Token | None:
@@ -347,7 +339,23 @@ class TokenRepository(Store):
         """The token that each of ``texts`` is, whether or not it still counts."""
         unique = set(texts)
         with self._reader.connect() as connection:
-            return {text: _if_same(_find(connection, text.id), text) for text in unique}
+            return {text: _if_same(self._find_logged(connection, text.id), text) for text in unique}
+
+    def _find_logged(self, connection: Connection, token_id: str) -> tuple[Token, str] | None:
+        """The token, if it is as its entry in the log says: a row alone is anybody's."""
+        row = connection.execute(_ONE, {"token_id": token_id}).mappings().first()
+        if row is None:
+            return None
+        values = tuple(row[column.name] for column in tokens.columns)
+        if values not in self._logged:
+            entry = token_entry(row)
+            earlier = {name: value for name, value in entry.body.items() if name != "digest"}
+            expected = {each.content.decode() for each in (entry, replace(entry, body=earlier))}
+            if expected.isdisjoint(logged(connection, token_id)):
+                log.error("token %s is not in the log as it is in the database", token_id)
+                return None
+            self._logged.add(values)
+        return _token(row), row["digest"]
 
     def use_is_due(self, token_id: str) -> bool:
         """Whether a use is to be written down now; true once in a while for each token."""
@@ -367,6 +375,23 @@ class TokenRepository(Store):
         except SQLAlchemyError as error:
             # The request was answered; that its time is not known is no reason to fail.
             log.warning("the use of token %s was not recorded: %s", token_id, error)
+
+
+def token_entry(row: Mapping[str, Any] | RowMapping) -> LogEntry:
+    """The entry that logs a row of ``tokens``; those of earlier releases have no digest."""
+    serves = json.loads(row["serves"] or "{}")
+    body = {
+        "action": "created",
+        "name": row["name"],
+        "scopes": row["scopes"].split(),
+        "expires_at": row["expires_at"].isoformat(timespec="microseconds"),
+        "digest": logged_digest(row["digest"]),
+        **{name: row[name] for name in ("person", "team") if row[name] is not None},
+        **{kind: serves[kind] for kind in ("queues", "datasets") if kind in serves},
+    }
+    return LogEntry(
+        kind="token", subject=row["id"], actor=row["created_by"], at=row["created_at"], body=body
+    )
 
 
 _QUERY = (

@@ -22,7 +22,7 @@ from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.certificate_tables import certificates
 from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
-from affidavit.service.identity.tokens import logged_digest, token_revocations, tokens
+from affidavit.service.identity.tokens import token_entry, token_revocations, tokens
 from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
@@ -74,9 +74,10 @@ class EntryType:
     def of_row(self, row: Any) -> set[bytes]:
         """The canonical bytes of the entry that a row must have; of an earlier release, too."""
         entry = self.entry(row)
-        bodies = entry.body, {**entry.body, **dict.fromkeys(self.later)}
+        earlier = {name: value for name, value in entry.body.items() if name not in self.later}
         return {
-            _canonical(entry.kind, entry.subject, entry.actor, entry.at, body) for body in bodies
+            _canonical(entry.kind, entry.subject, entry.actor, entry.at, body)
+            for body in (entry.body, earlier)
         }
 
     def of_entry(self, content: Mapping[str, Any]) -> bytes | None:
@@ -138,21 +139,6 @@ def _waiver_revocation(row: Any) -> LogEntry:
     return _entry("waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason})
 
 
-def _token(row: Any) -> LogEntry:
-    serves = json.loads(row.serves or "{}")
-    body = {
-        "name": row.name,
-        "scopes": row.scopes.split(),
-        "expires_at": row.expires_at.isoformat(timespec="microseconds"),
-        "person": row.person,
-        "team": row.team,
-        "digest": logged_digest(row.digest),
-        "queues": serves.get("queues"),
-        "datasets": serves.get("datasets"),
-    }
-    return _entry("token", row.id, row.created_by, row.created_at, body)
-
-
 def _token_revocation(row: Any) -> LogEntry:
     return _entry("token", row.token_id, row.revoked_by, row.revoked_at, {"reason": row.reason})
 
@@ -187,8 +173,6 @@ def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Log
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
 _GRANTED = _only_where("event", "granted", "event", "key_id", "waiver")
-_TOKEN = ("name", "scopes", "expires_at", "person", "team", "digest", "queues", "datasets")
-_CREATED = _only_where("action", "created", *_TOKEN)
 
 ENTRY_TYPES = (
     EntryType(
@@ -206,7 +190,13 @@ ENTRY_TYPES = (
         entry=_waiver_revocation,
         comparable=_only_where("event", "revoked", "reason"),
     ),
-    EntryType(table=tokens, kinds=("token",), entry=_token, comparable=_CREATED, later=("digest",)),
+    EntryType(
+        table=tokens,
+        kinds=("token",),
+        entry=lambda row: token_entry(row._mapping),
+        comparable=lambda body: body if body.get("action") == "created" else None,
+        later=("digest",),
+    ),
     EntryType(
         table=token_revocations,
         kinds=("token",),

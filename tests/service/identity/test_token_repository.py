@@ -19,11 +19,12 @@ from affidavit.service.identity.tokens import (
     TokenRepository,
     logged_digest,
     mint,
+    token_entry,
     token_revocations,
     token_uses,
     tokens,
 )
-from affidavit.service.log.entries import log_entries
+from affidavit.service.log.entries import append, log_entries
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -53,6 +54,25 @@ def test_a_token_is_found_again_by_its_text_alone(store: TokenRepository) -> Non
     assert store.find(mint()) is None
     other = mint()
     assert store.find(type(shown)(shown.id, other.text)) is None  # right id, wrong secret
+
+
+def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine: Engine) -> None:
+    """Nor one that has more than its entry says."""
+    new(store)
+    planted = mint()
+    with engine.connect() as connection:
+        row = dict(connection.execute(select(tokens)).mappings().one())
+    row |= {"id": planted.id, "digest": planted.digest, "person": "ada", "scopes": "admin"}
+    body = token_entry(row).body
+    with writer(engine).begin() as connection:
+        connection.execute(insert(tokens).values(row))
+    for other in (None, {**body, "scopes": ["submit"]}, {**body, "person": "bob"}, body):
+        assert store.find(planted) is None
+        assert store.with_id(planted.id) is None
+        if other is not None:
+            with writer(engine).begin() as connection:
+                append(connection, "token", planted.id, other, actor="operator:me", at=NOW)
+    assert store.find(planted) is not None
 
 
 def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: Engine) -> None:
