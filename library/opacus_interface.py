@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from opacus.accountants import IAccountant
-from opacus.accountants.registry import register_accountant
-
 from affidavit.library.api import epsilon
 from affidavit.library.bounds import Bound
 
 NAME = "affidavit"
 
 
-class OpacusAccountant(IAccountant):  # type: ignore[misc]
-    """Opacus' ``IAccountant`` whose ε is proved on both sides.
+class _ProvedAccountant:
+    """The methods of Opacus' ``IAccountant``, with an ε that is proved on both sides.
 
     As Opacus' own accountants it takes every step for a Poisson sample, which is what
     ``poisson_sampling=True`` draws, under add_remove.
@@ -49,5 +46,14 @@ class OpacusAccountant(IAccountant):  # type: ignore[misc]
 
 
 def register_opacus_accountant() -> None:
-    """Make ``PrivacyEngine(accountant="affidavit")`` use ``OpacusAccountant``."""
+    """Let Opacus make an accountant of Affidavit: ``PrivacyEngine(accountant="affidavit")``.
+
+    Raises ``ImportError`` without Opacus.
+    """
+    from opacus.accountants import IAccountant
+    from opacus.accountants.registry import register_accountant
+
+    class OpacusAccountant(_ProvedAccountant, IAccountant):  # type: ignore[misc]
+        pass
+
     register_accountant(NAME, OpacusAccountant, force=True)
