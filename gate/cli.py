@@ -35,7 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Certificates": {
         "verify": ("verify", "Verify a certificate offline, step by step."),
-        "keys": ("keys", "Signing keys."),
+        "keys": ("keys", "Manage signing keys."),
         "roots": ("keys", "Manage root keys, which sign keysets offline."),
         "keyset": ("keyset", "Draft, sign, check and publish keysets."),
         "policy": ("policy", "Check policy files."),
@@ -63,7 +63,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "serve": ("programs", "Run the HTTP service."),
         "migrate": ("programs", "Migrate the database to this release's schema."),
         "backup": ("programs", "Back up the embedded database."),
-        "tokens": ("programs", "Access tokens."),
+        "tokens": ("programs", "Manage access tokens."),
         "audit": ("programs", "Verify the log, and export its checkpoints."),
         "witness": ("programs", "Cosign the checkpoints of other logs."),
     },
@@ -91,7 +91,7 @@ class Commands(TyperGroup):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)
             target = single
-        command = _plain(get_command(target))
+        command = plain(get_command(target))
         command.name = cmd_name
         return command
 
@@ -110,9 +110,13 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _plain(command: Any) -> Any:
-    """``command`` and those below it with plain help, and options' own names for their values."""
+def plain(command: Any) -> Any:
+    """``command`` and those below it with plain help, and options' own names for their values.
+
+    A list of commands shows each one's whole summary.
+    """
     command.rich_markup_mode = None
+    command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.metavar = parameter.metavar or parameter.name.upper()
@@ -120,7 +124,7 @@ def _plain(command: Any) -> Any:
         elif not parameter.is_flag and parameter.metavar is None:
             parameter.metavar = parameter.opts[0].lstrip("-").upper()
     for below in getattr(command, "commands", {}).values():
-        _plain(below)
+        plain(below)
     return command
 
 

@@ -81,13 +81,8 @@ def run(program: Callable[[], int]) -> int:
 
 def _program(name: str) -> int:
     """Run ``python -m affidavit.NAME`` in this process."""
-    module = importlib.import_module(f"affidavit.{name}")
-    if hasattr(module, "app"):
-        return _invoke(module.app, module.app.info.name, sys.argv[1:])
-    try:
-        return int(module.main())
-    except SystemExit as finished:
-        return _code(finished)
+    app = importlib.import_module(f"affidavit.{name}").app
+    return _invoke(app, app.info.name, sys.argv[1:])
 
 
 def _code(finished: SystemExit) -> int:
@@ -110,7 +105,9 @@ def _invoke(app: Typer, name: str, arguments: Sequence[str]) -> int:
     from typer import Exit as Finished
     from typer.main import get_command
 
-    command = get_command(app)
+    from affidavit.gate.cli import plain
+
+    command = plain(get_command(app))
     try:
         if COMPLETION in os.environ:
             command.main(list(arguments), prog_name=name)

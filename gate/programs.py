@@ -32,7 +32,8 @@ def _forwarded(name: str, *program: str, needs_torch: bool = False) -> typer.Typ
 
     @forwarded.command(name, add_help_option=False, context_settings=PASS_THROUGH)
     def run(context: typer.Context) -> None:
-        if needs_torch and importlib.util.find_spec("torch") is None:
+        asks = "--help" in context.args
+        if needs_torch and not asks and importlib.util.find_spec("torch") is None:
             stop(f"training needs PyTorch: {REMEDY}")
         _exec(*program, *context.args)
 

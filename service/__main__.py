@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
-from typer.main import get_command
+from typer.core import TyperGroup
 
 from affidavit.certificate import KeyFailure
 from affidavit.service.identity.commands import tokens
@@ -49,10 +49,46 @@ EXPECTED = (
 """What the operator must fix; each message says what."""
 
 
-commands = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+class _Commands(TyperGroup):
+    """Commands that return their exit code, and whose expected errors end with one line."""
+
+    def invoke(self, ctx: Any) -> NoReturn:
+        """Run a command; raises ``typer.Exit`` with its code."""
+        try:
+            raise typer.Exit(super().invoke(ctx) or 0)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+        except EXPECTED as error:
+            raise _ended(str(error), OPERATOR) from None
+        except ModuleNotFoundError as error:
+            if error.name != "psycopg":
+                raise
+            message = "PostgreSQL needs its driver; run: pip install 'affidavit[postgresql]'"
+            raise _ended(message, OPERATOR) from None
+        except SQLAlchemyError as error:
+            cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            message = f"the database cannot be used: {cause}; see DATABASE_URL"
+            raise _ended(message, UNREACHABLE) from None
+        except OSError as error:
+            raise _ended(str(error), OPERATOR) from None
 
 
-@commands.command("serve")
+def _ended(message: str, code: int) -> typer.Exit:
+    typer.echo(f"affidavit: {message}", err=True)
+    return typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="affidavit",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("serve")
 def _serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
@@ -64,7 +100,7 @@ def _serve(
     serve(host, port, Settings.from_environment())
 
 
-@commands.command("migrate")
+@app.command("migrate")
 def _migrate() -> None:
     """Migrate the service's database (DATABASE_URL) to this release's schema."""
     settings = Settings.from_environment()
@@ -74,53 +110,25 @@ def _migrate() -> None:
     typer.echo(f"The schema is at revision {head()}.")
 
 
-@commands.command("backup")
+@app.command("backup")
 def _backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> None:
     """Back up the embedded database to a new file while the service keeps running."""
     size = back_up(Settings.from_environment().database_url, file)
     typer.echo(f"{file} holds {size} bytes.")
 
 
-commands.add_typer(tokens, name="tokens")
-commands.add_typer(audit, name="audit")
-commands.command()(witness)
+app.add_typer(tokens, name="tokens")
+app.add_typer(audit, name="audit")
+app.command()(witness)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    command = get_command(commands)
     try:
-        with command.make_context("affidavit", list(arguments)) as context:
-            return int(command.invoke(context) or 0)
-    except typer.Exit as finished:
-        return finished.exit_code
-    except KeyboardInterrupt:
-        return 0
-    except EXPECTED as error:
-        return _fail(str(error), OPERATOR)
-    except ModuleNotFoundError as error:
-        if error.name != "psycopg":
-            raise
-        return _fail(
-            "PostgreSQL needs its driver; run: pip install 'affidavit[postgresql]'", OPERATOR
-        )
-    except SQLAlchemyError as error:
-        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        return _fail(f"the database cannot be used: {cause}; see DATABASE_URL", UNREACHABLE)
-    except OSError as error:
-        return _fail(str(error), OPERATOR)
-    except Exception as error:
-        # The exceptions for wrong usage are Click's, which Typer does not export.
-        if not hasattr(error, "show"):
-            raise
-        error.show()
-        return OPERATOR
-
-
-def _fail(message: str, code: int) -> int:
-    typer.echo(f"affidavit: {message}", err=True)
-    return code
+        app(arguments, prog_name="affidavit")
+    except SystemExit as finished:
+        return int(finished.code or 0)
+    return 0
 
 
 if __name__ == "__main__":

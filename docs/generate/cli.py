@@ -9,7 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from affidavit.gate import app
-from affidavit.service.__main__ import commands as service
+from affidavit.service.__main__ import app as service
 from affidavit.trainer import app as trainer
 from affidavit.trainer.search import app as search
 from affidavit.worker import app as worker

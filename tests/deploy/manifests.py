@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from affidavit.gate.cli import COMMANDS
-from affidavit.service.__main__ import commands as service
+from affidavit.service.__main__ import app as service
 from affidavit.worker import app as worker
 from tests.release.image import instructions
 
