@@ -7,6 +7,7 @@ its content, or it has an idempotency key.
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
@@ -145,6 +146,12 @@ def error_of(response: httpx.Response) -> Exception:
     if not isinstance(document, dict) or not {"code", "detail"} <= document.keys():
         return Unreachable(f"{response.url} did not return a problem document")
     return problem_of({**document, "status": response.status_code})
+
+
+def unreachable(server: str, result: object) -> Unreachable:
+    """The error of a service that did not respond, without the number of the system's error."""
+    reason = re.sub(r"^\[Errno -?[0-9]+\] ", "", str(result))
+    return Unreachable(f"{server} did not respond: {reason}")
 
 
 def problem_of(document: Mapping[str, Any]) -> Problem:
@@ -317,7 +324,7 @@ def conversation(
             continue
         delay = call.delay(attempt, response)
         if delay is None:
-            raise Unreachable(f"{server}: {result}") if response is None else error_of(response)
+            raise unreachable(server, result) if response is None else error_of(response)
         attempt += 1
         yield delay
 

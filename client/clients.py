@@ -22,7 +22,6 @@ from affidavit.client.calls import (
     Answer,
     Body,
     Call,
-    Unreachable,
     conversation,
     error_of,
     read_at_most,
@@ -153,7 +152,7 @@ class EventStream:
     def fail(self, error: Exception) -> None:
         """Count a broken connection; raises ``Unreachable`` after too many."""
         if self._failures == calls.MAX_RECONNECTS:
-            raise Unreachable(f"{self._server}: {error}") from None
+            raise calls.unreachable(self._server, error) from None
         self._failures += 1
         self._restart()
 

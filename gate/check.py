@@ -114,7 +114,7 @@ def check(
     if searched and format_ == "text":
         err.print(escape(_looked_into(searched, results)))
     if not results:
-        err.print("no plans found, nothing was checked.")
+        err.print("no plans found, nothing was checked. Name a plan, or write one: affidavit init.")
     if format_ != "text":
         print_document(WRITERS[format_](results))
     for kind, path in reports:
@@ -181,10 +181,10 @@ def _looked_into(searched: Sequence[str], results: Sequence[CheckResult]) -> str
     """Which scripts and notebooks of folders make a private call."""
     private = [name for name in searched if any(result.file == name for result in results)]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
-    files = f"searched {len(searched) - notebooks:,} scripts and {notebooks:,} notebooks"
+    files = f"scripts searched: {len(searched) - notebooks:,}, notebooks: {notebooks:,}"
     if private:
         names = ", ".join(private)
-        return printable(f"{files}; {len(private):,} with a private call: {names}.")
+        return printable(f"{files}; with a private call: {names}.")
     return f"{files}; none makes a private call of {', '.join(LIBRARIES)}."
 
 

@@ -42,17 +42,21 @@ ServerOption = Annotated[
 
 @contextmanager
 def connect(
-    server: str, *, timeout: float = TIMEOUT, malformed: Exit = Exit.BLOCKED
+    server: str,
+    token: str | None = None,
+    *,
+    timeout: float = TIMEOUT,
+    malformed: Exit = Exit.BLOCKED,
 ) -> Iterator[Client]:
-    """A client with the token of the environment; its errors end the command.
+    """A client with ``token``, or that of the environment; its errors end the command.
 
     ``malformed`` is the exit code for a request that the service calls malformed.
     """
     require_url(server)
     try:
-        yield Client(server, token=token_for(server), timeout=timeout)
+        yield Client(server, token=token or token_for(server), timeout=timeout)
     except Unreachable as error:
-        fail(str(error), Exit.UNDECIDED)
+        fail(f"{error}. Start it with affidavit serve, or correct --server.", Exit.UNDECIDED)
     except Problem as problem:
         if problem.status in MALFORMED:
             fail(str(problem), malformed)
@@ -84,7 +88,7 @@ def token_for(server: str) -> str | None:
 def require_token(token: str, name: str) -> None:
     """End the command unless ``token`` has the form of one; it is not printed."""
     if _TOKEN.fullmatch(token) is None:
-        stop(f"{name} is not a token: use letters A to Z, digits and . _ ~ + / - = only.")
+        stop(f"{name} is not valid: use letters A to Z, digits and . _ ~ + / - = only.")
 
 
 def credentials_file() -> Path:
@@ -127,13 +131,12 @@ def login(server: ServerOption = SERVER) -> None:
     else:
         token = sys.stdin.readline().strip()
     require_token(token, "the token")
-    try:
-        Client(server, token=token).get("/v1/certificates", {"limit": "1"})
-    except Unreachable as error:
-        fail(str(error), Exit.UNDECIDED)
-    except Problem as problem:
-        if problem.status != 403:  # a valid token without this scope
-            fail(str(problem), Exit.UNDECIDED if problem.status >= 500 else Exit.BLOCKED)
+    with connect(server, token) as client:
+        try:
+            client.get("/v1/certificates", {"limit": "1"})
+        except Problem as problem:
+            if problem.status != 403:  # a valid token without this scope
+                raise
     try:
         path = store_token(server, token)
     except OSError as error:

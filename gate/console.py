@@ -119,7 +119,7 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
 
 def stop(message: str, code: Exit = Exit.USAGE) -> NoReturn:
     """Report an error, of usage if ``code`` is not another, and exit."""
-    err.print(f"[red]error[/] {escape(message)}")
+    err.print(f"[red]Error:[/] {escape(message)}")
     raise typer.Exit(code)
 
 

@@ -107,7 +107,7 @@ def explain(
     if not meanings_of(code) and code not in CATALOGUE:
         near = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        stop(f"unknown code {code[:80]}.{hint}")
+        stop(f"unknown code {code[:80]}.{hint or ' docs/reference/codes.md lists all codes.'}")
 
 
 def mechanisms(

@@ -145,9 +145,10 @@ class Kind:
         """The first of pydantic's errors about ``data``, each once."""
         errors = error.errors(include_url=False)
         own = (details for details in errors if not _echoes(details, errors))
-        return tuple(self._reason(details, data) for details in islice(own, MAX_REASONS))
+        return tuple(self.reason(details, data) for details in islice(own, MAX_REASONS))
 
-    def _reason(self, details: ErrorDetails, data: Any) -> Reason:
+    def reason(self, details: ErrorDetails, data: Any) -> Reason:
+        """One of pydantic's errors about ``data``."""
         path = _path_in(data, details["loc"])
         field = str(path[-1])[:SHOWN] if path else self.what.replace("a ", "the ", 1)
         kind = details["type"]
@@ -162,8 +163,8 @@ class Kind:
             return Reason(
                 code="missing_field",
                 pointer=pointer_to(*path),
-                message=f"{field} is not given.",
-                remedy=f"Give {field}.",
+                message=f"{field} is missing.",
+                remedy=f"Add it; {self.page} lists what each field takes.",
             )
         if kind in ("literal_error", "enum"):
             return _one_of(path, field, details)
@@ -191,6 +192,7 @@ class Kind:
 RULES = {
     "bool": "true or false",
     "dataclass": "a mapping of fields",
+    "datetime": "a date and time, such as 2026-01-31T12:00:00Z",
     "dict": "a mapping of fields",
     "finite": "a finite number",
     "float": "a number",

@@ -19,11 +19,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
@@ -39,7 +41,7 @@ from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate import KeyFailure
 from affidavit.certificate.log import BadTile
-from affidavit.plan import MalformedPlan, PlanError, Reason, pointer_to
+from affidavit.plan import Kind, MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import (
     AccountingFailed,
@@ -112,10 +114,15 @@ class _ProblemResponse(Response):
         await super().__call__(scope, receive, send)
 
 
-def not_well_formed(code: str, error: PlanError, more: str = "") -> Problem:
+def not_well_formed(code: str, error: PlanError) -> Problem:
     """The problem of a body that cannot be read, with every reason."""
     too_large = any(reason.code == "too_large" for reason in error.reasons)
-    return Problem(413 if too_large else 400, code, f"{error.reasons[0]}{more}", *error.reasons)
+    return _of_reasons(413 if too_large else 400, code, error.reasons)
+
+
+def _of_reasons(status: int, code: str, reasons: tuple[Reason, ...]) -> Problem:
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return Problem(status, code, f"{reasons[0]}{more}", *reasons)
 
 
 def problem_of(error: DomainError) -> Problem:
@@ -151,7 +158,7 @@ def invalid_cursor(error: InvalidCursor) -> Problem:
     reason = Reason(
         code="invalid_cursor",
         pointer="/query/cursor",
-        message=f"cursor: {error}.",
+        message=f"{error}.",
         remedy="Follow the next link of a page, or leave cursor out to start again.",
     )
     return Problem(422, "invalid_parameter", str(reason), reason)
@@ -179,38 +186,28 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _malformed_plan(error: MalformedPlan) -> Problem:
-    more = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
-    return not_well_formed("malformed_plan", error, more)
+    return not_well_formed("malformed_plan", error)
+
+
+_PARAMETER = Kind("a parameter of this path", dict, "/openapi.json")
 
 
 def _invalid_parameters(error: RequestValidationError) -> Problem:
-    mistakes = error.errors()
-    headers = {details["loc"][0] == "header" for details in mistakes}
-    detail = "a parameter of the URL is not valid."
-    if headers == {True}:
-        detail = "a header is not valid."
-    elif True in headers:
-        detail = "a parameter of the URL and a header are not valid."
-    return Problem(422, "invalid_parameter", detail, *map(_parameter, mistakes))
+    return _of_reasons(422, "invalid_parameter", tuple(map(_parameter, error.errors())))
 
 
-def _parameter(details: Mapping[str, Any]) -> Reason:
+def _parameter(details: ErrorDetails) -> Reason:
     where, name = ([*details["loc"], "parameters"])[:2]
-    field = str(name)[:SHOWN]
     if details["type"] == "extra_forbidden":
+        field = str(name)[:SHOWN]
         return Reason(
             code="unknown_parameter",
             pointer=pointer_to(where, field),
             message=f"{field} is not a parameter of this path.",
             remedy="Remove it; /openapi.json lists the parameters.",
         )
-    wrong = details["msg"][0].lower() + details["msg"][1:]
-    return Reason(
-        code="invalid_parameter",
-        pointer=pointer_to(where, field),
-        message=f"{field}: {wrong}, not {repr(details.get('input'))[:SHOWN]}.",
-        remedy="Correct it; /openapi.json says what it takes.",
-    )
+    reason = _PARAMETER.reason(details, {where: {}})
+    return replace(reason, code="invalid_parameter")
 
 
 def _database(error: DatabaseError | NoFreeConnection) -> Problem:

@@ -179,7 +179,7 @@ def _source(server: str, token: str | None) -> RunQueueClient:
     if re.fullmatch(r"https?://[^/\s]+\S*", server) is None:
         _stop(f"--server {server[:80]!r} is not a URL: use http://HOST or https://HOST.")
     if token and re.fullmatch(r"[!-~]+", token) is None:
-        _stop("AFFIDAVIT_TOKEN is not a token: it contains invalid characters.")
+        _stop("AFFIDAVIT_TOKEN is not valid: use letters A to Z, digits and . _ ~ + / - = only.")
     return RunQueueClient(server, token)
 
 

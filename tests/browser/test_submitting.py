@@ -132,7 +132,7 @@ def test_a_pasted_script_fills_the_plan_in(visitor: Any, site: Any) -> None:
     page.click("text=Paste a script or document")
     page.fill("#document", SCRIPT)
     page.click("button[value=read]")
-    page.get_by_text("adjacency is not given").wait_for()
+    page.get_by_text("adjacency is missing").wait_for()
     visitor.look("new-plan-pasted")
     page.select_option("[name=adjacency]", "add_remove")
     page.select_option("[name='sampling.scheme']", "poisson")

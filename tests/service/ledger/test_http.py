@@ -273,12 +273,12 @@ def test_an_empty_or_too_large_body_is_told_what_belongs_there(office: Office) -
 def test_a_bad_header_is_not_called_a_parameter_of_the_url(office: Office) -> None:
     refused = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET, idempotency_key="a b")
     assert refused.status_code == 422
-    assert refused.json()["detail"] == "a header is not valid."
-    assert refused.json()["reasons"][0]["pointer"].lower() == "/header/idempotency-key"
+    assert refused.json()["detail"].startswith("invalid_parameter at /header/idempotency-key: ")
     both = office.ask("POST", "/v1/ledgers/%00/budget", "admin", BUDGET, idempotency_key="a b")
-    assert both.json()["detail"] == "a parameter of the URL and a header are not valid."
-    alone = office.ask("POST", "/v1/ledgers/%00/budget", "admin", BUDGET)
-    assert alone.json()["detail"] == "a parameter of the URL is not valid."
+    assert {reason["pointer"].lower() for reason in both.json()["reasons"]} == {
+        "/path/dataset",
+        "/header/idempotency-key",
+    }
 
 
 @ON_SQLITE
