@@ -126,7 +126,10 @@ class Services:
         self.metrics = Metrics()
         self.log_watch = LogWatch()
         self.safety = SafetyWatch(
-            self.engine, lambda: self.sequencer.problem, self.sequencer.newest, self.clock
+            self.engine,
+            lambda: self.sequencer.problem or self.publisher.problem,
+            self.sequencer.newest,
+            self.clock,
         )
         self.head = head()
         self.public_url = settings.public_url

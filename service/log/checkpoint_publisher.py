@@ -10,9 +10,10 @@ that is kept elsewhere. The setting lists destinations, separated by commas:
 ``https://...``
     Each new checkpoint is posted as it is, ``text/plain``.
 ``witness+https://...#KEY``
-    Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last
-    one. The witness is ``affidavit witness`` or any other. Its cosignatures are kept and served if
-    they are by ``KEY``, its verifier key.
+    Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last one.
+    While more than half of the witnesses say that it does not, nothing is spent or signed. The
+    witness is ``affidavit witness`` or any other. Its cosignatures are kept and served if they are
+    by ``KEY``, its verifier key.
 
 Publishing runs in threads of its own, so that a network that hangs does not stop the log, nor a
 witness that never ends its answer the other destinations.
@@ -28,6 +29,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -41,6 +43,7 @@ from affidavit.certificate.log import (
     read_checkpoint,
 )
 from affidavit.client import read_at_most
+from affidavit.plan import Reason
 from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
@@ -61,6 +64,10 @@ log = logging.getLogger("affidavit.service.log")
 
 class PublishError(Exception):
     """A checkpoint could not be delivered; it is retried."""
+
+
+class Contradicted(PublishError):
+    """A witness saw more of the log than there is, or another one."""
 
 
 class FileDestination:
@@ -132,13 +139,18 @@ class WitnessDestination(UrlDestination):
     def send(self, stored: StoredCheckpoint) -> None:
         """Post the note with its proof, again if the witness is at another size.
 
-        Raises ``PublishError``.
+        Raises ``PublishError``, and ``Contradicted`` if the witness saw what the log does not have.
         """
         response = post(self._url, self._body(stored).encode(), TEXT)
         media = response.headers.get("content-type", "").partition(";")[0]
         if response.status_code == httpx.codes.CONFLICT and media == SIZE_TYPE:
             self._size = _parse_size(response.text)
+            if self._size > stored.checkpoint.size:
+                with suppress(NotLogged, LogDamaged):
+                    stored = self._log.latest()  # another replica may have sent it meanwhile
             response = post(self._url, self._body(stored).encode(), TEXT)
+        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+            raise Contradicted(f"the witness {self.name} saw another log under this name")
         if response.status_code != httpx.codes.OK:
             raise PublishError(f"the witness {self.name} answered {response.status_code}")
         self._size = stored.checkpoint.size
@@ -153,7 +165,7 @@ class WitnessDestination(UrlDestination):
         size = stored.checkpoint.size
         hashes: tuple[bytes, ...] = ()
         if self._size > size:
-            raise PublishError(
+            raise Contradicted(
                 f"the witness {self.name} has seen {self._size} entries, but the log has {size}"
             )
         if self._size > 0:
@@ -257,6 +269,7 @@ class CheckpointPublisher:
         self._places = places
         self._newest = newest
         self._sent: dict[Destination, str] = {}
+        self._contradicted: set[Destination] = set()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -276,6 +289,19 @@ class CheckpointPublisher:
         while self._threads:
             self._threads.pop().join(max(0.0, end - time.monotonic()))
 
+    @property
+    def problem(self) -> Reason | None:
+        """That most witnesses saw another log; fewer than that cannot stop the service."""
+        witnesses = [place for place in self._places if isinstance(place, WitnessDestination)]
+        if 2 * len(self._contradicted) <= len(witnesses):
+            return None
+        return Reason(
+            code="log_damaged",
+            message=f"{len(self._contradicted)} of {len(witnesses)} witnesses saw more of the log "
+            "than there is, or another one: the database was rolled back.",
+            remedy="Restore the database from a newer backup, or start another log.",
+        )
+
     def publish(self) -> bool:
         """Deliver the newest checkpoint everywhere; returns whether all destinations have it."""
         delivered = [self._deliver(place) for place in self._places]
@@ -289,10 +315,13 @@ class CheckpointPublisher:
             place.send(newest)
         except PublishError as failure:
             log.error("a checkpoint was not published to %s: %s", place.name, failure)
+            if isinstance(failure, Contradicted):
+                self._contradicted.add(place)
             return False
         except Exception:
             log.exception("publishing a checkpoint failed unexpectedly; it is retried")
             return False
+        self._contradicted.discard(place)
         self._sent[place] = newest.note
         return True
 

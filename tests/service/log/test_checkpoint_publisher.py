@@ -212,9 +212,13 @@ def test_an_old_size_beyond_the_checkpoint_is_malformed(log: Log) -> None:
 
 
 def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
-    log: Log, witness: Any, listening: Any
+    log: Log, witness: Any, listening: Any, tamper: Any
 ) -> None:
-    """Over the wire: the export asks for nothing first, and is told how far the witness is."""
+    """Over the wire: the export asks for nothing first, and is told how far the witness is.
+
+    A log that was rolled back since cannot hide it from its own operator, whom only most of the
+    witnesses can stop.
+    """
 
     def forward(body: bytes, _headers: Any) -> Answer:
         answer = ask(witness, body)
@@ -227,7 +231,20 @@ def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
         first.send(older)
     again = WitnessDestination(url, log.reader)
     again.send(log.grow(3))
-    # A log that was rolled back since cannot hide it from its own operator.
+    publisher = CheckpointPublisher([first], lambda: older)
+    assert publisher.publish() is True  # another replica had more of it cosigned
+    tamper("DELETE FROM log_checkpoints WHERE tree_size > 7")
+    silent = WitnessDestination("http://127.0.0.1:1", log.reader)
+    forked = WitnessDestination(listening(lambda *_: (422, "text/plain", b"")), log.reader)
+    for places, stops in (
+        ([first], True),
+        ([again, first], True),
+        ([first, silent], False),
+        ([first, silent, forked], True),
+    ):
+        publisher = CheckpointPublisher(places, lambda: older)
+        assert publisher.publish() is False
+        assert (publisher.problem is not None) is stops
     with pytest.raises(PublishError, match="10 entries"):
         first.send(older)
 
