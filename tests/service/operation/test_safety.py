@@ -194,7 +194,8 @@ def test_a_log_that_was_rolled_back_is_not_built_on(ask: Any, plan: Any) -> None
     services = ask.services
     wait_until(lambda: services.sequencer.newest() is not None and not pending(services))
     services.sequencer.stop()
-    own(ask, "DELETE FROM log_checkpoints", "DELETE FROM log_nodes", "DELETE FROM log_leaves")
+    wait = "INSERT INTO log_pending SELECT entry_id FROM log_leaves"
+    own(ask, wait, *(f"DELETE FROM log_{table}" for table in ("checkpoints", "nodes", "leaves")))
     refused(ask, plan, made, reservation, "log_damaged")
 
 
