@@ -32,6 +32,7 @@ from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .checker import tree_sensitivity as tree_sensitivity
 from .composition import leaves as leaves
 from .composition import parts as parts
+from .event_curve import EventCurve as EventCurve
 from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve

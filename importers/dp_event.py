@@ -37,14 +37,16 @@ FIELDS = {
     ),
 }
 """The supported kinds, with their fields in dp-accounting 0.6."""
-REMEDIES = {
-    "MixtureOfGaussiansDpEvent": "Write the plan with the sampler that the mixture stands for.",
+DP_EVENT_REMEDIES = {
+    "MixtureOfGaussiansDpEvent": "Write the plan with the sampler that the mixture stands for, or "
+    "account for the event with affidavit.PrivacyAccountant.",
     "RepeatAndSelectDpEvent": "Import the repeated event, and write extra: [{kind: "
-    "repeat_and_select, ...}] beside it.",
+    "repeat_and_select, ...}] beside it; or use affidavit.PrivacyAccountant.",
     "SampledWithReplacementDpEvent": "Sample without replacement (fixed_size) or by poisson: no "
     "scheme of a plan draws a record twice.",
     "SingleEpochTreeAggregationDpEvent": "Write noise: {kind: tree}, with the steps, the sampling "
-    "and restart where there are several trees; a tree with a completion step is not supported.",
+    "and restart where there are several trees; or use affidavit.PrivacyAccountant. A tree with a "
+    "completion step is not supported.",
     "ZCDpEvent": "Write the releases that its rho stands for: zCDP alone bounds no lower end.",
     "DiscreteLaplaceDpEvent": "Use Laplace or Gaussian noise.",
     "RandomizedResponseDpEvent": "Account for it by itself; plans describe training.",
@@ -69,7 +71,11 @@ def read(document: dict[str, Any]) -> Partial:
     extra: list[dict[str, Any]] = []
     _walk(document, 1, phases, extra, depth=0)
     if not phases:
-        raise not_imported(KIND, "it has no Gaussian event.", "Write a plan instead.")
+        raise not_imported(
+            KIND,
+            "it has no Gaussian event.",
+            "Account for it with affidavit.PrivacyAccountant; plans describe training.",
+        )
     assumed = [
         "DpEvent: noise multipliers are taken as noise over the clip norm, and the clip norm as 1.",
         "DpEvent: releases that are composed outside a sample are taken as separate steps.",
@@ -136,7 +142,9 @@ def _walk(
             raise not_imported(
                 KIND,
                 f"{name} is not a supported kind.",
-                REMEDIES.get(name, "Write a plan instead; `affidavit schema` lists its fields."),
+                DP_EVENT_REMEDIES.get(
+                    name, "Write a plan instead; `affidavit schema` lists its fields."
+                ),
             )
 
 

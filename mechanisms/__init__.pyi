@@ -16,6 +16,7 @@ from .dp_disk import GAMMA as GAMMA
 from .dp_disk import KAPPA as KAPPA
 from .dp_disk import combination as combination
 from .joint_gaussian import joint_noise_multiplier as joint_noise_multiplier
+from .joint_gaussian import joint_of_blocks as joint_of_blocks
 from .joint_gaussian import noise_energy as noise_energy
 from .joint_gaussian import noise_multiplier as noise_multiplier
 from .lowering import Lowered as Lowered

@@ -21,7 +21,7 @@ References: arXiv:2605.12994v1, Theorem 2.1 (same-lot joint accounting).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
@@ -65,9 +65,15 @@ def joint_noise_multiplier(phase: Phase) -> float | None:
     if phase.clipping == "flat":
         return _double_down(min(multipliers))
     counts = [release.count for release in phase.releases]
-    precision = sum(
-        (count / sigma**2 for count, sigma in zip(counts, multipliers, strict=True)), Fraction(0)
-    )
+    return joint_of_blocks(zip(multipliers, counts, strict=True))
+
+
+def joint_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
+    """σ_joint of Gaussians of one lot, each a noise multiplier and their number; rounded down.
+
+    Raises ``ZeroDivisionError`` where there are none or one has no noise.
+    """
+    precision = sum((count / Fraction(sigma) ** 2 for sigma, count in blocks), Fraction(0))
     return _root_down(1 / precision)
 
 

@@ -34,6 +34,7 @@ from .document import Scheme as Scheme
 from .document import Target as Target
 from .events import MOST_BINS as MOST_BINS
 from .events import MOST_RECORDS as MOST_RECORDS
+from .events import MOST_WEIGHTS as MOST_WEIGHTS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import Composed as Composed
 from .events import EitherBound as EitherBound

@@ -1,0 +1,75 @@
+"""The curve of an event by whichever engines reach it, for who has an event and no plan.
+
+>>> bracket = EventCurve(Laplace(noise_multiplier=2.0)).epsilon(0.01)
+>>> bracket.lower <= 0.5 + 2 * math.log(1 - 0.01) <= bracket.upper < 0.4801
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import FirstThatAnswers, attained, closed
+from affidavit.accountants.composition import parts
+from affidavit.accountants.post_processing import PostProcessed
+from affidavit.accountants.protocol import (
+    AccountantError,
+    PrivacyCurve,
+    Sampling,
+    require_delta,
+    require_epsilon,
+)
+from affidavit.accountants.registry import NAMES, accountant
+from affidavit.plan import Event, Laplace
+
+NARROW = 1e-3
+"""Relative width of a bracket whose lower end is asked of nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventCurve:
+    """Upper ends by the first engine that has any, infinite (1 for δ) where none has."""
+
+    event: Event
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
+        require_delta(delta)
+        return self._bracket(lambda curve: curve.epsilon(delta), math.inf)
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of δ at ``epsilon`` (nats).
+
+        Raises ``ValueError`` unless ε is finite and at least 0.
+        """
+        require_epsilon(epsilon)
+        if epsilon >= self._ceiling:
+            return Bracket(lower=0.0, upper=0.0)
+        return self._bracket(lambda curve: curve.delta(epsilon), 1.0)
+
+    @property
+    def _ceiling(self) -> Fraction | float:
+        """No loss exceeds this (nats): finite where every release is a Laplace one."""
+        total = Fraction(0)
+        for part, count in parts(self.event):
+            if not isinstance(part, Laplace):
+                return math.inf
+            total += count / Fraction(part.noise_multiplier)
+        return total
+
+    def _bracket(self, ask: Callable[[PrivacyCurve], Bracket], worst: float) -> Bracket:
+        engines = tuple(
+            engine for engine in map(accountant, NAMES) if not isinstance(engine, Sampling)
+        )
+        try:
+            bracket = ask(FirstThatAnswers(event=self.event, engines=engines))
+        except AccountantError:
+            bracket = Bracket(lower=0.0, upper=worst)
+        if bracket.lower >= bracket.upper * (1 - NARROW):
+            return bracket
+        below = closed(bracket.upper, (PostProcessed(event=attained(self.event)),), ask)
+        return Bracket(lower=max(bracket.lower, below.lower), upper=bracket.upper)
