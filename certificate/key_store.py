@@ -38,11 +38,10 @@ from affidavit.certificate.keys import (
     SigningPort,
     now_in_seconds,
 )
+from affidavit.plan import read_limited
 
 OVERLAP = timedelta(days=30)
 """How long older keys may sign after a rotation, unless another time is given."""
-MOST_BYTES = 1024 * 1024
-"""Of a file of keys or a keyset."""
 
 
 def home() -> Path:
@@ -196,18 +195,9 @@ def read_root_key(path: Path) -> SigningKey:
     return SigningKey(private=private, public=PublicKey.opened(private.public_key()))
 
 
-def read_key_file(path: Path) -> bytes:
-    """The bytes of a file of keys, cut after ``MOST_BYTES``; raises ``OSError``.
-
-    A device may have no end.
-    """
-    with path.open("rb") as stream:
-        return stream.read(MOST_BYTES + 1)
-
-
 def _json_file(path: Path) -> Any:
     try:
-        return json.loads(read_key_file(path))
+        return json.loads(read_limited(path))
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
@@ -234,7 +224,7 @@ def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
 def _private_key(path: Path) -> Ed25519PrivateKey:
     require_private(path)
     try:
-        private = load_pem_private_key(read_key_file(path), password=None)
+        private = load_pem_private_key(read_limited(path), password=None)
     except (ValueError, TypeError):
         raise KeyFailure(f"{path} is not a private key; restore it or make a new key.") from None
     if not isinstance(private, Ed25519PrivateKey):

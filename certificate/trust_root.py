@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from affidavit.certificate.atomic_write import locked, write_atomically
-from affidavit.certificate.key_store import KeyStore, home, read_key_file, read_public_keys
+from affidavit.certificate.key_store import KeyStore, home, read_public_keys
 from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
 from affidavit.certificate.keyset import (
     Keyset,
@@ -37,7 +37,7 @@ from affidavit.certificate.keyset import (
 )
 from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.certificate.verification_result import VerificationError
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
 
 KEY_STEP = 3
 
@@ -103,7 +103,7 @@ def _without_conflict(keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_key_file(path)
+        return read_limited(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
 

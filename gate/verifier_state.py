@@ -33,6 +33,7 @@ from affidavit.certificate import (
 from affidavit.certificate.log import BadNote, read_checkpoint
 from affidavit.gate.console import err
 from affidavit.gate.plan_io import MOST_BYTES
+from affidavit.plan import read_limited
 
 VERSION = 1
 
@@ -53,8 +54,7 @@ class Store:
     def _load(self) -> dict[str, Any]:
         """The stored entries; raises ``BadStore``."""
         try:
-            with self.path.open("rb") as stream:  # which a device has no end of
-                document = json.loads(stream.read(MOST_BYTES))
+            document = json.loads(read_limited(self.path, MOST_BYTES))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

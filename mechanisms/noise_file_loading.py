@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.plan import MalformedPlan, Matrix, Plan, parse_plan, syntax_of
+from affidavit.plan import MalformedPlan, Matrix, Plan, parse_plan, read_limited, syntax_of
 
 
 def read_plan(path: Path) -> Plan:
     """The plan in ``path`` and the files that it names; raises ``MalformedPlan``, ``OSError``."""
-    raw = path.read_bytes()
+    raw = read_limited(path)
     plan = parse_plan(raw, syntax_of(path.name.lower(), raw))
     attach(plan, path.parent)
     return plan
@@ -61,8 +61,7 @@ def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
             raise _bad(pointer, "the file is outside the plan's folder.")
         if not path.is_file():
             raise _bad(pointer, f"file not found beside the plan: {name}.")
-        with path.open("rb") as stream:
-            content = stream.read(most + 1)
+        content = read_limited(path, most)
     except (OSError, RuntimeError) as error:  # the latter for a loop of links
         detail = getattr(error, "strerror", None) or error
         raise _bad(pointer, f"{name} cannot be read: {detail}.") from None

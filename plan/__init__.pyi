@@ -105,6 +105,7 @@ from .strict_parsing import Path as Path
 from .strict_parsing import Position as Position
 from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
+from .strict_parsing import read_limited as read_limited
 from .types import LARGEST_INTEGER as LARGEST_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name

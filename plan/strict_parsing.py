@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -110,6 +111,15 @@ class Pairs(list[tuple[str, Any]]):
     """An object's members in order, before duplicates are looked for."""
 
 
+def read_limited(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> bytes:
+    """The bytes of a file, cut one byte after ``limit``: a device may have no end.
+
+    Raises ``OSError``.
+    """
+    with open(path, "rb") as stream:
+        return stream.read(limit + 1)
+
+
 def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
     """Read one JSON document of at most ``limit`` bytes strictly; raises ``MalformedPlan``."""
     text = _decoded(raw, limit, "JSON")
@@ -162,7 +172,7 @@ def _decoded(raw: bytes, limit: int, kind: str) -> str:
     if len(raw) > limit:
         raise _malformed(
             "too_large",
-            f"the {kind} text has {len(raw)} bytes; the limit is {limit}.",
+            f"the {kind} text has more than {limit} bytes.",
             "Give large matrices by file and sha256, or use JSON for a long plan.",
         )
     try:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
+    MOST_BYTES,
     KeyFailure,
     PublicKey,
     TrustPolicy,
@@ -31,7 +32,7 @@ from affidavit.certificate import (
     write_atomically,
 )
 from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError
+from affidavit.plan import Plan, PlanError, read_limited
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.options import FOLDERS, FileRefused
 
@@ -158,8 +159,8 @@ def main(
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
     read = _plan(plan)
-    bundle = _read(certificate, Path.read_bytes)
-    listed = None if status is None else _read(status, Path.read_bytes)
+    bundle = _read(certificate, _signed)
+    listed = None if status is None else _read(status, _signed)
     trusted, policy = _trusted(keys or [], keyset or [], root)
 
     from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
@@ -261,6 +262,10 @@ def _plan(path: Path) -> Plan:
             line = f"{path}: {reason}"
             err.print(escape(printable(line)), highlight=False)
         raise typer.Exit(Exit.USAGE) from None
+
+
+def _signed(path: Path) -> bytes:
+    return read_limited(path, MOST_BYTES)
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T:

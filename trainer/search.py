@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
+    MOST_BYTES,
     BadEnvelope,
     BadSearch,
     SearchOpening,
@@ -40,7 +41,7 @@ from affidavit.certificate import (
     write_atomically,
 )
 from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError
+from affidavit.plan import Plan, PlanError, read_limited
 
 OPENING = "search.json"
 RELEASED = "run"
@@ -237,8 +238,10 @@ def _opening(
             return SearchOpening.read(json.loads(path.read_bytes()))
         if score is None:
             _stop("--score is missing: name the public data on which trials are compared.")
-        values = {} if choices is None else json.loads(choices.read_bytes())
-        identifier = statement_in(certificate.read_bytes())["predicate"]["certificate_id"]
+        values = {} if choices is None else json.loads(read_limited(choices))
+        identifier = statement_in(read_limited(certificate, MOST_BYTES))["predicate"][
+            "certificate_id"
+        ]
         opening = SearchOpening.drawn(identifier, values, score)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)

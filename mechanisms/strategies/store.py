@@ -49,7 +49,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.noise_file_registry import LARGEST_FILE
-from affidavit.plan import canonical_json
+from affidavit.plan import canonical_json, read_limited
 
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
@@ -162,8 +162,7 @@ def default_store() -> Store:
 
 
 def _bounded(path: Path, most: int) -> bytes:
-    with path.open("rb") as stream:
-        content = stream.read(most + 1)
+    content = read_limited(path, most)
     if len(content) > most:
         raise Corrupt("it is too large")
     return content

@@ -81,6 +81,9 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(
     [
         (("--data", "python:own:data:59"), 1, "dataset_size"),
         (("--plan", "none.yaml"), 2, "cannot read"),
+        (("--plan", "/dev/zero"), 2, "too_large"),
+        (("--certificate", "/dev/zero"), 1, "more than 8388608 bytes"),
+        (("--status", "/dev/zero"), 1, "more than 33554432 bytes"),
         (("--data", "nowhere"), 2, "unknown data"),
         (("--data", "nowhere\x1b[2J"), 2, r"nowhere\x1b[2J"),  # no text steers the terminal
     ],
