@@ -47,7 +47,7 @@ def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
         Caveat(
             code="newton_schulz_start",
             message=f"the noise in the momentum of {entry['release']} is predicted to have "
-            f"‖M‖_F = {entry['momentum_norm']:.3g}, below 1, so that Newton-Schulz starts from M "
+            f"‖M‖_F = {entry['momentum_norm']:.3g}, below 1, so Newton-Schulz starts from M "
             f"itself: {entry['newton_schulz']['steps']} steps multiply it by about "
             f"{entry['newton_schulz']['gain']:.3g} and hardly orthogonalise (singular values of "
             f"about {entry['newton_schulz']['singular_value']:.2g} instead of 1). "

@@ -365,7 +365,7 @@ def _adapted_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
             if release.noise_std is not None:
                 yield conflict(
                     plan.pointer(index, "releases", place, "noise_std"),
-                    "the clip norm is adapted during training, so that noise of a fixed "
+                    "the clip norm is adapted during training, so noise of a fixed "
                     "standard deviation has no fixed noise multiplier.",
                     "Give noise_multiplier; the noise then follows the clip norm.",
                 )

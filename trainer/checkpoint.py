@@ -153,8 +153,8 @@ def load(run_log: RunLog) -> tuple[State, str | None]:
     if not result:
         raise RunFailure(
             "no_checkpoint",
-            f"{run_log.folder} has no checkpoint that its record names: it is damaged, altered or "
-            "from another run. Restore the run's own checkpoint, or start a new run; charged steps "
+            f"{run_log.folder} has no checkpoint that its record names: the checkpoint is damaged, "
+            "altered or from another run. Restore the run's own, or start a new run. Charged steps "
             "stay spent.",
         )
     _, name, content = max(result, key=lambda item: item[0])

@@ -273,7 +273,7 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
     pair = torch.arange(2)
     if _widths(records.drawn_alike(places[pair])) != _widths(example):
         raise UnsupportedModel(
-            "loader: its collate_fn draws random numbers and pads to the longest record, so that "
+            "loader: its collate_fn draws random numbers and pads to the longest record, so "
             "the padding cannot be told from the draws. Pad to a fixed length, or draw in the data "
             "set or in losses; or give private an example."
         )

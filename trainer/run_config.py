@@ -186,8 +186,8 @@ def _require_few_of_a_user(plan: Plan, most: int | None) -> None:
         raise NotCertified(
             "records_of_a_user",
             f"the plan was certified for users of at most {allowed} records, but the data does not "
-            "say whose each record is. Name the column (--data csv:PATH,...,user=COLUMN), give "
-            "private the users, or give your data adapter most_of_a_user.",
+            "name the user of each record. Name the column (--data csv:PATH,...,user=COLUMN), pass "
+            "users= to private, or define most_of_a_user in your data adapter.",
         )
     if plan.dataset.contributions_per_user is not None and most is not None and most > allowed:
         raise NotCertified(

@@ -216,7 +216,7 @@ class TrainingState:
         now = self._checksums()
         if changed := [name for name, item in self._left.items() if now[name] != item]:
             raise UnsupportedModel(
-                f"{', '.join(changed)}: changed since the run's last step, and not by it, so that "
+                f"{', '.join(changed)}: changed since the run's last step, and not by it, so "
                 "they may hold what got no noise. Train by run.loss and optimizer.step() alone, "
                 "and put back weights that you swap for an evaluation. If they are made of "
                 "released or public values alone, call run.accept_weights()."

@@ -145,7 +145,7 @@ def _require_enforceable(certified: CertifiedRun) -> None:
         (len(plan.phases) > 1, "several phases"),
         (plan.phases[0].noise.kind != "independent", "noise that is correlated across steps"),
         (bool(plan.extra), "additional releases (extra)"),
-        (plan.dataset.size is None, "no dataset.size, so that a mean has no divisor"),
+        (plan.dataset.size is None, "no dataset.size, so a mean has no divisor"),
     ):
         if present:
             raise GuardStop(

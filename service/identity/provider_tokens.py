@@ -230,7 +230,7 @@ class ProviderTokens:
             raise AuthenticationError(
                 "several_teams",
                 f"your groups belong to several teams ({', '.join(teams)}), and a request acts for "
-                "one; sign in to the pages and choose, or use a token of one team: affidavit "
+                "one. Sign in to the pages and choose a team, or create a token of one: affidavit "
                 "tokens new --team TEAM --person oidc:SUBJECT.",
             )
         return first

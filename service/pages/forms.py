@@ -138,8 +138,8 @@ def require_form_token(request: Request, form: Form) -> None:
         raise Problem(
             403,
             "form_not_ours",
-            "this form did not come from a page of this service, or the page has expired; "
-            "nothing was changed. Open the page again and submit the form from there.",
+            "this form is not from a page of this service, or the page has expired. Nothing was "
+            "changed. Open the page again and submit its form.",
         )
 
 

@@ -16,9 +16,9 @@ MOST_LONE_BLOCKS = 4
 
 
 @mistake(
-    wrong="All blocks of a step see the same lot, so that a record is in all of them or in "
-    "none. Together they are one release with the joint noise multiplier "
-    "(Σ count/σ²)^(-1/2); sampling amplifies that one release, not each block.",
+    wrong="All blocks of a step see the same lot: a record is in all of them or in none. "
+    "Together they are one release with the joint noise multiplier (Σ count/σ²)^(-1/2). "
+    "Sampling amplifies that one release, not each block.",
     source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 against Table 3",
     fix="Account the blocks of a step as one release at the joint noise multiplier.",
     field=("releases",),
@@ -36,7 +36,7 @@ def independent_blocks(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="Every block of a step is released, so that every one of them costs.",
+    wrong="Every block of a step is released, so each of them costs.",
     source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1",
     fix="Account the blocks of a step as one release at the joint noise multiplier.",
     field=("releases",),
@@ -95,9 +95,9 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="Clipping after the combination bounds a record by C whatever the filter, so that "
-    "the noise is σC; dividing it by the filter's norm leaves less, and combining sums "
-    "that are clipped already leaves a sensitivity of (|c| + |1-c|) C.",
+    wrong="Clipping after the combination bounds a record by C whatever the filter, so the "
+    "noise must be σC. Dividing it by the filter's norm leaves less. Combining sums that are "
+    "already clipped leaves a sensitivity of (|c| + |1-c|) C.",
     source="Opacus research/disk_optimizer, KFOptimizer; Zaki, thesis, section 4.3",
     fix="Combine the two gradients, then clip to C, then add noise σC.",
     field=("optimizer",),
@@ -148,7 +148,7 @@ def filter_norm(case: Case) -> Iterator[Way]:
 
 @mistake(
     wrong="The error state is made of raw gradients and carries a record into every later "
-    "release, so that neither its sensitivity is C₁ or C₁ + C₂ nor sampling amplifies.",
+    "release. Its sensitivity is neither C₁ nor C₁ + C₂, and sampling does not amplify.",
     source="564612540/DiceSGD (optimizers_utils); Zaki, thesis, section 4.3",
     fix="Drop the error feedback, or certify it with a bound that is proved for it.",
     field=("optimizer", "name"),

@@ -13,8 +13,8 @@ _MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.0
 
 
 @mistake(
-    wrong="What counts is how far a record moves N⁻¹ of the stream, the largest column norm "
-    "of the inverse (κ), not that of the injected N, which is smaller.",
+    wrong="What counts is how far a record moves N⁻¹ of the stream: the largest column norm of "
+    "the inverse (κ). The column norm of the injected N is smaller.",
     source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
     fix="Scale the noise by κ = √((1-λ^2T)/(1-λ²)), times what more participations cost.",
     field=("noise",),
@@ -64,8 +64,8 @@ def no_kappa(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="A step is amplified like this only by noise that is fresh in every step. Of correlated "
-    "noise sampling amplifies the white part, or the run as a whole, and either by less.",
+    wrong="Sampling amplifies a step like this only if its noise is fresh. With correlated noise "
+    "it amplifies the white part, or the run as a whole, and either by less.",
     source=f"{_MATRIX}; Choquette-Choo et al., arXiv:2306.08153",
     fix="Account the run as certified here, or sample by cyclic Poisson, which costs less.",
     field=("noise",),
@@ -91,8 +91,8 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
 
 
 @mistake(
-    wrong="The guarantee is that of the noise that is added, sens(N⁻¹); the sensitivity of "
-    "a factorisation that is not the one injected says nothing about it.",
+    wrong="The added noise determines the guarantee, by sens(N⁻¹). The sensitivity of another "
+    "factorisation says nothing about it.",
     source="public trainers that inject other noise than they account; " + _MATRIX,
     fix="Give the noise matrix N that is really injected, and account its inverse.",
     field=("noise",),

@@ -23,8 +23,7 @@ ROUNDS = (2, 3, 5, 10, 20, 50, 100)
 
 @mistake(
     wrong="In a shuffled or fixed order each record takes part once an epoch for certain. "
-    "Amplification holds for lots that each record joins independently, and no "
-    "amplification is proved for these.",
+    "Amplification is proved for lots that each record joins independently, and not for these.",
     source="Chua et al., arXiv:2403.17673; Kim and Fan, arXiv:2605.12994v1, appendix D",
     fix="Sample by Poisson, or claim the unamplified value.",
     field=("sampling", "scheme"),
@@ -86,7 +85,7 @@ def _poisson(q: float, *, halved: bool = False) -> Change:
 
 @mistake(
     wrong="Replacing a record removes one contribution and adds another: the sum moves by "
-    "up to 2C, so that noise σC has the effect of σ/2.",
+    "up to 2C, so noise σC has the effect of σ/2.",
     source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 (replace-one)",
     fix="Double the noise, or claim add_remove.",
     field=("adjacency",),
@@ -107,7 +106,7 @@ def adjacency_factor(case: Case) -> Iterator[Way]:
 
 @mistake(
     wrong="All records of a user differ between neighbouring data sets. Each is drawn and clipped "
-    "for itself, so that a user moves a sum by as many clip norms as it has records in the lot.",
+    "by itself, so a user moves a sum by one clip norm for each of its records in the lot.",
     source="McMahan et al., arXiv:1710.06963, which tells user-level from example-level privacy",
     fix="Account for contributions_per_user records, sample users and clip each user's sum once "
     "(contributions_per_user: 1), or claim unit: example.",

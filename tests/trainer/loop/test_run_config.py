@@ -184,7 +184,7 @@ def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> No
     with pytest.raises(NotCertified) as refusal:
         bind(bundle, [KEY.public], plan, records=RECORDS, most_of_a_user=3)
     assert refusal.value.code == "records_of_a_user"
-    with pytest.raises(NotCertified, match="does not say whose each record is"):
+    with pytest.raises(NotCertified, match="does not name the user of each record"):
         bind(bundle, [KEY.public], plan, records=RECORDS)
 
 
