@@ -114,7 +114,7 @@ SLURM_STATES: Mapping[str, JobState] = {
     **dict.fromkeys(
         (
             *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-            *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "COMMAND_SECONDS"),
+            *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
         ),
         "ended",
     ),

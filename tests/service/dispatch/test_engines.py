@@ -1,4 +1,4 @@
-"""Kubernetes by its API as documented, Ray by recorded answers, and what names an engine."""
+"""Kubernetes by its API as documented, Ray and Slurm by recorded answers, and engines' names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.plan import load_yaml
 from affidavit.service.dispatch.engine import Job, UnknownEngine
-from affidavit.service.dispatch.engines import RayJobs, engine_of
+from affidavit.service.dispatch.engines import RayJobs, Slurm, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.dispatch.conftest import RayCluster
@@ -74,6 +74,16 @@ def test_kubernetes_gets_one_job_of_a_name_with_what_the_run_requires() -> None:
     engine.cancel(JOB.id)
     engine.cancel(JOB.id)
     assert engine.jobs() == {}
+
+
+def test_slurm_ended_a_job_at_its_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho '{JOB.id} TIMEOUT'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert Slurm("worker.sbatch").jobs() == {JOB.id: "ended"}
 
 
 def test_ray_gets_the_gpus_and_the_memory_of_the_run() -> None:
