@@ -30,7 +30,7 @@ from affidavit.importers.script_plan import LIGHTNING, Reading, conflict
 from affidavit.importers.script_private_calls import Returned
 from affidavit.importers.script_records import reductions
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
-from affidavit.importers.training_loop import around, passes_of, steps_of
+from affidavit.importers.training_loop import around, passes_of, reads_records, steps_of
 from affidavit.plan import MalformedPlan
 
 PRIVATE_DIVISOR = Broken(
@@ -80,6 +80,8 @@ ARGUMENTS = frozenset(
     | {"max_clipbound", "min_clipbound", "unclipped_num_std"}
 )
 """The arguments of ``make_private`` and of its optimisers; others are ignored."""
+CONTENT = ("data", "tensors", "samples", "imgs", "indices", "dataset")
+"""Attributes of data sets whose length is the number of records."""
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
@@ -186,6 +188,9 @@ class OpacusReading(Reading):
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
         last = self.values.attempt(options["drop_last"]) if "drop_last" in options else False
         self.drop_last = self.pick("drop_last", last if isinstance(last, bool) else None)
+        if self._sets_of_records("batch_size"):
+            self.unread["/sampling/lot_size"] = "the batch size of the loader is set again."
+            return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")
         return batch if isinstance(batch, int) else None
 
@@ -195,8 +200,16 @@ class OpacusReading(Reading):
         if loader is None:
             return None
         node = loader.args[0] if loader.args else keywords_of(loader).get("dataset")
+        if self._sets_of_records(*CONTENT):
+            self.unread["/dataset/size"] = "what the data set holds is set again."
+            return None
         length = ast.Call(func=ast.Name("len"), args=[node or ast.Constant(None)], keywords=[])
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
+
+    def _sets_of_records(self, *names: str) -> bool:
+        """Whether an attribute of the loader, or of the data set, is set again."""
+        stores = (store for name in names for store in self.script.stored_attributes.get(name, ()))
+        return any(reads_records(self.values, store.value) for store in stores)
 
     def passes(self) -> tuple[str, float, int]:
         """The loops around ``optimizer.step()``; the epochs of a calibration are only a promise.

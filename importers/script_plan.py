@@ -38,10 +38,9 @@ from affidavit.importers.script_private_calls import (
 from affidavit.importers.script_records import (
     cutting,
     drawn_from,
-    joined_losses,
     joining_model,
     made_of,
-    mixed_rows,
+    meetings,
     repeated,
     set_by_records,
     statistics,
@@ -101,9 +100,9 @@ MIXED = Broken(
 )
 JOINED = Broken(
     code="joined_records",
-    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss), "
-    "or reads others beside it. A record then changes the gradients of the others too, and "
-    "clipping bounds only its own.",
+    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss, "
+    "a loss that its own value scales), cuts some off, or reads others beside them. A record then "
+    "changes the gradients of the others too, and clipping bounds only its own.",
     remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
     "record from that record alone.",
 )
@@ -131,8 +130,8 @@ FAULTS = (
     (ACCUMULATED, accumulation),
     (REPEATED, repeating),
     (REUSED, reusing),
-    (MIXED, lambda values: mixing(values) or mixed_rows(values)),
-    (JOINED, lambda values: joining(values) or joined_losses(values)),
+    (MIXED, mixing),
+    (JOINED, joining),
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
     (WRITTEN, set_by_records),
@@ -173,6 +172,7 @@ class Reading(Quantities):
 
     def partial(self) -> Partial:
         """The plan fields; raises ``MalformedPlan``."""
+        self.values.records = records_at(self.values, self.drawn)
         sampling = self.sampling()
         data: dict[str, Any] = {"releases": [self.release()]}
         if sampling:
@@ -367,12 +367,13 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        self.values.records = records_at(self.values, self.drawn)
         for fault, found in FAULTS:
             if self.is_poisson is False and fault.schemes is not None:
                 continue
             if (node := found(self.values)) is not None:
                 self._break(fault, node)
+        for code, node in meetings(self.values).items():
+            self._break(MIXED if code == "mixed" else JOINED, node)
         if (node := repeated(self.values, self.data)) is not None:
             self._break(MIXED, node)
         if (node := joining_model(self.values, self.arguments.get("module"))) is not None:

@@ -364,14 +364,31 @@ def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
             )  # fmt: skip
         case ast.AugAssign(target=target, value=value):
             parts = [value]
-        case ast.Call(func=ast.Attribute(value=target, attr="add_" | "sub_" | "copy_"), args=parts):
+        case ast.Assign(targets=[ast.Attribute(attr="data") as target], value=value):
+            parts = [value]
+        case ast.Call(func=ast.Attribute(attr=name), args=[target, *parts]) if name.startswith(
+            "_foreach_"
+        ):
+            pass
+        case ast.Call(func=ast.Attribute(value=target, attr=name), args=parts) if name.endswith(
+            "_"
+        ):
             pass
         case _:
             return False
-    return last_name(target) not in RAW and any(
-        isinstance(item, ast.Attribute) and item.attr in RAW for part in parts
-        for item in ast.walk(part) if not isinstance(part, ast.Constant)
-    )  # fmt: skip
+    return not _is_gradient(script, target) and any(
+        _is_gradient(script, item) for part in parts for item in ast.walk(part)
+    )
+
+
+def _is_gradient(script: Script, node: ast.AST) -> bool:
+    """Whether an expression is a gradient, or a name of one."""
+    while isinstance(node, ast.Attribute) and node.attr == "data":
+        node = node.value
+    if isinstance(node, ast.ListComp):
+        node = node.elt
+    made = script.value_of(node) if isinstance(node, ast.Name) else node
+    return isinstance(made, ast.Attribute) and made.attr in RAW
 
 
 def _line(item: Binding) -> int:

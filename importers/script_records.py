@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from itertools import combinations
 
 from affidavit.importers.script_ast import Script, keywords_of, last_name, root_of
+from affidavit.importers.script_axes import (
+    JOINING_ROWS,
+    REPEATING,
+    Meetings,
+    Of,
+    guards,
+    is_along_rows,
+    multiplies_rows,
+)
 from affidavit.importers.script_values import Values
 from affidavit.importers.training_loop import (
     LOSS_METHODS,
@@ -35,20 +43,12 @@ Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
-FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
-JOINING_ROWS = ("cat", "concat", "concatenate", "vstack", "ConcatDataset", "concatenate_datasets")
-REPEATING = ("repeat", "repeat_interleave", "tile")
-EXPANDING = ("expand", "expand_as", "broadcast_to")
 CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
-SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
 OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean", "bincount", "histc",
           "cov", "corrcoef")  # fmt: skip
 """Functions of all records of a lot that are not sums over them."""
-ALONG = ("normalize", "softmax", "log_softmax", "cumsum", "cumprod", "sort")
-"""Functions along one axis, which join records if it is the first."""
 DRAWS = ("choice", "choices", "randint", "randrange", "integers")
 """Functions that draw an index."""
-OF_LOSSES = (*OF_ALL, "max", "min", "topk", "sort", "kthvalue", "softmax", "logsumexp")
 SUMS = ("mean", "sum")
 EXTREMES = ("max", "min", "amax", "amin")
 WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
@@ -191,9 +191,9 @@ def _repeats(values: Values, node: ast.AST) -> bool:
                 if any(ast.dump(item) == own for item in node.args):
                     return True
             if name in REPEATING:
-                return _multiplies_rows(values, node)
+                return multiplies_rows(values, node)
             if name in JOINING_ROWS:
-                return _is_along_rows(values, node) and _shares(node)
+                return is_along_rows(values, node) and _shares(node)
             if name in ("Subset", "select", "take", "index_select"):
                 return any(_draws_again(values, item) for item in node.args)
             replaced = keywords_of(node).get("replace")
@@ -217,45 +217,6 @@ def _draws_again(values: Values, index: ast.AST) -> bool:
             case ast.Call(func=function) if last_name(function) in ("choices", "randint"):
                 return True
     return False
-
-
-def _multiplies_rows(values: Values, call: ast.Call) -> bool:
-    """Whether ``repeat`` or the like makes several rows of one."""
-    method = isinstance(call.func, ast.Attribute) and not values.script.is_of(
-        call.func, FOUNDATIONS
-    )
-    args = call.args if method else call.args[1:]
-    if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
-        axes = [part.split()[:1] for part in pattern.split("->")]
-        return axes[0] != axes[-1]
-    made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
-    made = made if method else next(iter(call.args), None)
-    if isinstance(made, ast.List) or (
-        isinstance(made, ast.Call) and last_name(made.func) in SYNTHETIC
-    ):
-        return False
-    if last_name(call.func) == "tile" or (method and len(args) > 1):
-        first = args[0] if args else None
-        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
-        return bool(args) and values.known(first) != 1 and _is_along_rows(values, call)
-    axis = args[1] if len(args) > 1 else None
-    if axis is not None and values.known(axis) != 0:
-        return False
-    return bool(args) and values.known(args[0]) != 1 and _is_along_rows(values, call)
-
-
-def _is_along_rows(values: Values, call: ast.Call) -> bool:
-    """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
-    told = keywords_of(call)
-    joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
-    axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
-    return axis is None or _is_first(values, axis)
-
-
-def _is_first(values: Values, axis: ast.expr) -> bool:
-    """Whether the axis of the records is one that is named."""
-    named = values.known(axis)
-    return 0 in named if isinstance(named, list) else bool(named == 0)
 
 
 def _shares(call: ast.Call) -> bool:
@@ -383,10 +344,15 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
             value = _loss_returned(node.value) if own in LOSS_METHODS else node.value
         if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            stored = {last_name(part) for target in targets for part in ast.walk(target)}
+            parts = (part for target in targets for part in ast.walk(target))
+            stored = {last_name(getattr(part, "value", part) if isinstance(part, ast.Subscript)
+                                else part) for part in parts
+                      if isinstance(getattr(part, "ctx", None), ast.Store)}  # fmt: skip
             value = node.value if stored & needed else None
         if value is not None:
-            needed |= {name for part in ast.walk(value) if (name := last_name(part))}
+            called = {id(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)}
+            parts = (part for part in ast.walk(value) if id(part) not in called)
+            needed |= {name for part in parts if (name := last_name(part))}
             found.append(node)
     return [node for node in body if node in found]
 
@@ -445,93 +411,66 @@ def _reduction(values: Values, call: ast.Call) -> str | None:
     return known if isinstance(known, str) else None
 
 
-def mixed_rows(values: Values) -> ast.AST | None:
-    """What makes several rows of a record of a lot, or one row of several records."""
-    for _, loop, at in lots_of(values):
-        shuffled: dict[str, str] = {}
-        outputs: Seen = set()
-        views: Seen = set()
-        for statement in reversed(losses_of(loop, at)):
-            seen = at[statement] - outputs
-            if _carries(values, loop, statement, at):
-                return statement
-            for node in ast.walk(_loss_in(statement)):
-                parts = node.args if isinstance(node, ast.Call) else []
-                parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
-                if any(_meets(*pair, shuffled, at[statement]) for pair in combinations(parts, 2)):
-                    return node
-                if outputs:
-                    continue  # what the model has made of rows
-                if isinstance(node, ast.Call) and last_name(node.func) in REPEATING:
-                    method = not values.script.is_of(node.func, FOUNDATIONS)
-                    base = getattr(node.func, "value", node) if method else (node.args or [node])[0]
-                    if _is_row(base, seen) and _multiplies_rows(values, node):
-                        return node
-                if isinstance(node, ast.Call) and _adds_rows(values, node, seen, views):
-                    return node
-            match statement:
-                case ast.Assign(targets=[ast.Subscript() as part], value=value) if ast.unparse(
-                    part.value
-                ) in _shuffled_in(value, shuffled) and ast.unparse(part) not in map(
-                    ast.unparse, ast.walk(value)
-                ):
-                    return statement
-                case ast.Assign(targets=targets, value=value):
-                    if _runs_model(value) or reads_content(value, outputs):
-                        outputs |= {last_name(n) or "" for t in targets for n in ast.walk(t)}
-                    for target in targets:
-                        pairs = [(target, value)]
-                        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                            pairs = list(zip(target.elts, value.elts, strict=False))
-                        for one, other in pairs:
-                            views.discard(last_name(one) or "")
-                            views |= {last_name(one) or ""} if _has_views(other, seen) else set()
-                            base_of = next(iter(_shuffled_in(other, shuffled)), None)
-                            if base_of is not None and base_of != last_name(one):
-                                shuffled[last_name(one) or ""] = base_of
-    return None
+def meetings(values: Values) -> dict[str, ast.AST]:
+    """Where the records of a lot meet before they are clipped, by the fault that it is.
 
-
-def _adds_rows(values: Values, call: ast.Call, seen: Seen, views: Seen) -> bool:
-    """Whether a call joins rows of a lot, or makes rows of several views of each."""
-    name, own = last_name(call.func), values.script.is_of(call.func, FOUNDATIONS)
-    if name in JOINING_ROWS[:4]:
-        return _parts_drawn(call, seen) > 1 and _is_along_rows(values, call)
-    if name not in ("flatten", "reshape", "view", "rearrange"):
-        return False
-    args = call.args[int(own) :]
-    if name == "rearrange" or (name == "flatten" and len(args) > 1):
-        base = call.args[0] if own else getattr(call.func, "value", call)
-        whole = name == "rearrange"
-        folds = _multiplies_rows(values, call) if whole else _is_first(values, args[0])
-        return folds and _is_row(base, seen)
-    first = next(iter(getattr(args[0], "elts", args)), None) if args else None
-    if values.known(first) not in (0, -1) and not isinstance(first, ast.BinOp):
-        return False  # the first axis stays
-    return _has_views(call, seen) or reads_content(call, views)
-
-
-def _has_views(node: ast.AST, seen: Seen) -> bool:
-    """Whether an expression has several views of each row of a lot along an axis of its own.
-
-    ``x.expand(-1, 3, -1, -1)``, which makes colours of grey, is no such view.
+    ``mixed`` are several rows of a record, or one row of several; ``joined`` is all else.
     """
-    for part in ast.walk(node):
-        if not isinstance(part, ast.Call):
-            continue
-        name = last_name(part.func)
-        if name == "stack" and _parts_drawn(part, seen) > 1:
-            return True
-        if name in EXPANDING and _is_row(getattr(part.func, "value", part), seen):
-            text = ast.unparse(part)
-            if "(-1," not in text or "unsqueeze" in text or "None" in text:
-                return True
-    return False
+    faults: dict[str, ast.AST] = {}
+    for call in values.script.called("DataLoader"):
+        if isinstance(joins := keywords_of(call).get("collate_fn"), ast.Lambda):
+            lot = Meetings(values)
+            lot.run(ast.Expr(joins.body), {arg.arg for arg in joins.args.args})
+            faults |= lot.faults
+    for step, region, at in lots_of(values):
+        drawn = drawn_by(region) if isinstance(region, Loop) else set()
+        lot = Meetings(values, beside=isinstance(region, ast.For) and bool(drawn))
+        parts = (node for node in ast.walk(getattr(region, "target", region)))
+        tuples = (node.elts for node in parts if isinstance(node, ast.Tuple) and drawn)
+        lot.known = {name.id: Of() for elts in tuples for name in elts
+                     if isinstance(name, ast.Name) and name.id in drawn}  # fmt: skip
+        for statement in reversed(losses_of(region, at)):
+            if _carries(values, region, statement, at):
+                faults.setdefault("mixed", statement)
+            loss = _differentiated(statement)
+            if isinstance(statement, ast.Return):
+                loss = _loss_returned(statement.value)
+            lot.run(statement if loss is None else ast.Return(loss), at[statement])
+            told = None if isinstance(loss, ast.Constant) else guards(values, statement, region)
+            for test in told or ():
+                if lot.kind(test) is not None:
+                    faults.setdefault("joined", test)
+        of_rows = step is not None and "loss" in keywords_of(step)
+        for loss in () if of_rows else lot.returned:
+            lot.require_linear(loss)
+        for code, node in lot.faults.items():
+            faults.setdefault(code, node)
+    return faults
 
 
-def _parts_drawn(call: ast.Call, seen: Seen) -> int:
-    parts = getattr(next(iter(call.args), None), "elts", [])
-    return sum(_is_row(part, seen) for part in parts)
+def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
+    """What joins the records of a lot in a model of this file that is made private."""
+    classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+            for binding in values.script.bindings_of(part.func):
+                if isinstance(owner := binding.node, ast.ClassDef) and owner not in classes:
+                    classes.append(owner)
+                    parts += ast.walk(owner)
+    for owner in classes:
+        methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
+        runs = ["forward"]
+        for forward in (methods[name] for name in runs if name in methods):
+            drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
+            lot = Meetings(values, modelled=True)
+            for statement, seen in seen_at(values, forward.body[0], drawn, reads_content).items():
+                lot.run(statement, seen)
+                used = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
+                runs += sorted(used - {*runs})
+            if lot.faults:
+                return next(iter(lot.faults.values()))
+    return None
 
 
 def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
@@ -569,211 +508,6 @@ def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
     scope = values.script.scope_of(loop)
     bindings = values.script.bindings.get((scope, name), [])
     return [item.node for item in bindings if not isinstance(item.node, ast.arg)]
-
-
-def _runs_model(node: ast.expr) -> bool:
-    called = (last_name(part.func) or "" for part in ast.walk(node) if isinstance(part, ast.Call))
-    return any(name.lower().endswith(MODELS) for name in called)
-
-
-def _is_row(node: ast.AST, seen: Seen) -> bool:
-    """Whether an expression is a part of the lot itself, and not what a model makes of it."""
-    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
-        return False
-    return reads_content(node, seen)
-
-
-def _shuffled_in(node: ast.AST, shuffled: dict[str, str]) -> set[str]:
-    """The names of which an expression has the rows in another order."""
-    bases = set()
-    for part in ast.walk(node):
-        match part:
-            case ast.Name(id=name) if name in shuffled:
-                bases.add(shuffled[name])
-            case ast.Subscript(value=base, slice=ast.Name() | ast.Call()):
-                bases.add(ast.unparse(base))
-            case ast.Subscript(value=base, slice=ast.Tuple(elts=[ast.Name(), *rest])) if all(
-                isinstance(item, ast.Slice) for item in rest
-            ):
-                bases.add(ast.unparse(base))
-            case ast.Call(func=ast.Attribute(value=base, attr="roll" | "flip"), args=args) if (
-                args and ast.unparse(args[-1]) in ("0", "[0]", "(0,)")
-            ):
-                bases.add(ast.unparse(base))
-    return bases
-
-
-def _meets(left: ast.expr, right: ast.expr, shuffled: dict[str, str], seen: Seen) -> bool:
-    """Whether an expression combines rows of a lot with the same rows in another order."""
-    for one, other in ((left, right), (right, left)):
-        bases = _shuffled_in(one, shuffled)
-        plain = {
-            ast.unparse(part)
-            for part in ast.walk(other)
-            if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
-        }
-        drawn = {base for base in bases & plain if base.partition("[")[0] in seen}
-        if drawn and not bases & _shuffled_in(other, shuffled):
-            return True
-    return False
-
-
-def joined_losses(values: Values) -> ast.AST | None:
-    """What lets the records of a lot meet before their gradients are clipped."""
-    for _, loop, at in lots_of(values):
-        statements = losses_of(loop, at)
-        apart = {
-            last_name(target) or ""
-            for item in statements
-            if isinstance(item, ast.Assign) and _keeps_apart(values, item.value)
-            for target in item.targets
-        }
-        draws = isinstance(loop, ast.For) and bool(drawn_by(loop))
-        for statement in statements:
-            for node in ast.walk(_loss_in(statement)):
-                if _joins(values, node, at[statement], set(apart)) or (
-                    draws and isinstance(node, ast.Call) and _reads_beside(values, node)
-                ):
-                    return node
-    return None
-
-
-def _reads_beside(values: Values, call: ast.Call) -> bool:
-    """Whether a loss is of records that are not of its lot: all of them, or another lot."""
-    runs = (last_name(call.func) or "").lower().endswith(MODELS) or last_name(call.func) == "next"
-    return runs and any(reads_records(values, item) for item in call.args)
-
-
-def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
-    """What joins the records of a lot in a model of this file that is made private."""
-    script = values.script
-    classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
-    while parts:
-        part = parts.pop()
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-            for binding in script.bindings_of(part.func):
-                if isinstance(owner := binding.node, ast.ClassDef) and owner not in classes:
-                    classes.append(owner)
-                    parts += ast.walk(owner)
-    for owner in classes:
-        methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
-        runs = ["forward"]
-        for forward in (methods[name] for name in runs if name in methods):
-            drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
-            at = seen_at(values, forward.body[0], drawn, reads_content)
-            for statement, seen in at.items():
-                for node in ast.walk(statement):
-                    if _joins(values, node, seen, set()):
-                        return node
-                    used = node.attr if isinstance(node, ast.Attribute) else ""
-                    if used not in runs:
-                        runs.append(used)
-    return None
-
-
-def _keeps_apart(values: Values, node: ast.expr) -> bool:
-    """Whether a call returns a loss for each record."""
-    return isinstance(node, ast.Call) and _reduction(values, node) == "none"
-
-
-def _joins(values: Values, node: ast.AST, seen: Seen, losses: Seen) -> bool:
-    match node:
-        case ast.BinOp(left=left, op=op, right=right):
-            if not (reads_content(left, seen) and reads_content(right, seen)):
-                return False
-            if isinstance(op, ast.MatMult):
-                return _is_turned(left) or _is_turned(right)
-            if _is_turned(left) != _is_turned(right):
-                return True
-            sides = (left, right) if isinstance(op, ast.Mult) else (right,)
-            sums = [
-                part
-                for side in sides
-                for part in ast.walk(side)
-                if _is_of_all(values, part, seen, (*SUMS, *EXTREMES))
-            ]
-            scales = isinstance(op, ast.Div | ast.Mult)
-            return bool(sums) and (scales or _same(values, left, sums, seen))
-        case ast.Call(func=function, args=args):
-            name = last_name(function)
-            if name in ("mm", "matmul", "cosine_similarity"):
-                parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
-                drawn = [part for part in parts if reads_content(part, seen)]
-                return len(drawn) > 1 and any(map(_is_turned, drawn))
-            if name == "batch_norm":
-                return any(reads_content(part, seen) for part in args[:1])
-            if name in ("cdist", "pdist"):
-                return all(reads_content(part, seen) for part in args[:2])
-            if name == "einsum" and isinstance(pattern := values.known(args[0]), str):
-                terms, _, result = pattern.replace(" ", "").partition("->")
-                named = zip(terms.split(","), args[1:], strict=False)
-                axes = {term[:1] for term, part in named if reads_content(part, seen)}
-                return bool(result and axes) and axes != {result[:1]}
-            return _is_of_all(values, node, seen, (*OF_ALL, *ALONG)) or _is_of_all(
-                values, node, losses, OF_LOSSES, any_axis=True
-            )
-    return False
-
-
-def _is_turned(node: ast.expr) -> bool:
-    """Whether records are turned to another axis, where they meet those of the first."""
-    match node:
-        case ast.Attribute(attr="T") | ast.Call(func=ast.Attribute(attr="t"), args=[]):
-            return True
-        case ast.Call(func=ast.Attribute(attr="transpose" | "unsqueeze"), args=args):
-            return [getattr(item, "value", None) for item in args] in ([0], [0, 1], [1, 0])
-        case ast.Subscript(slice=ast.Constant(value=None)):
-            return True
-        case ast.Subscript(slice=ast.Tuple(elts=[ast.Constant(value=None), *_])):
-            return True
-    return False
-
-
-def _is_of_all(
-    values: Values, node: ast.AST, seen: Seen, names: tuple[str, ...], *, any_axis: bool = False
-) -> bool:
-    """Whether a call makes one thing of all records of a lot: along no axis, or the first."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    if node.func.attr not in names:
-        return False
-    told, args = keywords_of(node), list(node.args)
-    base: ast.AST | None = node.func.value
-    if values.script.is_of(node.func, FOUNDATIONS):
-        base = args.pop(0) if args else None
-    if any_axis and isinstance(base, ast.Call) and _keeps_apart(values, base):
-        return True
-    if base is None or not reads_content(base, seen):
-        return False
-    if any_axis:
-        return True
-    if node.func.attr in ("norm", "quantile", "normalize") and args:
-        args.pop(0)
-    axis = told.get("dim", told.get("axis", args[0] if args else None))
-    return node.func.attr not in ALONG if axis is None else _is_first(values, axis)
-
-
-def _same(values: Values, left: ast.expr, sums: list[ast.AST], seen: Seen) -> bool:
-    """Whether an operand contains what the other sums, as in ``x - x.mean()``.
-
-    A loss of several parts of the lot, or a sum over it, contains none of its rows, unless
-    something of all records is in it.
-    """
-    made = (values.script.value_of(node) for item in sums for node in ast.walk(item)
-            if isinstance(node, ast.Name))  # fmt: skip
-    beside = any(item is not None and reads_records(values, item) for item in made)
-    parts, names = list[ast.AST]([left]), set[str]()
-    while parts:
-        node = parts.pop()
-        args = node.args if isinstance(node, ast.Call) else []
-        several = sum(reads_content(item, seen) for item in args) > 1
-        if not beside and (several or _is_of_all(values, node, seen, (*SUMS, *EXTREMES))):
-            continue
-        names |= {node.id} if isinstance(node, ast.Name) else set()
-        parts += ast.iter_child_nodes(node)
-    return any(
-        isinstance(part, ast.Name) and part.id in names for item in sums for part in ast.walk(item)
-    )
 
 
 # ---- who else learns from the lots ------------------------------------------------------------

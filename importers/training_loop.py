@@ -71,6 +71,8 @@ PARTS = ("Subset", "random_split", "train_test_split")
 """What makes parts of the records that it is given."""
 PREPARERS = ("Scaler", "Encoder", "Imputer", "Binarizer", "Vectorizer", "PCA")
 """Ends of the names of what scikit-learn fits to records, and that is no model."""
+CHOOSING = ("max", "min", "sorted", "sort", "argmax", "argmin", "argsort", "nlargest", "nsmallest")
+"""Functions that take some of several things by their order."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -463,7 +465,27 @@ def stopping(values: Values) -> ast.AST | None:
         if drawn is not None and (end := _ends_by(values, step, drawn, 0)) is not None:
             return end
     fits = (_ends_by(values, fit, set(), 0) for fit in values.script.called("fit"))
-    return next((end for end in fits if end is not None), None)
+    return next((end for end in fits if end is not None), None) or _chosen(values)
+
+
+def _chosen(values: Values) -> ast.AST | None:
+    """What takes the best of several models by what each makes of the records of the training."""
+    for call in values.script.called(*CHOOSING):
+        named = (values.script.value_of(node) for node in call.args if isinstance(node, ast.Name))
+        for node in (
+            part for item in (call, *named) if item is not None for part in ast.walk(item)
+        ):
+            loops = getattr(node, "generators", [])
+            of_each = [loop.target for loop in loops if not reads_records(values, loop.iter)]
+            of_each += node.args.args if isinstance(node, ast.Lambda) else []
+            names = {getattr(item, "arg", None) or last_name(item) for item in of_each}
+            for part in ast.walk(node) if names else ():
+                args = part.args if isinstance(part, ast.Call) else []
+                if any(last_name(item) in names for item in args) and any(
+                    reads_records(values, item) for item in args
+                ):
+                    return call
+    return None
 
 
 def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST | None:

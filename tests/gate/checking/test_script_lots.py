@@ -471,7 +471,7 @@ for x in loader:
         (KERAS, "model.compile(", "model.add(BatchNormalization())\nmodel.compile(",
          "joined_records"),
         (ENGINE, "", "", None),
-        (ENGINE, "step()", "step(loss=f(m(x)).topk(3))", None),
+        (ENGINE, "step()", "step(loss=f(m(x)).topk(3))", "joined_records"),
         (ENGINE, "    optimizer.step()", "    loss = f(m(x), reduction='none')\n"
          "    optimizer.step(loss=loss.topk(3).values)", "joined_records"),
         (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
@@ -607,7 +607,10 @@ def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> 
         ("x = x + x.flip(0)", "mixed_records"),
         ("loss = loss + out.var(0).mean()", "joined_records"),
         ("loss = loss + f(out, self.mean); self.mean = out.mean(0)", "mixed_records"),
-        ("self.mean = self.mean + out.mean(0); loss = loss + f(self.mean)", "mixed_records"),
+        (
+            "self.mean = self.mean + out.mean(0); loss = loss + f(self.mean)",
+            "mixed_records joined_records",
+        ),
         ("self.mean = self.mean + out.mean(0)", None),
         ("self.top = out * 2; loss = loss + f(self.top)", None),
         ("if x.mean() > 1: return None", "skipped_lots"),
@@ -629,7 +632,7 @@ def test_the_loss_that_a_trainer_is_returned_is_of_one_lot(line: str, code: str 
         partial = script_importer.read(("from opacus import PrivacyEngine\n" + head).encode())
         assert partial is not None
         codes = {item.code for item in partial.broken} - {"private_divisor"}
-        assert codes == ({code} if code else set())
+        assert codes == set((code or "").split())
 
 
 FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"

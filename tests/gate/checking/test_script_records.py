@@ -149,11 +149,28 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = loss + F.cosine_similarity(out.unsqueeze(0), out.unsqueeze(1), -1).mean()",
         "loss = (f(out, y) / torch.bincount(y)[y]).mean()",
         "loss = loss * (y == 1).sum()",
+        "loss = loss / loss.detach()",
+        "loss = torch.sqrt(loss)",
+        "loss = (loss - 0.1).abs() + 0.1",
+        "loss = min(loss, 5)",
+        "if loss > 3: loss = 0 * loss",
+        "loss = loss + spread(out)",
+        "loss = own(out, y)",
+        "loss = loss + out.logsumexp(0).mean()",
+        "loss = loss + (y[None] == y[:, None]).float().mean()",
+        "p = out.softmax(1).mean(0); loss = loss + (p * p.log()).sum()",
+        "x, y = x[:600], y[:600]; loss = criterion(model(x), y)",
+        "x = x[:int(y.sum())]; loss = criterion(model(x), y)",
         "c = rows.mean(0); loss = criterion(out, y) + ((out - c) ** 2).mean()",
     ],
 )
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
-    data = "rows = some()\ndata = TensorDataset(rows)\nCE = nn.CrossEntropyLoss(reduction='none')"
+    data = (
+        "rows = some()\ndata = TensorDataset(rows)\nCE = nn.CrossEntropyLoss(reduction='none')\n"
+        "def spread(z):\n    return (z @ z.T).mean()\n"
+        "class Own:\n    def forward(self, z, y):\n        l = f(z)\n        return l / l.item()\n"
+        "own = Own()\n"
+    )
     assert broken(data=data, loss=loss) == {"joined_records"}
 
 
@@ -191,6 +208,11 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
         ("import einops; x = einops.rearrange(x, 'b c h -> b (c h)')", "loss = out.flatten(0, 1)"),
         ("x = torch.softmax(x, -1)", "loss = criterion(out, y) + 0.1 * out.pow(2).mean()"),
         ("x = x.unsqueeze(1)", "loss = torch.einsum('bi,ij,bj->b', out, w, out).mean()"),
+        ("b = x.size(0)", "a, v = out.chunk(2, dim=1); loss = -0.5 * (1 + v - v.exp()).sum() / b"),
+        ("x = x[:, :512]", "ce = CE(out, y); loss = ((1 - (-ce).exp()) ** 2 * ce).mean()"),
+        ("m = y >= 0", "loss = criterion(out[m], y[m]) if y is not None else out.loss"),
+        ("x = x.transpose(0, 1)", "loss = (out.topk(2, dim=1).values[:, 0]).mean() / 2"),
+        ("x = (x - x.mean(dim=(1, 2), keepdim=True))", "loss = sum([loss, out.abs().mean()])"),
     ],
 )  # fmt: skip
 def test_a_lot_whose_records_stay_apart_is(row: str, loss: str) -> None:
@@ -298,6 +320,13 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("val = rows[:9]", "if f(val, model) > 9: break", "data_dependent_stop"),
         ("val = rows[:9]; rows = rows[9:]", "if f(val, model) > 9: break", None),
         ("", "if f(rows, model) > 9: kept = model.state_dict()", "data_dependent_stop"),
+        ("", "best = max(models, key=lambda m: f(m, rows))", "data_dependent_stop"),
+        ("", "f1 = [f(m, rows) for m in models]; best = np.argmin(f1)", "data_dependent_stop"),
+        ("", "best = max(models, key=lambda m: f(m, others))", None),
+        ("", "top = max(len(r) for r in rows)", None),
+        ("", "g = p.grad; p.data.add_(g)", "other_optimizer"),
+        ("", "torch._foreach_add_(ps, [p.grad for p in ps])", "other_optimizer"),
+        ("", "p.data = p.data - p.grad", "other_optimizer"),
         ("stop = Stop()", "stop(loss.item())\n        if stop.now: break", "data_dependent_stop"),
         (
             "",
@@ -388,6 +417,40 @@ def test_a_lot_is_collated_of_rows_that_stay_apart(row: str, code: str | None) -
     partial = script_importer.read((HEAD + collate + private + loop).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
+
+
+@pytest.mark.parametrize(
+    ("part", "code"), [("- torch.stack(rows).mean(0)", "joined_records"), ("/ 255", None)]
+)
+def test_a_lambda_collates_rows_that_stay_apart(part: str, code: str | None) -> None:
+    joins = f"batch_size=6, collate_fn=lambda rows: torch.stack([r for r in rows]) {part}"
+    loop = LOOP.format(row="pass", loss="pass", after="pass")
+    partial = script_importer.read((HEAD + PRIVATE.replace("batch_size=6", joins) + loop).encode())
+    assert partial is not None
+    assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("engine =", "data.data = data.data[:9]\nengine ="),
+        ("engine =", "loader.batch_sampler.batch_size = 9\nengine ="),
+    ],
+)
+def test_what_a_loader_holds_is_unknown_once_it_is_set_again(old: str, new: str) -> None:
+    text = (
+        HEAD
+        + "from torchvision.datasets import MNIST\ndata = MNIST(d, train=True)\n"
+        + PRIVATE
+        + LOOP.format(row="0", loss="0", after="0")
+    )
+    sizes = []
+    for script in (text, text.replace(old, new, 1)):
+        partial = script_importer.read(script.encode())
+        assert partial is not None
+        sizes.append([partial.data.get("dataset"), partial.data["sampling"].get("lot_size")])
+    assert None not in sizes[0]
+    assert None in sizes[1]
 
 
 def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:

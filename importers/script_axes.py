@@ -1,0 +1,567 @@
+"""Along which axis of an array the records of a lot are, and what makes them meet.
+
+One rule decides: an operation that treats each element by itself, or that works along another
+axis than that of the records, keeps them apart. A sum or mean over their axis is what a loss may
+be, as long as it is only added, or scaled by what is public. Every other operation along their
+axis, or along no axis, joins them. What a function outside the file does with its arguments is
+assumed: it keeps the rows apart, or adds up a loss of each.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from typing import NamedTuple
+
+from affidavit.importers.script_ast import keywords_of, last_name, root_of
+from affidavit.importers.script_values import Values
+from affidavit.importers.training_loop import (
+    MODELS,
+    SIZES,
+    WRAPPERS,
+    Seen,
+    inside,
+    reads_records,
+)
+
+ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
+_NAMES = tomllib.loads(files(__package__).joinpath("arrays.toml").read_text(encoding="utf-8"))
+(LINEAR, ELEMENTWISE, SUMS, EXTREMES, PARTS, REORDERS, JOINS, VIEWS, LAYERS, PRODUCTS,
+ AXIS_SECOND) = (frozenset(names.split()) for names in _NAMES.values())  # fmt: skip
+FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
+JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
+REPEATING = ("repeat", "repeat_interleave", "tile")
+SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
+CORE = ("torch", "torch.linalg", "torch.special", "torch.fft", "numpy", "numpy.linalg",
+        "jax.numpy", "tensorflow", "tensorflow.math", "einops")  # fmt: skip
+"""The modules of which every function is an operation on arrays."""
+TESTS = ("isinstance", "hasattr", "callable", "is_tensor", "issubclass")
+
+
+class Of(NamedTuple):
+    """Something of the records of a lot: what it is, along which axis, and in which order.
+
+    ``BATCH`` may hold several arrays of rows; ``LOSS`` is one number, or one for each record.
+    """
+
+    form: str = ROWS
+    axis: int = 0
+    order: str = ""
+
+
+class Meetings:
+    """Where the records of one lot meet: nodes, by ``mixed`` (as rows) or ``joined``."""
+
+    def __init__(self, values: Values, *, modelled: bool = False, beside: bool = False) -> None:
+        self.values, self.script = values, values.script
+        self.modelled, self.beside = modelled, beside
+        self.known: dict[str, Of | None] = {}
+        self.seen: Seen = set()
+        self.of: dict[ast.AST, Of | None] = {}
+        self.faults: dict[str, ast.AST] = {}
+        self.made: dict[str, list[ast.expr]] = {}
+        self.returned: list[ast.expr] = []
+        self.inner: dict[ast.AST, Meetings] = {}
+        self.depth = 0
+
+    # ---- statements ---------------------------------------------------------------------
+
+    def run(self, statement: ast.AST, seen: Seen) -> Of | None:
+        """Evaluate one statement, where ``seen`` names hold something of the records."""
+        self.seen = seen
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                made = self.kind(value)
+                for target in targets:
+                    self._bind(target, value, made)
+            case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
+                load = ast.copy_location(ast.BinOp(target, op, value), statement)
+                self._bind(target, load, self.kind(load))
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, value, self.kind(value))
+            case ast.Return(value=ast.expr() as value):
+                self.returned.append(value)
+                return self.kind(value)
+            case ast.Expr(value=value):
+                self.kind(value)
+        return None
+
+    def _bind(self, target: ast.expr, value: ast.expr, made: Of | None) -> None:
+        match target, value:
+            case (
+                (ast.Tuple(elts=names) | ast.List(elts=names)),
+                (ast.Tuple(elts=parts) | ast.List(elts=parts)),
+            ) if len(names) == len(parts):
+                for name, part in zip(names, parts, strict=True):
+                    self._bind(name, part, self.of.get(part))
+                return
+            case ((ast.Tuple(elts=names) | ast.List(elts=names)), _):
+                whole = made._replace(form=ROWS) if made and made.form == BATCH else made
+                for name in names:
+                    self._bind(name, value, whole)
+                return
+            case ast.Subscript(value=base), _:  # a part of the rows is set
+                before = self.kind(target)
+                if before is not None and made is not None:
+                    self._combined(target, [before, made])
+                made, target = self.kind(base) or made, base
+        if isinstance(target, ast.Name):
+            self.made.setdefault(target.id, []).append(value)
+        named = last_name(target.value if isinstance(target, ast.Starred) else target)
+        if named is not None and (made is not None or named not in self.seen):
+            self.known[named] = made
+
+    # ---- expressions --------------------------------------------------------------------
+
+    def kind(self, node: ast.AST | None) -> Of | None:
+        """What an expression is of the records of the lot; None if it is public."""
+        if node is None:
+            return None
+        made = self._kind(node)
+        self.of[node] = made
+        return made
+
+    def _kind(self, node: ast.AST) -> Of | None:
+        match node:
+            case ast.Constant() | ast.Lambda():
+                return None
+            case ast.Name(id=name):
+                return self._named(node, name)
+            case ast.Attribute(value=base, attr=name):
+                if name in SIZES:
+                    return None
+                if (own := self._named(node, name)) is not None:
+                    return own
+                of = self.kind(base)
+                return of and (of._replace(axis=1 - of.axis) if name == "T" and of.axis < 2 else of)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._operation(node, self.kind(left), op, self.kind(right))
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                parts = [self.kind(part) for part in (left, *others)]
+                compares = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
+                return self._combined(node, parts) if isinstance(ops[0], compares) else None
+            case ast.Subscript(value=base, slice=index):
+                return self._part(node, self.kind(base), index)
+            case ast.Call():
+                return self._call(node)
+            case ast.NamedExpr(target=target, value=value):
+                made = self.kind(value)
+                self._bind(target, value, made)
+                return made
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                for loop in node.generators:
+                    self._bind(loop.target, loop.iter, self.kind(loop.iter))
+                return self._any(
+                    [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                )
+        return self._any(ast.iter_child_nodes(node))
+
+    def _any(self, nodes: Iterable[ast.AST]) -> Of | None:
+        """Something of the records, if one of several expressions is."""
+        parts = [part for node in nodes if (part := self.kind(node)) is not None]
+        return min(parts, key=lambda part: (ROWS, BATCH, LOSS, SUM).index(part.form), default=None)
+
+    def _named(self, node: ast.Name | ast.Attribute, name: str) -> Of | None:
+        if name in self.known:
+            return self.known[name]
+        if name in self.seen and name != "self":
+            return Of(BATCH)
+        made = self.script.value_of(node) if isinstance(node, ast.Name) else None
+        total = made if last_name(getattr(made, "func", node)) in SUMS | EXTREMES else None
+        if self.beside and any(reads_records(self.values, item) for item in (node, total) if item):
+            self._fault("joined", node)
+        return None
+
+    def _fault(self, code: str, node: ast.AST) -> None:
+        self.faults.setdefault(code, node)
+
+    def _combined(
+        self, node: ast.AST, parts: Iterable[Of | None], *, aligned: bool = True
+    ) -> Of | None:
+        """What several parts make together, row by row."""
+        own = [part for part in parts if part is not None]
+        rows = [part for part in own if part.form in (ROWS, BATCH)]
+        if len({part.order for part in rows}) > 1:
+            self._fault("mixed", node)
+        sums = any(part.form == SUM for part in own)
+        if aligned and ((sums and rows) or len({part.axis for part in rows}) > 1):
+            self._fault("joined", node)
+        if not own:
+            return None
+        return rows[0]._replace(form=ROWS) if rows else Of(SUM if sums else LOSS)
+
+    def _operation(
+        self, node: ast.AST, left: Of | None, op: ast.operator, right: Of | None
+    ) -> Of | None:
+        one = left or right
+        if left is None or right is None:
+            scales = isinstance(op, ast.Add | ast.Sub | ast.Mult) or (
+                isinstance(op, ast.Div) and right is None
+            )
+            if one is not None and one.form == SUM and not scales:
+                self._fault("joined", node)
+            return one
+        if isinstance(op, ast.MatMult):
+            if left.axis != right.axis:
+                self._fault("joined", node)
+            return left
+        if SUM in (left.form, right.form) and (
+            not isinstance(op, ast.Add | ast.Sub)
+            or (left.form != right.form and _shares_name(node))
+        ):
+            self._fault("joined", node)
+        return self._combined(node, [left, right])
+
+    def _part(self, node: ast.AST, base: Of | None, index: ast.expr) -> Of | None:
+        """A subscript: a part of the rows, the rows in another order, or one of several arrays."""
+        first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+        by = self.kind(index)
+        if base is None:
+            return by
+        if base.form not in (ROWS, BATCH) or base.axis != 0:
+            moved = 0
+            if isinstance(first, ast.Constant) and base.form in (ROWS, BATCH):
+                moved = 1 if first.value is None else -(first is index)
+            return base._replace(axis=base.axis + moved)
+        match first:
+            case ast.Constant(value=None):
+                return base._replace(axis=1)
+            case ast.Slice(lower=lower, upper=upper):
+                bounds = [part for part in (lower, upper) if part is not None]
+                if any(self.of.get(part) for part in bounds) or (
+                    base.form == ROWS
+                    and any(isinstance(self.values.known(part), int) for part in bounds)
+                    and not (lower is None and self.values.known(upper) == 0)
+                ):
+                    self._fault("joined", node)
+            case ast.Name() | ast.Call() | ast.Compare() if first is index or all(
+                isinstance(item, ast.Slice) for item in getattr(index, "elts", [])[1:]
+            ):
+                made = self.script.value_of(first) if isinstance(first, ast.Name) else first
+                drawn = isinstance(made, ast.Call | ast.Compare)
+                if self.values.known(first) is None and (base.form == ROWS or drawn or by):
+                    return base._replace(order=ast.unparse(first))
+        return base
+
+    # ---- calls --------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Of | None:
+        name = last_name(node.func) or ""
+        if name in SIZES or name in TESTS:
+            return None
+        told, args, space = keywords_of(node), list(node.args), self._space(node.func)
+        method = isinstance(node.func, ast.Attribute) and space is None
+        base = getattr(node.func, "value", None) if method else None
+        base = (args[0] if args else told.get("input")) if space else base
+        rest = args if method else args[1:]
+        owner = self.kind(base)
+        parts = [self.kind(arg) for arg in (*rest, *told.values(), *(args[:1] if not base else ()))]
+        if name in WRAPPERS | {"list", "tuple", "zip", "iter", "next", "dict"} and not method:
+            return self._any([*args, *told.values()])
+        if space == "functional":
+            return self._functional(node, name, owner, parts, told)
+        if space is None and (not method or owner is None or name in self.script.functions):
+            return self._unknown(node, name, [owner, *parts])
+        return self._array(node, name.removeprefix("reduce_"), base, owner, parts, rest, told)
+
+    def _space(self, function: ast.expr) -> str | None:
+        """Whether a function is an operation on arrays: of a whole module, or of a network."""
+        root = root_of(function)
+        if not isinstance(root, ast.Name):
+            return None
+        origins = [self.script.origin(item) for item in self.script.bindings_of(root)]
+        path = ast.unparse(function).split(".")
+        module, name = origins[0] if origins else (None, None)
+        if module is None:
+            return "functional" if path[0] == "F" and not origins else None
+        dotted = ".".join([module, *([name] if name else []), *path[1:]]).rpartition(".")[0]
+        if dotted in CORE:
+            return "core"
+        return "functional" if dotted.startswith(("torch.nn", "tensorflow.nn", "jax.nn")) else None
+
+    def _unknown(self, node: ast.Call, name: str, parts: list[Of | None]) -> Of | None:
+        """What a function that is not of arrays makes: rows of rows, or a loss of several."""
+        own = [part for part in parts if part is not None]
+        if isinstance(node.func, ast.Name) and name in ("max", "min", "sorted") and own:
+            return Of(SUM)
+        function = self._defined(node.func) if self.depth < 3 and own else None
+        if function is not None:
+            return self._inner(function, node)
+        if any(part.form in (ROWS, BATCH) for part in own):
+            made = self._combined(node, [p for p in own if p.form != SUM], aligned=False)
+            runs = name.lower().endswith(MODELS)
+            self.modelled = self.modelled or runs
+            if runs and made is not None:
+                return made._replace(axis=0)
+            return made if len(own) == 1 else Of(LOSS)
+        return own[0] if own else None
+
+    def _defined(self, name: ast.expr) -> ast.FunctionDef | None:
+        """The function of this file that is called: a loss's ``forward``, if it is an object."""
+        if isinstance(name, ast.Attribute):
+            methods = self.script.functions.get(name.attr, [])
+            own = getattr(name.value, "id", "") == "self" and len(methods) == 1
+            return methods[0] if own else None
+        made = self.script.value_of(name) if isinstance(name, ast.Name) else None
+        binding = self.script.binding_of(made.func) if isinstance(made, ast.Call) else None
+        for item in getattr(getattr(binding, "node", None), "body", ()):
+            if isinstance(item, ast.FunctionDef) and item.name in ("forward", "__call__"):
+                return item
+        return self.script.function_of(name)
+
+    def _inner(self, function: ast.FunctionDef, call: ast.Call) -> Of | None:
+        """What a function of this file returns."""
+        method = isinstance(self.script.parents[function], ast.ClassDef)
+        names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)][method:]
+        passed = [*zip(names, call.args, strict=False), *keywords_of(call).items()]
+        inner = self.inner[call] = Meetings(self.values, modelled=self.modelled)
+        inner.depth = self.depth + 1
+        inner.known = {name: self.of.get(item) for name, item in passed}
+        made = [inner.run(node, set()) for node in _statements(function)
+                if self.script.scope_of(node) is function]  # fmt: skip
+        for code in inner.faults:
+            self._fault(code, call)
+        return next((of for of in reversed(made) if of is not None), None)
+
+    def _functional(
+        self, node: ast.Call, name: str, owner: Of | None, parts: list[Of | None],
+        told: dict[str, ast.expr],
+    ) -> Of | None:  # fmt: skip
+        """A function of ``torch.nn.functional``: of each row, unless it names their axis."""
+        own = [part for part in (owner, *parts) if part is not None]
+        axis = told.get("dim", told.get("axis"))
+        if own and (name in LAYERS or (owner and self._is_along(axis, owner))):
+            self._fault("joined", node)
+        made = self._combined(node, own)
+        return Of(LOSS) if len(own) > 1 else made
+
+    def _array(
+        self, node: ast.Call, name: str, base: ast.expr | None, owner: Of | None,
+        parts: list[Of | None], args: list[ast.expr], told: dict[str, ast.expr],
+    ) -> Of | None:  # fmt: skip
+        """What an operation on arrays makes, by the axis that it works along."""
+        own = [part for part in (owner, *parts) if part is not None]
+        if not own:
+            return None
+        if name == "einsum":
+            return self._einsum(node, own)
+        if owner is None or name in ELEMENTWISE:
+            if owner is not None and owner.form == SUM:
+                self._fault("joined", node)
+            return self._combined(node, own)
+        axis = told.get("dim", told.get("axis", told.get("dims")))
+        place = 1 if name in AXIS_SECOND else 0
+        if axis is None and len(args) > place and name not in LINEAR - {"squeeze", "flatten"}:
+            axis = None if self.of.get(args[place]) else args[place]
+        if name in PRODUCTS:
+            return self._operation(node, owner, ast.MatMult(), parts[0] if parts else None)
+        if (turned := self._turned(name, owner, args, axis)) is not None:
+            return turned
+        if name in JOINS or name == "stack":
+            return self._joined_parts(node, name, base, owner, axis)
+        if name in (*REPEATING, "rearrange"):
+            if not self.modelled and multiplies_rows(self.values, node):
+                self._fault("mixed", node)
+            return owner
+        if name in ("view", "reshape", "flatten"):
+            return self._folded(node, name, owner, args, axis)
+        if name in LINEAR or owner.form not in (ROWS, BATCH):
+            alone = axis is None or self._is_along(axis, owner)
+            if owner.form == LOSS and alone and name not in LINEAR | SUMS | EXTREMES:
+                self._fault("joined", node)
+            return Of(SUM) if name in SUMS | EXTREMES else owner
+        if axis is not None and not self._is_along(axis, owner):
+            known = self.values.known(axis)
+            fewer = isinstance(known, int) and 0 <= known < owner.axis and "keepdim" not in told
+            return owner._replace(axis=owner.axis - fewer, form=ROWS)
+        if name in SUMS | EXTREMES:
+            return Of(SUM)
+        literal = all(self.values.known(arg) is not None for arg in args)
+        method = base is getattr(node.func, "value", None)
+        if name in PARTS or (axis is None and method and not literal):
+            return self._combined(node, own)
+        if name in REORDERS:
+            return owner._replace(order=name)
+        self._fault("joined", node)
+        return owner
+
+    def _is_along(self, axis: ast.expr | None, of: Of) -> bool:
+        """Whether an axis that is named is that of the records."""
+        known = self.values.known(axis)
+        if known is None or of.form == SUM:
+            return False
+        return of.axis in known if isinstance(known, list) else bool(known == of.axis)
+
+    def _turned(self, name: str, of: Of, args: list[ast.expr], axis: ast.expr | None) -> Of | None:
+        """Rows that another axis is put before, or that are turned to another one."""
+        known = [self.values.known(arg) for arg in args]
+        known = known[0] if len(known) == 1 and isinstance(known[0], list) else known
+        match name:
+            case "t":
+                return of._replace(axis=1 - of.axis) if of.axis < 2 else of
+            case "transpose" | "swapaxes" | "movedim" if of.axis in known:
+                other = known[1 - known.index(of.axis)] if len(known) == 2 else of.axis
+                return of._replace(axis=other if isinstance(other, int) and other >= 0 else of.axis)
+            case "transpose" | "swapaxes" | "movedim":
+                return of
+            case "permute":
+                return of._replace(axis=known.index(of.axis)) if of.axis in known else of
+            case "unsqueeze" | "expand_dims" | "squeeze":
+                at, by = self.values.known(axis), -1 if name == "squeeze" else 1
+                moved = isinstance(at, int) and 0 <= at < of.axis + (by > 0)
+                return of._replace(axis=of.axis + by * moved)
+        if name in VIEWS and of.axis == 0:
+            first = self.values.known(args[0]) if args else -1
+            first = first[0] if isinstance(first, list) and first else first
+            return of._replace(axis=int(isinstance(first, int) and first != -1))
+        return of if name in VIEWS else None
+
+    def _joined_parts(
+        self, node: ast.Call, name: str, base: ast.expr | None, of: Of, axis: ast.expr | None
+    ) -> Of:
+        """Arrays that are put together, along the axis of the rows or another one."""
+        parts = [self.of.get(part) for part in getattr(base, "elts", [])]
+        several = sum(part is not None and part.form != LOSS for part in parts) > 1
+        known = 0 if axis is None else self.values.known(axis)
+        if several and known == of.axis and name != "stack" and not self.modelled:
+            self._fault("mixed", node)
+        if several and name == "stack" and known == 0:
+            return of._replace(axis=of.axis + 1, form=ROWS)
+        self._combined(node, [part for part in parts if part and part.axis != of.axis] + [of])
+        return of
+
+    def _folded(
+        self, node: ast.Call, name: str, of: Of, args: list[ast.expr], axis: ast.expr | None
+    ) -> Of:
+        """Rows in another shape: several of each record, where an axis before theirs is folded."""
+        first = args[0] if args else None
+        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
+        if name == "flatten":
+            known = self.values.known(axis)
+            folds = known == 0 and len(args) > 1 if of.axis == 0 else known in (None, 0)
+        else:
+            product = isinstance(first, ast.BinOp) and isinstance(first.op, ast.Mult)
+            folds = of.axis > 0 and (product or self.values.known(first) == -1)
+        if folds and of.form in (ROWS, BATCH):
+            if not self.modelled:
+                self._fault("mixed", node)
+            return of._replace(axis=0)
+        return of
+
+    def _einsum(self, node: ast.Call, own: list[Of]) -> Of:
+        """Rows are the first axis of each argument that has them, and of the result."""
+        pattern = self.values.known(node.args[0])
+        if isinstance(pattern, str):
+            terms, _, result = pattern.replace(" ", "").partition("->")
+            named = zip(terms.split(","), node.args[1:], strict=False)
+            axes = {
+                term[of.axis : of.axis + 1] for term, part in named if (of := self.of.get(part))
+            }
+            if result and axes and axes != {result[:1]}:
+                self._fault("joined", node)
+        return own[0]
+
+    # ---- a loss -------------------------------------------------------------------------
+
+    def require_linear(self, node: ast.expr | None, beyond: frozenset[str] = frozenset()) -> None:
+        """Refuse a loss that is one number, and not a sum over the records."""
+        match node:
+            case ast.Name(id=name) if name not in beyond:
+                for value in self.made.get(name, ()):
+                    self.require_linear(value, beyond | {name})
+            case ast.UnaryOp(operand=operand) | ast.NamedExpr(value=operand):
+                self.require_linear(operand, beyond)
+            case ast.BinOp(left=left, op=op, right=right):
+                own = [part for part in (left, right) if self.of.get(part) is not None]
+                scales = isinstance(op, ast.Mult) or (isinstance(op, ast.Div) and own == [left])
+                if not isinstance(op, ast.Add | ast.Sub) and own and (len(own) > 1 or not scales):
+                    self._fault("joined", node)
+                for part in own:
+                    self.require_linear(part, beyond)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                if self.of.get(test) is not None:
+                    self._fault("joined", node)
+                self.require_linear(body, beyond)
+                self.require_linear(other, beyond)
+            case ast.Call(func=function, args=args):
+                name = last_name(function) or ""
+                space = self._space(function)
+                owner = getattr(function, "value", node) if space is None else (args or [node])[0]
+                if (inner := self.inner.get(node)) is not None:
+                    for value in inner.returned:
+                        inner.require_linear(value)
+                    for code in inner.faults:
+                        self._fault(code, node)
+                elif name in LINEAR:
+                    self.require_linear(args[0] if name == "scale" and args else owner, beyond)
+                elif (
+                    name in ELEMENTWISE | EXTREMES
+                    and space != "functional"
+                    and (name in ("max", "min") or isinstance(function, ast.Attribute))
+                    and any(self.of.get(part) for part in (owner, *args))
+                ):
+                    self._fault("joined", node)
+
+
+def multiplies_rows(values: Values, call: ast.Call) -> bool:
+    """Whether ``repeat`` or the like makes several rows of one."""
+    method = isinstance(call.func, ast.Attribute) and not values.script.is_of(
+        call.func, FOUNDATIONS
+    )
+    args = call.args if method else call.args[1:]
+    if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
+        axes = [part.split()[:1] for part in pattern.split("->")]
+        return axes[0] != axes[-1]
+    made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
+    made = made if method else next(iter(call.args), None)
+    if isinstance(made, ast.List) or (
+        isinstance(made, ast.Call) and last_name(made.func) in SYNTHETIC
+    ):
+        return False
+    if last_name(call.func) == "tile" or (method and len(args) > 1):
+        first = args[0] if args else None
+        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
+        return bool(args) and values.known(first) != 1 and is_along_rows(values, call)
+    axis = args[1] if len(args) > 1 else None
+    if axis is not None and values.known(axis) != 0:
+        return False
+    return bool(args) and values.known(args[0]) != 1 and is_along_rows(values, call)
+
+
+def is_along_rows(values: Values, call: ast.Call) -> bool:
+    """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
+    told = keywords_of(call)
+    joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
+    axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
+    return axis is None or _is_first(values, axis)
+
+
+def _is_first(values: Values, axis: ast.expr) -> bool:
+    """Whether the axis of the records is one that is named."""
+    named = values.known(axis)
+    return 0 in named if isinstance(named, list) else bool(named == 0)
+
+
+def _shares_name(node: ast.AST) -> bool:
+    """Whether an operation is of a name and something made of it, as ``x - x.mean()``."""
+    sides = getattr(node, "left", None), getattr(node, "right", None)
+    return any(
+        isinstance(one, ast.Name) and isinstance(other, ast.AST)
+        and any(getattr(part, "id", None) == one.id for part in ast.walk(other))
+        for one, other in (sides, sides[::-1])
+    )  # fmt: skip
+
+
+def _statements(function: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a function in the order of the text."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    yield from sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+
+
+def guards(values: Values, statement: ast.AST, region: ast.AST) -> Iterator[ast.expr]:
+    """The conditions of a region under which a statement runs."""
+    for outer in inside(values.script, statement, region):
+        if isinstance(outer, ast.If | ast.While):
+            yield outer.test
