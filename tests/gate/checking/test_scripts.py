@@ -453,10 +453,10 @@ def test_the_line_that_moved_epsilon_is_that_of_the_number(run: Any) -> None:
 def test_a_folder_tells_which_scripts_it_looked_into(run: Any) -> None:
     write("import opacus\n", "model.py")
     write("x = 1\n", "other.py")
-    assert "2 scripts" in run("check", ".").stderr
+    assert "scripts searched: 2" in run("check", ".").stderr
     write(LENET)
     told = run("check", ".").stderr
-    assert "3 scripts" in told
+    assert "scripts searched: 3" in told
     assert "train.py" in told.splitlines()[-1]
 
 
