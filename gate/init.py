@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 
 from affidavit.gate.console import err, read_file, refuse, say, stop, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.importers import imported
-from affidavit.plan import MalformedPlan, parse_plan, with_fields
+from affidavit.importers import LIBRARIES, imported
+from affidavit.plan import MalformedPlan, plan_from, with_fields
 
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
     "size": ("Records in the data set", "60000", int),
@@ -34,7 +34,7 @@ QUESTIONS: dict[str, tuple[str, str, Any]] = {
 
 def init(
     script: Annotated[
-        Path | None, typer.Argument(help="Training script for Opacus to read values from.")
+        Path | None, typer.Argument(help="Training script to read values from.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write; never overwritten.")] = Path(
         "plan.yaml"
@@ -70,18 +70,18 @@ def init(
         start = {"releases": [{"name": "all"}], "optimizer": {"name": optimizer}, **start}
         declared = {name: value for name, value in options.items() if value is not None}
         document = with_fields(start, **declared, **_answers(_missing(start, declared)))
-        text = _yaml({"version": 1, **document})
-        parse_plan(text, "yaml")
+        document = {"version": 1, **document}
+        plan_from(document)
     except MalformedPlan as error:
-        refuse(str(out), error.reasons, Exit.USAGE, as_json=False)
-    write(out, text)
+        refuse("affidavit init", error.reasons, Exit.USAGE, as_json=False)
+    write(out, _yaml(document))
     say(f"plan written to {out}; next: affidavit certify {out}")
 
 
 def _read_script(script: Path) -> dict[str, Any]:
     partial = imported(str(script), read_file(script))
     if partial is None:
-        stop(f"{script} does not call make_private of Opacus.")
+        stop(f"{script} makes no private call of {', '.join(LIBRARIES)}.")
     for assumption in partial.assumed:
         err.print(assumption, markup=False)
     return partial.data
@@ -109,7 +109,7 @@ def _missing(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:
 def _answers(names: list[str]) -> dict[str, Any]:
     if names and not sys.stdin.isatty():
         options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        stop(f"without a terminal give {options}.")
+        stop(f"{options} missing; give each as an option, or run this in a terminal.")
     answers = {}
     for name in names:
         question, default, kind = QUESTIONS[name]

@@ -47,6 +47,16 @@ def test_a_value_that_nobody_gives_is_named(run: Any, tmp_path: Path, missing: s
     assert not (tmp_path / "plan.yaml").exists()
 
 
+def test_a_wrong_value_is_reported_without_a_place_in_a_file_not_written(
+    run: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.yaml"
+    result = run("init", "--out", str(file), *ALL, "--lot-size", "60001")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("affidavit init: conflict /sampling/lot_size: ")
+    assert not file.exists()
+
+
 def test_a_script_gives_what_it_says(run: Any, tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "plan.yaml"
     script.write_text(
