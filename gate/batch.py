@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from io import FileIO
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -184,6 +185,9 @@ def certify_lines(
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     context.set_forkserver_preload(["affidavit.gate.batch"])
+    if forks:
+        with _without_stderr():  # or each process tells where Ctrl-C came while it started
+            forkserver.ensure_running()
     pending: deque[Future[Result]] = deque()
     with ProcessPool(max_workers=jobs, context=context) as pool:
         try:
@@ -198,6 +202,19 @@ def certify_lines(
         finally:
             for future in pending:
                 future.cancel()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Let processes that begin meanwhile have no standard error."""
+    own, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+        os.close(null)
 
 
 def _result_of(future: Future[Result]) -> Result:

@@ -202,6 +202,15 @@ def test_a_line_without_an_end_is_refused(run: Any, monkeypatch: pytest.MonkeyPa
     assert run("batch", "/dev/zero", "--jobs", "1").exit_code == 2
 
 
+def test_its_processes_tell_nobody_where_they_were_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch.forkserver, "ensure_running", lambda: os.write(2, b"Traceback"))
+    assert list(batch.certify_lines([], jobs=2, engine=None, second_opinion=False)) == []
+    os.write(2, b"own")
+    assert capfd.readouterr().err == "own"
+
+
 def test_a_moment_without_a_line_is_said() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as stream:
