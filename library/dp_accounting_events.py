@@ -132,9 +132,12 @@ def _mixture(event: Any, _: Adjacency) -> Event:
             "the sensitivities of a MixtureOfGaussiansDpEvent are 0 and multiples of one number up "
             f"to {MOST_WEIGHTS - 1}; round them up to such, and account for the larger mixture."
         )
+    noise = float(event.standard_deviation / unit) * (1 - ROUNDING)
+    if places.keys() == {0, 1} and math.fsum(places.values()) == 1:
+        return PoissonSubsampledGaussian(sampling_probability=places[1], noise_multiplier=noise)
     return GaussianMixture(
         weights=tuple(places.get(place) or ABSENT for place in range(max(places) + 1)),
-        noise_multiplier=float(event.standard_deviation / unit) * (1 - ROUNDING),
+        noise_multiplier=noise,
     )
 
 
