@@ -1,9 +1,11 @@
 """dp-accounting's events as ours, release by release.
 
-A noise multiplier there is relative to the sensitivity, or inside a sample to the clip norm, as
-here. Gaussians inside one sample are one joint release. What no theorem of ours bounds on both
-sides is refused: a ρ of zCDP says nothing of what is attained, and a record that is drawn with
-replacement changes who else is drawn.
+A noise multiplier is the noise over the bound on one record's contribution, as ``GaussianDpEvent``
+and ``LaplaceDpEvent`` define it: under replace_one a release moves by twice that bound. (Of
+dp-accounting's accountants PLD takes it so, and RDP as over the distance of a replacement.)
+Gaussians inside one sample are one joint release. What no theorem of ours bounds on both sides is
+refused: a ρ of zCDP says nothing of what is attained, and a record that is drawn with replacement
+changes who else is drawn.
 """
 
 from __future__ import annotations
@@ -31,13 +33,9 @@ from affidavit.plan import (
     RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
+    WithoutReplacementGaussian,
 )
 
-REMEDIES = {
-    **DP_EVENT_REMEDIES,
-    "SampledWithoutReplacementDpEvent": "Write a plan with scheme: fixed_size and adjacency: "
-    "replace_one.",
-}
 ROUNDING = 2.0**-51
 """Relative, of a quotient of numbers that are read as decimals."""
 ABSENT = 1e-300
@@ -60,7 +58,7 @@ def event_of(event: Any, adjacency: Adjacency) -> Event:
     translate = _TRANSLATIONS.get(type(event))
     if translate is None:
         name = type(event).__name__
-        raise NotTranslated(f"{name} is not supported. {REMEDIES.get(name, '')}".rstrip())
+        raise NotTranslated(f"{name} is not supported. {DP_EVENT_REMEDIES.get(name, '')}".rstrip())
     return translate(event, adjacency)
 
 
@@ -77,7 +75,7 @@ def adds_no_noise(event: Any) -> bool:
 
 def releases_nothing(event: Any) -> bool:
     """Whether no record has any effect on what ``event`` releases."""
-    empty = ("sampling_probability", "truncated_batch_size", "dataset_size")
+    empty = ("sampling_probability", "truncated_batch_size", "dataset_size", "sample_size")
     moves = getattr(event, "sensitivities", None)
     return (
         isinstance(event, dp_event.NoOpDpEvent)
@@ -87,21 +85,33 @@ def releases_nothing(event: Any) -> bool:
     )
 
 
-def _gaussian(event: Any, _: Adjacency) -> Event:
-    return Gaussian(noise_multiplier=float(event.noise_multiplier))
+def _gaussian(event: Any, adjacency: Adjacency) -> Event:
+    return Gaussian(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
 
 
-def _laplace(event: Any, _: Adjacency) -> Event:
-    return Laplace(noise_multiplier=float(event.noise_multiplier))
+def _laplace(event: Any, adjacency: Adjacency) -> Event:
+    return Laplace(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
 
 
-def _poisson(event: Any, _: Adjacency) -> Event:
+def _poisson(event: Any, adjacency: Adjacency) -> Event:
     joint = joint_of_blocks(_blocks(event.event))
     if event.sampling_probability == 1:
-        return Gaussian(noise_multiplier=joint)
+        return Gaussian(noise_multiplier=joint / _distance(adjacency))
     return PoissonSubsampledGaussian(
-        sampling_probability=float(event.sampling_probability), noise_multiplier=joint
+        sampling_probability=float(event.sampling_probability),
+        noise_multiplier=joint,
+        pair="replace_one" if adjacency == "replace_one" else "add_remove",
     )
+
+
+def _fixed_size(event: Any, adjacency: Adjacency) -> Event:
+    if adjacency != "replace_one":
+        raise NotTranslated("a SampledWithoutReplacementDpEvent needs REPLACE_ONE.")
+    size, lot = _whole(event.source_dataset_size), _whole(event.sample_size)
+    joint = joint_of_blocks(_blocks(event.event))
+    if lot == size:
+        return Gaussian(noise_multiplier=joint / _distance(adjacency))
+    return WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=joint)
 
 
 def _truncated(event: Any, adjacency: Adjacency) -> Event:
@@ -119,7 +129,9 @@ def _truncated(event: Any, adjacency: Adjacency) -> Event:
     )
 
 
-def _mixture(event: Any, _: Adjacency) -> Event:
+def _mixture(event: Any, adjacency: Adjacency) -> Event:
+    if adjacency == "replace_one":
+        raise NotTranslated("a MixtureOfGaussiansDpEvent does not say what REPLACE_ONE moves.")
     weights: defaultdict[Fraction, float] = defaultdict(float)
     for move, weight in zip(event.sensitivities, event.sampling_probs, strict=True):
         weights[Fraction(repr(float(move)))] += float(weight)
@@ -162,6 +174,7 @@ _TRANSLATIONS: dict[type[Any], Callable[[Any, Adjacency], Event]] = {
     dp_event.GaussianDpEvent: _gaussian,
     dp_event.LaplaceDpEvent: _laplace,
     dp_event.PoissonSampledDpEvent: _poisson,
+    dp_event.SampledWithoutReplacementDpEvent: _fixed_size,
     dp_event.TruncatedSubsampledGaussianDpEvent: _truncated,
     dp_event.MixtureOfGaussiansDpEvent: _mixture,
     dp_event.SingleEpochTreeAggregationDpEvent: _tree,
@@ -181,6 +194,11 @@ def _blocks(event: Any, times: int = 1) -> Iterator[tuple[float, int]]:
                 yield from _blocks(part, times)
         case _:
             raise NotTranslated(f"{type(event).__name__} inside a sample is not supported.")
+
+
+def _distance(adjacency: Adjacency) -> float:
+    """How far one record moves a sum, in bounds on its contribution."""
+    return 2.0 if adjacency == "replace_one" else 1.0
 
 
 def _whole(value: Any) -> int:

@@ -22,6 +22,7 @@ from affidavit.plan import Adjacency, Composed, Event, Repeated
 
 ADJACENCY: dict[NeighboringRelation, Adjacency] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
+    NeighboringRelation.REPLACE_ONE: "replace_one",
     NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
 
@@ -29,21 +30,15 @@ ADJACENCY: dict[NeighboringRelation, Adjacency] = {
 class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
     """``dp_accounting.PrivacyAccountant`` whose answers are proved on both sides.
 
-    It takes Gaussian and Laplace releases, Poisson and truncated Poisson samples of Gaussians,
-    mixtures of Gaussians, trees of one epoch and selections among repetitions. ``get_epsilon``
-    and ``get_delta`` return upper bounds with a ``lower``. Noise multipliers are read as noise
-    over the clip norm.
+    It takes Gaussian and Laplace releases, Gaussians on samples (Poisson, truncated Poisson, of
+    fixed size), mixtures of Gaussians, trees of one epoch and selections among repetitions.
+    ``get_epsilon`` and ``get_delta`` return upper bounds with a ``lower``. Noise multipliers are
+    read as noise over the clip norm, under REPLACE_ONE too.
     """
 
     def __init__(
         self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     ) -> None:
-        """Raises ``ValueError`` for REPLACE_ONE, where what noise is relative to is not settled."""
-        if neighboring_relation not in ADJACENCY:
-            raise ValueError(
-                f"{neighboring_relation} is not supported: write a plan with adjacency "
-                "replace_one, whose noise is relative to the clip norm."
-            )
         super().__init__(neighboring_relation)
         self._counts: Counter[Event] = Counter()
         self._without_noise = False

@@ -246,7 +246,7 @@ def test_events_of_dp_accounting_that_release_nothing_or_everything() -> None:
     assert ours.get_epsilon(1e-5) == math.inf
     assert not ours.supports(dp_accounting.SelfComposedDpEvent(step, -1))
     without = dp_accounting.SampledWithoutReplacementDpEvent(60_000, 600, step.event)
-    with pytest.raises(dp_accounting.UnsupportedEventError, match="fixed_size"):
+    with pytest.raises(dp_accounting.UnsupportedEventError, match="REPLACE_ONE"):
         ours.compose(without)
 
 

@@ -15,11 +15,10 @@ ZERO_OUT = NeighboringRelation.REPLACE_SPECIAL
 
 
 class TestOurs(privacy_accountant_test.PrivacyAccountantTest):  # type: ignore[misc]
-    """Ours, under both relations that it takes."""
+    """Ours, under every relation."""
 
     def _make_test_accountants(self) -> Collection[affidavit.PrivacyAccountant]:
-        relations = NeighboringRelation.ADD_OR_REMOVE_ONE, ZERO_OUT
-        return [affidavit.PrivacyAccountant(relation) for relation in relations]
+        return [affidavit.PrivacyAccountant(relation) for relation in NeighboringRelation]
 
 
 GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent(2.0), dp_event.LaplaceDpEvent(3.0)
@@ -53,6 +52,23 @@ def test_no_event_costs_more_than_dp_accounting_proves(event: Any) -> None:
     assert 0 < bound.lower <= min(theirs) * (1 + 1e-6)
     assert bound <= min(theirs) * (1 + 2e-4)
     assert ours.get_delta(bound.upper).lower <= 1e-6 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("event", [GAUSSIAN, SAMPLE, CUT], ids=lambda event: type(event).__name__)
+def test_a_replacement_moves_a_release_by_twice_the_clip_norm(event: Any) -> None:
+    relation = NeighboringRelation.REPLACE_ONE
+    bound = affidavit.PrivacyAccountant(relation).compose(event, 4).get_epsilon(1e-6)
+    theirs = pld.PLDAccountant(relation).compose(event, 4).get_epsilon(1e-6)
+    assert bound.lower <= theirs * (1 + 1e-6)
+    assert bound <= theirs * (1 + 2e-4)
+
+
+def test_samples_of_fixed_size_cost_what_a_plan_of_them_does() -> None:
+    event = dp_event.SampledWithoutReplacementDpEvent(1000, 100, GAUSSIAN)
+    ours = affidavit.PrivacyAccountant(NeighboringRelation.REPLACE_ONE).compose(event, 20)
+    plan = dp_event.SelfComposedDpEvent(event, 20)
+    assert ours.get_epsilon(1e-6) == affidavit.epsilon(plan, adjacency="replace_one", delta=1e-6)
+    assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
 def test_mixtures_of_gaussians() -> None:
