@@ -119,8 +119,12 @@ def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool)
 
 def stop(message: str, code: Exit = Exit.USAGE) -> NoReturn:
     """Report an error, of usage if ``code`` is not another, and exit."""
-    err.print(f"[red]Error:[/] {escape(message)}")
+    err.print(f"[red]Error:[/] {_shortened(message)}")
     raise typer.Exit(code)
+
+
+def _shortened(message: str) -> str:
+    return escape("\n".join(map(printable, message.split("\n"))))
 
 
 @contextmanager
@@ -148,5 +152,5 @@ def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
 
 def fail(message: str, code: Exit = Exit.BLOCKED) -> NoReturn:
     """Report a failed check or request and exit with ``code``."""
-    err.print(f"[red]✗[/] {escape(message)}")
+    err.print(f"[red]✗[/] {_shortened(message)}")
     raise typer.Exit(code)

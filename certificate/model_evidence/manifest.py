@@ -205,15 +205,23 @@ def read_model_file(path: Path, most: int) -> bytes:
     return content
 
 
+LONGEST_LINE = 2000
+"""Characters of a text from elsewhere that are shown."""
+
+
 def printable(name: str) -> str:
     """``name`` on one line, whatever is in it: control characters and wrong bytes are escaped.
+
+    A long one is cut in the middle.
 
     >>> printable("a\\nb\\udcff")
     'a\\\\nb\\\\udcff'
     """
+    half = LONGEST_LINE // 2
+    shown = name if len(name) <= LONGEST_LINE else f"{name[:half]}...{name[-half:]}"
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in name
+        for char in shown
     )
 
 

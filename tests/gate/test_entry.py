@@ -172,6 +172,7 @@ def test_a_folder_that_cannot_be_used_is_told(
 def test_a_device_without_an_end_is_refused(inside: Any, arguments: Sequence[str]) -> None:
     assert inside(*arguments, "/dev/zero").code == Exit.USAGE
     assert inside("verify", "bundle.json", "--keys", "/dev/zero").code in (1, 2)
+    assert len(inside(*arguments, "a" * 100_000).err) < 5000
 
 
 def test_a_fault_has_a_code_and_a_line_of_its_own(
