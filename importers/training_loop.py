@@ -372,7 +372,7 @@ def joining(values: Values) -> ast.AST | None:
 
     Opacus refuses such layers itself, and its validator replaces them.
     """
-    refused = imports_of(values.script, ("opacus",)) is not None
+    refused = imports_of(values.script, ("opacus", "torchdp")) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + LOT_STATISTICS
     called = values.script.called(*names)
     return next((call for call in called if not is_left_out(values, call)), None)

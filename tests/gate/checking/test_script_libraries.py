@@ -43,6 +43,27 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import optax\ntx = optax.chain(optax.contrib.differentially_private_aggregate(2, 4.0, 0),"
+         " optax.sgd(1))\nu, s = tx.update(g, s)\n", ""),
+        ("from optax import dpsgd\ntx = dpsgd(0.1, 2, 4.0, 3)\nu, s = tx.update(g, s)\n", ""),
+        ("import objax\ngv = objax.privacy.dpsgd.PrivateGradValues(loss, v, 4.0, 2, 1)\ngv(x)\n",
+         ""),
+        ("import objax as o\ngv = o.privacy.dpsgd.PrivateGradValues(loss, v, "
+         "noise_multiplier=4.0, l2_norm_clip=2, microbatch=9)\ngv(x)\n", "microbatches"),
+        ("from torchdp import PrivacyEngine\ne = PrivacyEngine(m, 6, 60, max_grad_norm=2,"
+         " noise_multiplier=4.0)\ne.attach(o)\no.step()\n", ""),
+    ],
+)  # fmt: skip
+def test_the_noise_of_jax_and_first_libraries_is_read(text: str, code: str) -> None:
+    partial = script_importer.read(text.encode())
+    assert partial is not None
+    assert partial.data["releases"][0] == {"name": "all", "clip_norm": 2, "noise_multiplier": 4.0}
+    assert {item.code for item in partial.broken} == {"private_divisor", code} - {""}
+
+
+@pytest.mark.parametrize(
     "text",
     [
         KERAS + "make = DPKerasSGDOptimizer\nq = make(noise_multiplier=0.1)\n" + OPTIMIZER + FIT,
