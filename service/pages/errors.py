@@ -6,6 +6,7 @@ The status, the code and the words are those of the problem document (RFC 9457).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -77,6 +78,7 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
             "problem.html",
             {
                 "problem": problem,
+                "sentences": _sentences(problem),
                 "heading": HEADINGS.get(response.status_code, problem["title"]),
                 "advice": _advice(
                     response.status_code, problem["code"], headers.get("retry-after")
@@ -87,6 +89,12 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
         )
 
     return as_page
+
+
+def _sentences(problem: dict[str, Any]) -> list[str]:
+    """What is wrong, without what sends a program to another path of the API."""
+    reasons = [f"{item['message']} {item['remedy']}" for item in problem["reasons"]]
+    return [re.sub(r"; (GET )?/.*", ".", text) for text in reasons or [problem["detail"]]]
 
 
 def _advice(status: int, code: str, retry_after: str | None) -> str:

@@ -73,6 +73,14 @@ def _revoke(yard: Yard, certificate: str) -> None:
     assert yard.ask("POST", where, "approve", body).is_success
 
 
+@ON_SQLITE
+def test_a_problem_is_said_once_and_without_the_paths_of_the_api(yard: Yard) -> None:
+    page = _main(_get(yard, "/certificates/x", status=422))
+    assert page.count("certificate_id must be") + page.count("Certificate_id must be") == 1
+    assert "openapi" not in page
+    assert "openapi" not in _main(_get(yard, "/nosuch", status=404))
+
+
 def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[str] | Any:
     """Do what the page says repeats the verification elsewhere; curl is the tests' client."""
     (block,) = re.findall(r"<pre[^>]*><code>(curl.*?)</code></pre>", page.text, re.DOTALL)
