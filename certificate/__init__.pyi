@@ -9,6 +9,7 @@ from .atomic_write import fsync_directory as fsync_directory
 from .atomic_write import locked as locked
 from .atomic_write import write_atomically as write_atomically
 from .bundle_verification import verify as verify
+from .calibration import Solver as Solver
 from .certification import certify as certify
 from .clip_adaptation import FLAT as FLAT
 from .clip_adaptation import ClipAdaptation as ClipAdaptation

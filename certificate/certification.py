@@ -157,7 +157,23 @@ def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
         except FAULTS as fault:
             failures[name] = _fault(name, fault)
     reached = [reason for reason in failures.values() if reason.code != "unsupported"]
+    if not reached and len(names) > 1:
+        raise RefusedPlan(_covered_by_none(plan))
     raise RefusedPlan(*(reached or failures.values()))
+
+
+def _covered_by_none(plan: Plan) -> Reason:
+    steps = (
+        phase.sampling.scheme
+        + ("" if phase.noise.kind == "independent" else f" with {phase.noise.kind} noise")
+        for phase in plan.phases
+    )
+    what = dict.fromkeys((*steps, *(extra.kind for extra in plan.extra)))
+    return Reason(
+        code="unsupported",
+        message=f"no accountant has a bound for a run of {' and '.join(what)}.",
+        remedy="Change one of these, or leave one out.",
+    )
 
 
 def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answer:

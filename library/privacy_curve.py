@@ -11,6 +11,7 @@ from affidavit.certificate import (
     CURVE_CHARTS,
     Assessment,
     Curves,
+    Solver,
     curves,
     draw_curves,
 )
@@ -36,8 +37,10 @@ class Curve:
 
     @cached_property
     def _curve(self) -> PrivacyCurve:
-        engine = accountant(self.values.engine["name"])
-        return engine.curve(lower(self.certification.plan).event())
+        closed = lower(self.certification.plan)
+        return Solver(lowered=closed, engine=accountant(self.values.engine["name"])).enclosed(
+            closed
+        )
 
     def epsilon(self, delta: float) -> Bound:
         """The least proved ε in nats at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""

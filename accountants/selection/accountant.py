@@ -40,7 +40,7 @@ _SHARPENED = 2
 _STEEP = 50.0
 """A density of the best run that falls by more (its log) leaves hinges far apart, and can leave
 them above Rényi bounds: that of a Poisson number with a larger mean."""
-_ENGINES = ("gaussian", "fourier")
+_ENGINES = ("gaussian", "fourier", "allocation")
 
 Order = tuple[PrivacyCurve, PrivacyCurve]
 """The curves of P against Q, and of Q against P."""

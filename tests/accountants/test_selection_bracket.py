@@ -23,6 +23,7 @@ from affidavit.plan import (
     Gaussian,
     Laplace,
     PoissonSubsampledGaussian,
+    RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
     WithoutReplacementGaussian,
@@ -203,6 +204,18 @@ def test_no_score_costs_more_than_the_upper_end(mean: float, shape: float, name:
     true = selected_delta(score_first(mu)[name](CENTRES), *pair, law, epsilon)
     curve = SelectionAccountant().curve(selection(Gaussian(noise_multiplier=1 / mu), mean, shape))
     assert true <= curve.delta(epsilon).upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(sign: int) -> None:
+    """Two bins, on a lattice of what both release."""
+    epsilon, law = 3.0, Repetitions(mean=3.0, shape=1.0)
+    there, empty = (np.diff(norm.cdf(EDGES[::200] - mean)) for mean in (1.0, 0.0))
+    q = np.outer(empty, empty).ravel()
+    p = (np.outer(there, empty).ravel() + np.outer(empty, there).ravel()) / 2
+    true = selected_delta(sign * p / np.maximum(q, 1e-300), p, q, law, epsilon)
+    run = RandomAllocationGaussian(bins=2, noise_multiplier=1.0)
+    assert true <= SelectionAccountant().curve(selection(run, 3.0)).delta(epsilon).upper < 0.01
 
 
 @pytest.mark.soak

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting
@@ -197,6 +198,25 @@ def test_a_curve_agrees_with_the_questions(plan: affidavit.Plan) -> None:
     assert curve.epsilon(1e-7) > curve.epsilon(1e-5)
     assert 0 < curve.advantage.lower <= curve.advantage < 1
     assert curve.type_two(0.0).upper == pytest.approx(1, abs=1e-3)
+
+
+def test_a_curve_has_the_lower_ends_of_its_certificate() -> None:
+    answer = affidavit.certify(
+        {
+            "version": 1,
+            "adjacency": "zero_out",
+            "dataset": {"size": 40},
+            "sampling": {"scheme": "b_min_sep", "lot_size": 10, "separation": 2},
+            "steps": 4,
+            "noise": {"kind": "toeplitz", "coefficients": [0.8, 0.6]},
+            "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 4.0}],
+            "target": {"delta": 1e-6},
+        },
+        **QUICK,
+    )
+    tables: Any = SimpleNamespace(engine={"name": answer.assessment.accountants[0].name})
+    assert answer.epsilon is not None
+    assert affidavit.Curve(answer, tables).epsilon(1e-6).lower == answer.epsilon.lower > 0
 
 
 def test_results_show_themselves(plan: affidavit.Plan) -> None:
