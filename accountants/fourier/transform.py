@@ -199,8 +199,8 @@ def log_peak(order: float) -> float:
 
 
 def window_points(window: Window, step: float) -> int:
-    """The points that a window needs at a ``step`` in nats."""
-    return math.ceil((window.high - window.low) / step) + 2
+    """The points that a window needs at a ``step`` in nats; of one without ends, a great many."""
+    return math.ceil(min((window.high - window.low) / step, 1e18)) + 2
 
 
 def _exp(exponent: float) -> float:

@@ -20,6 +20,7 @@ from affidavit.plan import (
     Composed,
     Event,
     Gaussian,
+    Laplace,
     PoissonSubsampledGaussian,
     Repeated,
     WithoutReplacementGaussian,
@@ -265,6 +266,14 @@ def test_delta_inverts_epsilon(at: float) -> None:
     assert delta.width <= 1.01e-4 * delta.upper or delta.upper < 1.1e-26
     if 1e-20 < delta.upper < 0.5 and at > 0:
         assert curve.epsilon(delta.upper).lower <= at <= curve.epsilon(delta.lower).upper
+
+
+def test_a_window_without_an_end_refines_nothing() -> None:
+    event = Composed(
+        events=(poisson(0.048, 1.8792911123182923, 1), Laplace(noise_multiplier=17.46))
+    )
+    result = FourierAccountant().curve(event).delta(math.log(9))
+    assert 0 < result.upper - result.lower < 1e-4 * result.upper
 
 
 def test_the_empty_composition_costs_nothing() -> None:
