@@ -74,7 +74,9 @@ def adds_no_noise(event: Any) -> bool:
 
 
 def releases_nothing(event: Any) -> bool:
-    """Whether no record has any effect on what ``event`` releases."""
+    """Whether no record has any effect on what ``event``, of a known kind, releases."""
+    if type(event) not in (dp_event.ComposedDpEvent, dp_event.SelfComposedDpEvent, *_TRANSLATIONS):
+        return False
     empty = ("sampling_probability", "truncated_batch_size", "dataset_size", "sample_size")
     moves = getattr(event, "sensitivities", None)
     return (
@@ -82,6 +84,8 @@ def releases_nothing(event: Any) -> bool:
         or any(getattr(event, name, None) == 0 for name in empty)
         or (moves is not None and not any(moves))
         or getattr(event, "step_counts", None) in (0, [])
+        or (hasattr(event, "event") and releases_nothing(event.event))
+        or (hasattr(event, "events") and all(map(releases_nothing, event.events)))
     )
 
 
@@ -132,6 +136,10 @@ def _truncated(event: Any, adjacency: Adjacency) -> Event:
 def _mixture(event: Any, adjacency: Adjacency) -> Event:
     if adjacency == "replace_one":
         raise NotTranslated("a MixtureOfGaussiansDpEvent does not say what REPLACE_ONE moves.")
+    if len(event.sensitivities) != len(event.sampling_probs):
+        raise ValueError("sensitivities and sampling_probs are not equally many")
+    if not all(map(math.isfinite, event.sensitivities)):
+        raise ValueError("a sensitivity is not finite")
     weights: defaultdict[Fraction, float] = defaultdict(float)
     for move, weight in zip(event.sensitivities, event.sampling_probs, strict=True):
         weights[Fraction(repr(float(move)))] += float(weight)

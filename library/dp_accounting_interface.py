@@ -59,7 +59,7 @@ class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
             return None
         try:
             released = event_of(event, ADJACENCY[self.neighboring_relation])
-        except (NotTranslated, ValueError, ArithmeticError) as error:
+        except (NotTranslated, ValueError, TypeError, ArithmeticError) as error:
             return self.CompositionErrorDetails(event, str(error))
         if do_compose:
             self._counts[released] += count
