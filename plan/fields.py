@@ -51,20 +51,25 @@ class PlanFields(TypedDict, total=False):
     probability: float | None
     max_lot_size: int
     groups: int
+    separation: int
     bins_drawn: str
     steps: int | None
     epochs: float
+    phases: Sequence[Mapping[str, Any]]
     releases: Sequence[Mapping[str, Any]]
     clip_norm: float
     noise_multiplier: float | None
     noise_std: float | None
     dimension: int
+    weight: float
     clipping: str
     noise: Mapping[str, Any]
     participation: Mapping[str, Any]
     clip_schedule: Sequence[float]
     allocation: Allocation
     workload: Mapping[str, Any]
+    trajectory: str
+    canaries: Mapping[str, Any]
     extra: Sequence[Mapping[str, Any]]
     optimizer: str | Mapping[str, Any]
     momentum: float
@@ -72,6 +77,20 @@ class PlanFields(TypedDict, total=False):
     weight_decay: float
     beta1: float
     beta2: float
+    auxiliary_learning_rate: float
+    floor: float
+    smoothing: float
+    newton_schulz_steps: int
+    newton_schulz_degree: int
+    newton_schulz_start: str
+    probes: int
+    kappa: float
+    gamma: float
+    combine: str
+    noise_divisor: str
+    error_clip_norm: float
+    pre_clip_norm: float
+    denoise: bool | Mapping[str, Any]
     epsilon: float | None
     delta: float | None
     target: Mapping[str, Any]
@@ -150,7 +169,7 @@ def _set(part: dict[str, Any], field: str, value: Any) -> None:
 
 
 def _unknown(name: str) -> MalformedPlan:
-    names = sorted({*_DATASET, *_OPTIMIZER, *_TARGET, *_SAMPLING, *_PHASE, *_RELEASE, *_TOP})
+    names = sorted(PlanFields.__annotations__)
     near = [KNOWN_AS[name]] if name in KNOWN_AS else difflib.get_close_matches(name, names, n=1)
     return MalformedPlan.because(
         code="unknown_field",

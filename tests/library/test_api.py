@@ -21,7 +21,9 @@ from opacus.accountants import RDPAccountant
 
 import affidavit
 from affidavit.certificate import SigningKey
-from affidavit.plan import as_document
+from affidavit.plan import PlanFields, as_document, with_fields
+from affidavit.plan.document import Dataset, Phase, PlanDocument, Release, Sampling, Target
+from affidavit.plan.optimizer import Optimizer
 
 POISSON: Any = {
     "adjacency": "add_remove",
@@ -49,6 +51,15 @@ def test_every_name_of_the_stub_is_there() -> None:
     names = [line.rpartition(" ")[2] for line in stub.splitlines() if line.startswith("from")]
     assert names == [name for name in names if getattr(affidavit, name) is not None]
     assert set(names) <= set(dir(affidavit))
+
+
+def test_type_checkers_know_every_field_that_a_question_takes() -> None:
+    parts = (PlanDocument, Phase, Release, Dataset, Sampling, Optimizer, Target)
+    names = {name for part in parts for name in part.model_fields}
+    shared = {"version", "count", "scheme"}  # of a document, a release, and `sampling`
+    assert names - shared <= PlanFields.__annotations__.keys()
+    for name in PlanFields.__annotations__:
+        with_fields({}, **{name: {}})
 
 
 def test_importing_loads_no_library() -> None:
