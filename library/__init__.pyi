@@ -18,6 +18,7 @@ from .dp_accounting_interface import PrivacyAccountant as PrivacyAccountant
 from .loggers import epsilon_over_steps as epsilon_over_steps
 from .loggers import log_to_mlflow as log_to_mlflow
 from .loggers import log_to_wandb as log_to_wandb
+from .opacus_interface import OpacusAccountant as OpacusAccountant
 from .opacus_interface import register_opacus_accountant as register_opacus_accountant
 from .parameter_sweep import Sweep as Sweep
 from .parameter_sweep import sweep as sweep

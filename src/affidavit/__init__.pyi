@@ -10,6 +10,7 @@ from .library import Bound as Bound
 from .library import Certification as Certification
 from .library import Curve as Curve
 from .library import NotCertified as NotCertified
+from .library import OpacusAccountant as OpacusAccountant
 from .library import PrivacyAccountant as PrivacyAccountant
 from .library import Sweep as Sweep
 from .library import certify as certify
