@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
+from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository
@@ -158,6 +159,17 @@ def test_no_row_of_the_database_signs_anybody_in(door: Door) -> None:
         assert not door.is_in(), changed
         with writer(door.engine).begin() as connection:
             connection.execute(update(sessions).where(own).values(row))
+
+
+def test_every_session_ends_when_the_key_that_signed_it_does(door: Door) -> None:
+    """The way to sign everybody out, where the provider's key was stolen."""
+    keys = KeyStore(door.settings.key_directory)
+    keys.new("first")
+    door.sign_in(door.token()[1])
+    keys.new("second")
+    assert door.is_in()
+    keys.rotate(timedelta(seconds=-1))
+    assert not door.is_in()
 
 
 def test_a_session_ends_with_its_token_and_has_its_scopes(door: Door) -> None:
