@@ -25,7 +25,7 @@ GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent(2.0), dp_event.LaplaceDpEvent(3.0)
 SAMPLE = dp_event.PoissonSampledDpEvent(0.05, GAUSSIAN)
 SEVERAL = dp_event.ComposedDpEvent([GAUSSIAN, dp_event.SelfComposedDpEvent(GAUSSIAN, 3)])
 TREES = dp_event.SingleEpochTreeAggregationDpEvent(4.0, [3, 9, 16])
-CUT = dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.02, 30, 1.5)
+CUT = dp_event.TruncatedSubsampledGaussianDpEvent(50, 0.1, 9, 1.5)
 
 
 @pytest.mark.parametrize(
