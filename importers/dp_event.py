@@ -3,12 +3,14 @@
 Only the kinds below are read; classes that a document names are never imported.
 
 A Poisson sample of several Gaussians is one joint release of a step. Gaussians composed outside a
-sample are separate steps. An event has no clip norm (noise multipliers are relative to it), no
-adjacency, data set size or target. It must have all fields of its kind and no others.
+sample are separate steps. An outermost ``RepeatAndSelectDpEvent`` repeats the whole run. An event
+has no clip norm (noise multipliers are relative to it), no adjacency, data set size or target. It
+must have all fields of its kind and no others.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from affidavit.importers.base import (
@@ -29,6 +31,7 @@ FIELDS = {
     "SelfComposedDpEvent": ("event", "count"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),
     "SampledWithoutReplacementDpEvent": ("source_dataset_size", "sample_size", "event"),
+    "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
     "TruncatedSubsampledGaussianDpEvent": (
         "dataset_size",
         "sampling_probability",
@@ -40,8 +43,8 @@ FIELDS = {
 DP_EVENT_REMEDIES = {
     "MixtureOfGaussiansDpEvent": "Write the plan with the sampler that the mixture stands for, or "
     "account for the event with affidavit.PrivacyAccountant.",
-    "RepeatAndSelectDpEvent": "Import the repeated event, and write extra: [{kind: "
-    "repeat_and_select, ...}] beside it; or use affidavit.PrivacyAccountant.",
+    "RepeatAndSelectDpEvent": "A plan repeats the whole run: have the outermost event repeat, or "
+    "use affidavit.PrivacyAccountant.",
     "SampledWithReplacementDpEvent": "Sample without replacement (fixed_size) or by poisson: no "
     "scheme of a plan draws a record twice.",
     "SingleEpochTreeAggregationDpEvent": "Write noise: {kind: tree}, with the steps, the sampling "
@@ -69,7 +72,11 @@ def read(document: dict[str, Any]) -> Partial:
     """The phases of the event; raises ``MalformedPlan``."""
     phases: list[Phase] = []
     extra: list[dict[str, Any]] = []
-    _walk(document, 1, phases, extra, depth=0)
+    repeats = _name(document) == "RepeatAndSelectDpEvent"
+    _walk(document["event"] if repeats else document, 1, phases, extra, depth=0)
+    if repeats:
+        extra = [release | {"each_repetition": True} for release in extra]
+        extra.append(_selection(document))
     if not phases:
         raise not_imported(
             KIND,
@@ -146,6 +153,20 @@ def _walk(
                     name, "Write a plan instead; `affidavit schema` lists its fields."
                 ),
             )
+
+
+def _selection(event: dict[str, Any]) -> dict[str, Any]:
+    shape = event["shape"]
+    names = {math.inf: "poisson", 1: "geometric", 0: "logarithmic"}
+    selection = {
+        "kind": "repeat_and_select",
+        "name": "selection",
+        "distribution": names.get(shape, "truncated_negative_binomial"),
+        "mean": positive(KIND, "RepeatAndSelectDpEvent: mean", event["mean"]),
+    }
+    if shape not in names:
+        selection["shape"] = positive(KIND, "RepeatAndSelectDpEvent: shape", shape)
+    return selection
 
 
 def _releases(event: Any, times: int) -> list[dict[str, Any]]:

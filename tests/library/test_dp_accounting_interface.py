@@ -71,6 +71,15 @@ def test_samples_of_fixed_size_cost_what_a_plan_of_them_does() -> None:
     assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
+def test_a_repeated_run_is_a_plan(shape: float) -> None:
+    run = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(SAMPLE, 9), LAPLACE])
+    event = dp_event.RepeatAndSelectDpEvent(run, 5.0, shape)
+    plan = affidavit.epsilon(event, adjacency="add_remove", delta=1e-6)
+    ours = affidavit.PrivacyAccountant().compose(event).get_epsilon(1e-6)
+    assert (ours, ours.lower) == pytest.approx((plan, plan.lower), rel=1e-9)
+
+
 def test_mixtures_of_gaussians() -> None:
     """The number of dp-accounting's own test; a mixture of two is a Poisson sample."""
     mixture = dp_event.MixtureOfGaussiansDpEvent

@@ -495,7 +495,12 @@ def test_what_a_document_rules_out_cannot_be_given(
     ("event", "named"),
     [
         (dp_accounting.ZCDpEvent(0.1), "ZCDpEvent"),
-        (dp_accounting.dp_event.RepeatAndSelectDpEvent(STEP, 2.0, 1.0), "repeat_and_select"),
+        (
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.dp_event.RepeatAndSelectDpEvent(STEP, 2.0, 1.0), 2
+            ),
+            "outermost",
+        ),
         (dp_accounting.SingleEpochTreeAggregationDpEvent(1.0, 8), "kind: tree"),
         (dp_accounting.SampledWithReplacementDpEvent(100, 10, GAUSSIAN), "fixed_size"),
     ],
