@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from affidavit.gate.checking.finding import CheckResult
-from affidavit.gate.checking.formats import MARKER, uri_of
+from affidavit.gate.checking.formats import MARKER, path_of
 
 TIMEOUT = 30.0
 PAGE = 100
@@ -132,7 +132,7 @@ def suggestions(results: Sequence[CheckResult]) -> Iterator[Suggestion]:
         text = Path(finding.file).read_text("utf-8").splitlines()[line - 1]
         for edit in sorted(fix.edits, key=lambda edit: edit.column, reverse=True):
             text = text[: edit.column - 1] + edit.after + text[edit.end_column - 1 :]
-        yield Suggestion(uri_of(finding.file), line, text, fix.description)
+        yield Suggestion(path_of(finding.file), line, text, fix.description)
 
 
 def _suggested(item: Suggestion, block: str) -> str:

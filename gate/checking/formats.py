@@ -219,11 +219,16 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
 
 
 def uri_of(file: str) -> str:
-    """The file as a URI, relative if it is below this folder, as code hosts require."""
+    """The path of ``file`` as a URI."""
+    return quote(path_of(file), errors="surrogateescape")
+
+
+def path_of(file: str) -> str:
+    """The file with slashes, relative if it is below this folder, as code hosts require."""
     if os.path.isabs(file):
         near = os.path.relpath(file)
         file = file if near.startswith("..") else near
-    return quote(os.path.normpath(file).replace(os.sep, "/"), errors="surrogateescape")
+    return os.path.normpath(file).replace(os.sep, "/")
 
 
 MARKER = "<!-- affidavit check -->"

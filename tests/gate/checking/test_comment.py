@@ -161,13 +161,13 @@ for epoch in range(10):
 # affidavit: dataset_size=6000 adjacency=zero_out target_epsilon=1 target_delta=1e-5
 """
 REQUESTED = {
-    "plan.yaml": (PLAN.replace("epsilon: 3", "epsilon: 1"), 7),
+    "a plan.yaml": (PLAN.replace("epsilon: 3", "epsilon: 1"), 7),
     "train.py": (SCRIPT, 3),
 }
 """Files with too little noise, and the line that says it."""
 
 
-@pytest.mark.ordinary("plan.yaml-gitlab", "train.py-github")
+@pytest.mark.ordinary("a plan.yaml-gitlab", "train.py-github")
 @pytest.mark.usefixtures("pipeline")
 @pytest.mark.parametrize("host", ["github", "gitlab"])
 @pytest.mark.parametrize("name", REQUESTED)
