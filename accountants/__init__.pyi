@@ -17,9 +17,9 @@ from .checker import Proof as Proof
 from .checker import Unproved as Unproved
 from .checker import Witness as Witness
 from .checker import buffered as buffered
+from .checker import by_distance as by_distance
 from .checker import has_noise as has_noise
 from .checker import matrix_products as matrix_products
-from .checker import matrix_products_by_distance as matrix_products_by_distance
 from .checker import matrix_sensitivity as matrix_sensitivity
 from .checker import moves_no_more as moves_no_more
 from .checker import no_statement as no_statement
@@ -27,7 +27,6 @@ from .checker import prove as prove
 from .checker import takes_part_no_more as takes_part_no_more
 from .checker import tells_no_less as tells_no_less
 from .checker import toeplitz_products as toeplitz_products
-from .checker import toeplitz_products_by_distance as toeplitz_products_by_distance
 from .checker import toeplitz_sensitivity as toeplitz_sensitivity
 from .checker import tree_sensitivity as tree_sensitivity
 from .composition import leaves as leaves

@@ -29,10 +29,10 @@ from affidavit.accountants import (
     Unproved,
     Witness,
     buffered,
+    by_distance,
     has_noise,
     leaves,
     matrix_products,
-    matrix_products_by_distance,
     matrix_sensitivity,
     moves_no_more,
     no_statement,
@@ -41,7 +41,6 @@ from affidavit.accountants import (
     takes_part_no_more,
     tells_no_less,
     toeplitz_products,
-    toeplitz_products_by_distance,
     toeplitz_sensitivity,
     tree_sensitivity,
     witness_document,
@@ -210,8 +209,8 @@ def _moves_no_more(
     apart = lowered.plan.phases[index].sampling.separation
     if apart is not None and at.strategy.bands <= apart:
         return all(
-            takes_part_no_more(leaf, blocks, products, draws, apart)
-            for products in _products_by_distance(at)
+            takes_part_no_more(leaf, blocks, by_distance(products), draws, apart)
+            for products in _products(at)
         )
     return all(moves_no_more(leaf, blocks, products, draws) for products in _products(at))
 
@@ -230,7 +229,7 @@ def _is_told(
             tells_no_less(leaves(event), blocks, products, draws, apart, stretches)
             for stretches in STRETCHES
         )
-        for products in _products_by_distance(at)
+        for products in map(by_distance, _products(at))
     )
 
 
@@ -268,11 +267,6 @@ def _products(at: Streamed) -> list[Products]:
     """Those of the columns of C, for each C that the strategy's rounding allows."""
     turn = at.turn
     return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
-
-
-def _products_by_distance(at: Streamed) -> list[list[int]]:
-    """The largest of each distance, for each C that the strategy's rounding allows."""
-    return _of_each(at, toeplitz_products_by_distance, matrix_products_by_distance)
 
 
 def _of_each(at: Streamed, of_column: Callable[..., T], of_rows: Callable[..., T]) -> list[T]:

@@ -35,7 +35,6 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
@@ -43,16 +42,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
-from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
+from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of, is_amplified
+from affidavit.mechanisms.samplers import Sampled, distance_of
 from affidavit.mechanisms.strategies.disclosed_steps import DisclosedSteps, disclosed_steps
 from affidavit.mechanisms.strategies.noise_file_registry import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
-from affidavit.mechanisms.strategies.participation import (
-    FRESH_LOTS,
-    Participation,
-    lots_in_turn,
-    participation_of,
-)
+from affidavit.mechanisms.strategies.participation import Participation, participation_of
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
     participation_mixture,
@@ -77,7 +72,6 @@ from affidavit.mechanisms.strategies.white_noise import (
 )
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import (
-    MOST_BINS,
     BallsInBinsGaussian,
     Composed,
     EitherBound,
@@ -96,8 +90,6 @@ from affidavit.plan import (
     Repeated,
     schedule,
 )
-
-Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,10 +124,7 @@ class Correlation:
     @property
     def sampled(self) -> Sampled:
         """What is known of the phase before its steps are; raises ``RefusedPlan``."""
-        phase = self._phase
-        scheme = phase.sampling.scheme
-        if scheme in schedule.FIXED_ORDER and self.plan.adjacency == "add_remove":
-            raise removal_moves_records(self.plan, self.index)
+        phase, draw = self._phase, self._draw
         if phase.clip_schedule is not None and _adapts_its_clip_norm(self.plan):
             raise RefusedPlan(self._two_schedules())
         if self.plan.asks_for_steps:
@@ -145,81 +134,32 @@ class Correlation:
         for times, lots in waiting.items():
             if lots is not None and rate * lots > 1:
                 raise RefusedPlan(self._lot_above_group(times))
-        if self._fresh is not None:
-            return self._fresh
-        distance, apart = distance_of(self.plan), phase.sampling.separation or self._turn
-        return Sampled(
-            event=lambda joint: Gaussian(noise_multiplier=joint / distance),
-            times=lambda steps: -(-steps // apart),
-            probability=float(self._group_probability()) if scheme == "cyclic_poisson" else None,
-            distance=distance,
-            assumption=_ASSUMPTIONS["full_batch" if scheme in FRESH_LOTS else scheme],
-        )
+        return draw.claimed
 
     @property
-    def _fresh(self) -> Sampled | None:
-        """How lots that are drawn afresh are sampled; None for any other, and for whole batches.
-
-        Under ``b_min_sep`` a step's draw depends on those before, and is at most what is returned.
-        """
-        if self._is_separated:
-            return self._separated
-        if self._phase.sampling.scheme not in FRESH_LOTS:
-            return None
-        result = sample(self.plan, self.index)
-        return None if result.probability == 1 else result
-
-    @property
-    def _separated(self) -> Sampled | None:
-        probability = self._highest_probability
-        if not self._is_amplified or probability >= 1:
-            return None
-        rounded = schedule.double_up(probability)
-        return Sampled(
-            event=lambda joint: PoissonSubsampledGaussian(
-                sampling_probability=rounded, noise_multiplier=joint
-            ),
-            times=lambda steps: steps,
-            probability=rounded,
-            distance=1.0,
-            assumption=_ASSUMPTIONS["b_min_sep"],
-        )
-
-    @property
-    def _highest_probability(self) -> Fraction:
-        return schedule.highest_probability(self.plan, self._phase)
+    def _draw(self) -> Draw:
+        return draw_of(self.plan, self.index)
 
     def event(self, joint: float, steps: int) -> Event:
         """The whole phase at σ_joint; raises ``RefusedPlan``."""
-        at = self.at(steps)
+        at, draw = self.at(steps), self._draw
         if at.route == "balls_in_bins":
             return BallsInBinsGaussian(gram=self._gram(steps), noise_multiplier=joint)
         whole = None
         unsampled = at.sensitivity if at.route == "gaussian" else at.unsampled
         if unsampled is not None:
             whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
-            if at.route == "gaussian" and self._fresh is None:
+            if at.route == "gaussian" and not draw.fresh:
                 return whole
-        multiplier = joint / at.sensitivity.value * _DOWN
-        if self._fresh is None:
-            step, times = self._step_of_a_group(multiplier), -(-steps // at.turn)
-        else:
-            step, times = self._fresh.event(multiplier), self._fresh.times(steps)
-        sampled = Repeated(event=step, count=times)
+        assert draw.step is not None
+        step = draw.step.event(joint / at.sensitivity.value * _DOWN)
+        sampled = Repeated(event=step, count=draw.step.times(steps))
         if at.route == "cyclic_poisson":
             return sampled
         bounds: list[Event | None] = [whole] if at.route == "gaussian" else [sampled]
         bounds += [*self._hidden(step, at, joint), whole]
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
-
-    def _step_of_a_group(self, multiplier: float) -> Leaf:
-        probability = self._group_probability()
-        if probability >= 1:
-            return Gaussian(noise_multiplier=multiplier)
-        return PoissonSubsampledGaussian(
-            sampling_probability=schedule.double_up(probability), noise_multiplier=multiplier
-        )
 
     def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
         """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
@@ -272,18 +212,17 @@ class Correlation:
         its group, where their columns are orthogonal; in those of its turns whose columns are
         nearly so; or in all of which one direction of the outputs shows something.
         """
-        at = self.at(steps)
+        at, draw, apart = self.at(steps), self._draw, self._phase.sampling.separation
         if at.route == "balls_in_bins":
             gram = self._gram(steps, seen=True)
             return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
-        probability, fresh = self._probability_of_a_step, self._fresh
-        if probability is None and fresh is None:
+        if draw.probability is None and not draw.fresh:
             return Gaussian(noise_multiplier=joint / (at.distance * self._reached(at, steps)) * _UP)
         norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
         if at.route == "cyclic_poisson":
             norms = _norms_of_a_group(at.strategy, at.turn)
-        elif at.route == "white_noise" or (self._is_separated and self._is_amplified):
-            if not self._is_separated:
+        elif at.route == "white_noise" or (apart is not None and is_amplified(self.plan)):
+            if apart is None:
                 norms = (_least_stretch(at.strategy, at.turn),)
             seen = self._along_one_direction(joint, at, *norms[0])
             if seen is not None:
@@ -291,11 +230,11 @@ class Correlation:
         replace = self.plan.adjacency == "replace_one"
 
         def leaf(multiplier: float) -> Leaf:
-            if probability is None:
-                assert fresh is not None
-                return fresh.event(multiplier)
+            if draw.probability is None:
+                assert draw.step is not None
+                return draw.step.event(multiplier)
             return PoissonSubsampledGaussian(
-                sampling_probability=math.nextafter(float(probability), 0.0),
+                sampling_probability=math.nextafter(float(draw.probability), 0.0),
                 noise_multiplier=multiplier,
                 pair="replace_one" if replace else "add_remove",
             )
@@ -309,7 +248,7 @@ class Correlation:
     def _reached(self, at: Streamed, steps: int) -> float:
         """What a pattern of the sampler reaches; the plan's participation may allow others."""
         drawn = at.participation
-        if not self._is_separated:
+        if self._phase.sampling.separation is None:
             drawn = Participation.fixed_epoch(
                 participations=-(-steps // at.turn), separation=at.turn
             )
@@ -327,17 +266,19 @@ class Correlation:
         """
         if self.plan.adjacency == "replace_one":
             return None
-        step = self._step_of_a_group(joint) if self._fresh is None else self._fresh.event(joint)
-        if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
-            return None
-        q: float | Fraction = step.sampling_probability
+        draw = self._draw
         alone = len(self.plan.phases) == 1 and not self.plan.extra
         farthest = math.inf if alone else joint * _MOST_SHOWN
         if (apart := self._phase.sampling.separation) is not None:
             shown = _shown_along_a_direction(at.strategy, at.turn)
-            mixture = shown_separated(shown, self._highest_probability, apart, farthest)
-            q = self._probability_of_a_step or q  # of a step that nothing is known before
+            most = schedule.highest_probability(self.plan, self._phase)
+            mixture = shown_separated(shown, most, apart, farthest)
+            q = float(draw.probability or 1)  # of a step that nothing is known before
         else:
+            step = None if draw.step is None else draw.step.event(joint)
+            if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
+                return None
+            q = step.sampling_probability
             mixture = _shown_mixture(
                 at.strategy,
                 at.turn,
@@ -350,37 +291,23 @@ class Correlation:
         moves = np.arange(len(mixture.weights)) * (mixture.spacing / joint)
         weights = np.array(mixture.weights)
         divergence = weights @ np.expm1(np.minimum(np.multiply.outer(moves, moves), 100)) @ weights
-        if divergence <= count * float(q) ** 2 * math.expm1(min(100.0, (norm / joint) ** 2)):
+        if divergence <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
             return None
         return GaussianMixture(
             weights=mixture.weights, noise_multiplier=joint / mixture.spacing * _UP
         )
 
-    @property
-    def _probability_of_a_step(self) -> Fraction | None:
-        """With which a record that may take part in a step does; None where it is certain."""
-        scheme = self._phase.sampling.scheme
-        if scheme == "balls_in_bins":
-            probability = Fraction(1, self._turn)
-        elif scheme == "cyclic_poisson":
-            probability = self._group_probability()
-        elif scheme in ("shuffled", "b_min_sep"):
-            probability = schedule.sampling_probability(self.plan, self._phase)
-        else:
-            return None
-        return probability if probability < 1 else None
-
     def at(self, steps: int) -> Streamed:
         """The phase with ``steps``; raises ``RefusedPlan`` where nothing may be claimed."""
         turns = participation_of(self.plan, self.index, steps)
-        fresh = self._fresh is not None
+        draw = self._draw
         try:
             self._require_one_a_step(steps)
             # A strategy for lots that are drawn afresh is optimised for one participation.
-            strategy = self._strategy(steps, Participation.single() if fresh else turns)
-            route = self._route(strategy)
+            strategy = self._strategy(steps, Participation.single() if draw.fresh else turns)
+            route = draw.allows(strategy)
             counted = Participation.single() if route == "cyclic_poisson" else turns
-            white = self._white_noise(strategy) if route == "gaussian" else None
+            white = _white_noise(strategy, draw) if route == "gaussian" else None
             try:
                 sensitivity = _sensitivity(strategy, counted)
             except Unaffordable:
@@ -389,9 +316,8 @@ class Correlation:
                 sensitivity = white
             unsampled = None
             if white is not None:
-                costs = (
-                    "less" if self._is_apart(strategy) else self._costs(white, sensitivity, steps)
-                )
+                apart = self._is_apart(strategy)
+                costs = "less" if apart else _costs(draw, white, sensitivity, steps)
                 if costs != "more":
                     unsampled = sensitivity if costs == "either" else None
                     route, sensitivity = "white_noise", white
@@ -403,7 +329,7 @@ class Correlation:
             sensitivity=sensitivity,
             route=route,
             distance=distance_of(self.plan),
-            turn=self._turn,
+            turn=draw.turn,
             unsampled=unsampled,
         )
 
@@ -419,63 +345,10 @@ class Correlation:
             rates = rates[sum(steps or 0 for steps in earlier[: self.index]) :]
         return Workload(momentum=provided.momentum or 0.0, learning_rates=rates)
 
-    @property
-    def _turn(self) -> int:
-        return lots_in_turn(self.plan, self._phase)
-
     def _strategy(self, steps: int, turns: Participation) -> Strategy:
-        phase = self._phase
-        in_turn = phase.sampling.scheme not in FRESH_LOTS | {"full_batch", "b_min_sep"}
-        period = self._turn if in_turn else None
+        phase, draw = self._phase, self._draw
+        period = draw.turn if draw.in_turn else None
         return _built(phase.noise, steps, turns, self.workload, period, phase.clip_schedule)
-
-    def _route(self, strategy: Strategy) -> Route:
-        """What the strategy and the sampler allow; a Gaussian without amplification always."""
-        scheme = self._phase.sampling.scheme
-        if not self._is_amplified:
-            return "gaussian"
-        if scheme == "cyclic_poisson" and strategy.bands <= self._turn:
-            return "cyclic_poisson"
-        if scheme == "balls_in_bins" and strategy.is_nonnegative and self._turn <= MOST_BINS:
-            return "balls_in_bins"
-        return "gaussian"
-
-    def _white_noise(self, strategy: Strategy) -> Sensitivity | None:
-        """‖C_S‖ where rounds with white noise are amplified by their sampling; None elsewhere."""
-        rounds = self._phase.sampling.scheme == "cyclic_poisson" and self._is_amplified
-        if not rounds and self._fresh is None:
-            return None
-        try:
-            return _stretch(strategy, self._turn)
-        except TooLarge:
-            return None
-
-    def _costs(
-        self, white: Sensitivity, whole: Sensitivity, steps: int
-    ) -> Literal["less", "more", "either"]:
-        """How sampled rounds of white noise compare with the run without amplification.
-
-        They cost less where more rounds than cost as much are drawn with no chance above
-        ``RARELY``, and more where no more of them are.
-        """
-        fresh, rounds = self._fresh, -(-steps // self._turn)
-        probability = self._probability_of_a_step if fresh is None else fresh.probability
-        drawn = math.floor((whole.value / white.value) ** 2)
-        if white is whole or drawn >= rounds:
-            return "less"
-        if bdtrc(drawn, rounds, float(probability or 1)) < RARELY:
-            return "less"
-        return "more" if bdtr(drawn, rounds, float(probability or 1)) < RARELY else "either"
-
-    @property
-    def _is_amplified(self) -> bool:
-        """Whether one record is there or not, which is all that sampling is proved to amplify."""
-        one_record = self.plan.dataset.records_per_unit == 1
-        return one_record and self.plan.adjacency != "replace_one"
-
-    @property
-    def _is_separated(self) -> bool:
-        return self._phase.sampling.scheme == "b_min_sep"
 
     def _is_apart(self, strategy: Strategy) -> bool:
         """Whether b_min_sep keeps columns of one record from sharing rows.
@@ -484,12 +357,6 @@ class Correlation:
         """
         apart = self._phase.sampling.separation
         return apart is not None and strategy.bands <= apart
-
-    def _group_probability(self) -> Fraction:
-        size, lot = self.plan.dataset.size, self._phase.sampling.lot_size
-        assert size is not None
-        assert lot is not None
-        return Fraction(lot * self._turn, size)
 
     def _gram(self, steps: int, *, seen: bool = False) -> Gram:
         at = self.at(steps)
@@ -607,27 +474,30 @@ def _adapts_its_clip_norm(plan: Plan) -> bool:
     return any(extra.kind == "adaptive_clipping_quantile" for extra in plan.extra)
 
 
-_ONE_ORDER = (
-    "each record is in exactly one lot of each epoch, at the same place in every epoch; what does "
-    "not fill a last lot is left out; no amplification by shuffling is claimed"
-)
-_ASSUMPTIONS = {
-    "cyclic": _ONE_ORDER,
-    "shuffled": "each record is in exactly one lot of each epoch; no amplification by shuffling "
-    "is claimed",
-    "full_batch": "every record is in every lot",
-    "cyclic_poisson": "each record belongs to one group for the whole run, chosen independently of "
-    "all other records (by a hash or a draw of its own; under zero_out an equal split will do); "
-    "step t takes each record of group t mod b independently with probability p, and the sum is "
-    "divided by the fixed expected lot size",
-    "b_min_sep": "a record that took part in none of the last b - 1 steps takes part in a step "
-    "with probability p, independently of all other records, and is not drawn otherwise; before "
-    "the first step records have waited as after many steps (a warm start; the upper end holds for "
-    "any start); the sum is divided by the fixed expected lot size",
-    "balls_in_bins": "each record is thrown into one uniformly random lot of the epoch, "
-    "independently of all other records, and is in that lot in every epoch of its phase; another "
-    "phase throws the records anew",
-}
+def _white_noise(strategy: Strategy, draw: Draw) -> Sensitivity | None:
+    """‖C_S‖ where rounds with white noise are amplified by their sampling; None elsewhere."""
+    if draw.step is None:
+        return None
+    try:
+        return _stretch(strategy, draw.turn)
+    except TooLarge:
+        return None
+
+
+def _costs(
+    draw: Draw, white: Sensitivity, whole: Sensitivity, steps: int
+) -> Literal["less", "more", "either"]:
+    """How sampled rounds of white noise compare with the run without amplification.
+
+    They cost less where more rounds than cost as much are drawn with no chance above
+    ``RARELY``, and more where no more of them are.
+    """
+    assert draw.step is not None
+    rounds, probability = -(-steps // draw.turn), min(1.0, draw.step.probability or 1.0)
+    drawn = math.floor((whole.value / white.value) ** 2)
+    if white is whole or drawn >= rounds or bdtrc(drawn, rounds, probability) < RARELY:
+        return "less"
+    return "more" if bdtr(drawn, rounds, probability) < RARELY else "either"
 
 
 @lru_cache(maxsize=8)

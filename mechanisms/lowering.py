@@ -20,7 +20,7 @@ from affidavit.mechanisms.additional_releases import Extras, jointly, lower_extr
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
-from affidavit.mechanisms.samplers import Sampled, sample
+from affidavit.mechanisms.samplers import SAMPLERS, Sampled, sample
 from affidavit.plan import (
     Composed,
     Event,
@@ -151,7 +151,7 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
     whole = optimiser.whole_run(plan, index)
     field = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
-    in_turn = field is not None or phase.sampling.scheme in ("cyclic_poisson", "b_min_sep")
+    in_turn = field is not None or phase.sampling.scheme not in SAMPLERS
     if phase.noise.kind == "independent" and not (in_turn and whole is None):
         if field is not None:
             raise RefusedPlan(_unused(plan, index, field))

@@ -45,6 +45,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from affidavit.plan import (
     MOST_RECORDS,
@@ -60,7 +62,6 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     ShuffledEpoch,
-    SubsampledPair,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -102,29 +103,16 @@ class Sampled:
 
 def sample(plan: Plan, index: int) -> Sampled:
     """How phase ``index`` of ``plan`` is sampled; raises ``RefusedPlan``."""
-    phase = plan.phases[index]
-    match phase.sampling.scheme:
-        case "poisson":
-            return _poisson(plan, index, phase)
-        case "full_batch":
-            return _full_batch(plan)
-        case "shuffled" | "cyclic":
-            return _fixed_order(plan, index, phase)
-        case "fixed_size":
-            return _fixed_size(plan, index, phase)
-        case "truncated_poisson":
-            return _truncated_poisson(plan, index, phase)
-        case "balls_in_bins":
-            return _balls_in_bins(plan, phase)
-        case ("cyclic_poisson" | "b_min_sep") as scheme:
-            raise _refused(
-                plan,
-                index,
-                "unsupported",
-                f"the sampling scheme {scheme} is not supported yet.",
-                "Supported: poisson, truncated_poisson, full_batch, shuffled, cyclic, fixed_size, "
-                "balls_in_bins.",
-            )
+    scheme = plan.phases[index].sampling.scheme
+    if scheme in SAMPLERS:
+        return SAMPLERS[scheme](plan, index, plan.phases[index])
+    raise _refused(
+        plan,
+        index,
+        "unsupported",
+        f"the sampling scheme {scheme} is not supported yet.",
+        f"Supported: {', '.join(SAMPLERS)}.",
+    )
 
 
 def distance_of(plan: Plan) -> float:
@@ -140,41 +128,41 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     probability = schedule.double_up(exact)
     if probability >= 1:
         return _full_batch(plan)
-    records = plan.dataset.records_per_unit
-    if records > MOST_RECORDS:
-        raise _too_many_records(plan, index, records)
-    pair: SubsampledPair = "replace_one" if plan.adjacency == "replace_one" else "add_remove"
-
-    def event(joint: float) -> Leaf:
-        if records > 1:
-            return PoissonSampledGroupGaussian(
-                records=records,
-                sampling_probability=probability,
-                noise_multiplier=joint,
-                pair=pair,
-            )
-        return PoissonSubsampledGaussian(
-            sampling_probability=probability, noise_multiplier=joint, pair=pair
-        )
-
     return Sampled(
-        event=event,
+        event=_each_record(
+            plan,
+            index,
+            plan.dataset.records_per_unit,
+            (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
+            sampling_probability=probability,
+            pair="replace_one" if plan.adjacency == "replace_one" else "add_remove",
+        ),
         probability=probability,
         distance=distance_of(plan),
         assumption=POISSON,
     )
 
 
-def _too_many_records(plan: Plan, index: int, records: int) -> RefusedPlan:
-    return _refused(
-        plan,
-        index,
-        "user_level_sampling",
-        f"a user has up to {records} records, and sampling them one by one is accounted for "
-        f"at most {MOST_RECORDS}.",
-        f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
-        "once, with contributions_per_user: 1.",
-    )
+def _each_record(
+    plan: Plan, index: int, records: int, kinds: tuple[Any, Any], **fields: Any
+) -> StepEvent:
+    """A step in which each of a user's ``records`` is drawn by itself; raises ``RefusedPlan``.
+
+    ``kinds`` are the events of one record and of several, with these ``fields``.
+    """
+    if records > MOST_RECORDS:
+        raise _refused(
+            plan,
+            index,
+            "user_level_sampling",
+            f"a user has up to {records} records, and sampling them one by one is accounted for "
+            f"at most {MOST_RECORDS}.",
+            f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
+            "once, with contributions_per_user: 1.",
+        )
+    one, several = kinds
+    kind = one if records == 1 else partial(several, records=records)
+    return lambda joint: kind(noise_multiplier=joint, **fields)
 
 
 def _full_batch(plan: Plan) -> Sampled:
@@ -272,20 +260,15 @@ def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
     if lot == size:
         return _full_batch(plan)
     records = min(plan.dataset.records_per_unit, size)
-    if records > MOST_RECORDS:
-        raise _too_many_records(plan, index, records)
-
-    def event(joint: float) -> Leaf:
-        if records > 1:
-            return WithoutReplacementGroupGaussian(
-                records=records, dataset_size=size, sample_size=lot, noise_multiplier=joint
-            )
-        return WithoutReplacementGaussian(
-            dataset_size=size, sample_size=lot, noise_multiplier=joint
-        )
-
     return Sampled(
-        event=event,
+        event=_each_record(
+            plan,
+            index,
+            records,
+            (WithoutReplacementGaussian, WithoutReplacementGroupGaussian),
+            dataset_size=size,
+            sample_size=lot,
+        ),
         probability=lot / size,
         distance=2.0 * records,
         assumption="each lot is a fresh uniform sample of exactly the lot size, without "
@@ -312,30 +295,18 @@ def _truncated_poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
             "every record is drawn and every lot is cut: that is a lot of fixed size.",
             "Write scheme: fixed_size with this lot size.",
         )
-    if records > MOST_RECORDS:
-        raise _too_many_records(plan, index, records)
-
-    def event(joint: float) -> Leaf:
-        if records > 1:
-            return TruncatedPoissonGroupGaussian(
-                records=records,
-                dataset_size=size,
-                sampling_probability=probability,
-                max_lot_size=largest,
-                noise_multiplier=joint,
-                neighbours=plan.adjacency,
-            )
-        return TruncatedPoissonGaussian(
+    most = "one more" if records == 1 else f"{records} more"
+    return Sampled(
+        event=_each_record(
+            plan,
+            index,
+            records,
+            (TruncatedPoissonGaussian, TruncatedPoissonGroupGaussian),
             dataset_size=size,
             sampling_probability=probability,
             max_lot_size=largest,
-            noise_multiplier=joint,
             neighbours=plan.adjacency,
-        )
-
-    most = "one more" if records == 1 else f"{records} more"
-    return Sampled(
-        event=event,
+        ),
         probability=probability,
         distance=distance_of(plan),
         assumption="each record enters each sample independently with probability q; a sample of "
@@ -398,3 +369,15 @@ def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> Re
         message=message,
         remedy=remedy,
     )
+
+
+SAMPLERS: dict[str, Callable[[Plan, int, Phase], Sampled]] = {
+    "poisson": _poisson,
+    "truncated_poisson": _truncated_poisson,
+    "full_batch": lambda plan, _index, _phase: _full_batch(plan),
+    "shuffled": _fixed_order,
+    "cyclic": _fixed_order,
+    "fixed_size": _fixed_size,
+    "balls_in_bins": lambda plan, _index, phase: _balls_in_bins(plan, phase),
+}
+"""By scheme, for independent noise; ``correlated_draws`` has those for correlated noise."""

@@ -33,7 +33,6 @@ from .sensitivity import has_noise as has_noise
 from .sensitivity import matrix_sensitivity as matrix_sensitivity
 from .sensitivity import toeplitz_sensitivity as toeplitz_sensitivity
 from .sensitivity import tree_sensitivity as tree_sensitivity
-from .separated import matrix_products_by_distance as matrix_products_by_distance
+from .separated import by_distance as by_distance
 from .separated import takes_part_no_more as takes_part_no_more
 from .separated import tells_no_less as tells_no_less
-from .separated import toeplitz_products_by_distance as toeplitz_products_by_distance

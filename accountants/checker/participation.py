@@ -36,8 +36,8 @@ _SIZES = 4096
 _LEAST_ORDER, _LARGEST_ORDER, _ORDERS = 1e-3, 1e4, 256
 """Of moments, times the largest product."""
 
-Products = Iterable[tuple[int, int]]
-"""Sizes of G, in units of 2^-256, with how many pairs of steps have no more."""
+Products = Iterable[tuple[int, int, int]]
+"""Distances of two steps, with sizes of G, in units of 2^-256, and how many pairs have no more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ def toeplitz_products(
     turn: int,
     *,
     inverse: bool,
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Those of steps ``turn`` apart, by their distance, in bands of the later of the two.
 
     C has this first column, or C⁻¹; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
@@ -74,7 +74,7 @@ def toeplitz_products(
         for distance in range(last + 1):
             pairs = min(last + 1 - first, last + 1 - distance)
             size = int(shifted[overlap - 1 + distance * turn])
-            yield size, pairs * (2 if distance else 1)
+            yield distance, size, pairs * (2 if distance else 1)
 
 
 def _bands(steps: int) -> Iterator[tuple[int, int]]:
@@ -91,33 +91,24 @@ def matrix_products(
     turn: int,
     *,
     inverse: bool,
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Those of steps ``turn`` apart: at two places of a group, the largest of any group.
 
     C is ``rows`` or their inverse; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
     """
-    products, steps = gram(rows, factors, inverse=inverse), len(factors)
-    for i in range(0, steps, turn):
-        for j in range(0, i + 1, turn):
-            groups = range(min(turn, steps - i))
-            size = max(rounded_up(products[i + g, j + g] * UNIT**2) for g in groups)
-            yield size, 1 if i == j else 2
-
-
-def gram(
-    rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]],
-    factors: Sequence[float],
-    *,
-    inverse: bool,
-) -> arb_mat:
-    """|C|ᵀ|C|, C ``rows`` or their inverse; step t counts ``factors``[t]. Raises ``Unproved``."""
-    if len(factors) > MOST_ROWS:
-        raise no_statement(f"a matrix of {len(factors)} steps")
+    steps = len(factors)
+    if steps > MOST_ROWS:
+        raise no_statement(f"a matrix of {steps} steps")
     entries = strategy_matrix(rows, inverse=inverse).tolist()
     sizes = arb_mat(
         [[abs(x) * own for x, own in zip(row, factors, strict=True)] for row in entries]
     )
-    return sizes.transpose() * sizes
+    gram = sizes.transpose() * sizes
+    for i in range(0, steps, turn):
+        for j in range(0, i + 1, turn):
+            groups = range(min(turn, steps - i))
+            size = max(rounded_up(gram[i + g, j + g] * UNIT**2) for g in groups)
+            yield (i - j) // turn, size, 1 if i == j else 2
 
 
 def moves_no_more(
@@ -154,9 +145,9 @@ def moves_no_more(
 def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
     """The largest product, and the logarithms of moments, orders times it, of a uniform pair."""
     counted = list(products)
-    largest = max(size for size, _ in counted)
+    largest = max(size for _, size, _ in counted)
     counts = [0] * (_SIZES + 1)
-    for size, pairs in counted:
+    for _, size, pairs in counted:
         counts[-(-size * _SIZES // largest)] += pairs
     shares, total = arb_poly(counts), sum(counts)
     growth = (_LARGEST_ORDER / _LEAST_ORDER) ** (1 / (_ORDERS - 1))

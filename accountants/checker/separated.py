@@ -15,18 +15,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache, reduce
 
-from flint import arb, arb_mat, fmpz_poly
+from flint import arb, arb_mat
 
 from affidavit.accountants.checker.dominating_pairs import at_least
-from affidavit.accountants.checker.lattice import no_statement, rounded_up
-from affidavit.accountants.checker.participation import MOST_STEPS, Draws, gram
-from affidavit.accountants.checker.sensitivity import (
-    UNIT,
-    first_column,
-    joint_precision,
-    rational,
-    toeplitz_rows,
-)
+from affidavit.accountants.checker.participation import Draws, Products
+from affidavit.accountants.checker.sensitivity import UNIT, joint_precision, rational
 from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 
 _ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
@@ -38,36 +31,12 @@ _MOST_PHASES = 64
 Blocks = Sequence[tuple[int, Fraction]]
 
 
-def toeplitz_products_by_distance(
-    coefficients: Sequence[float] | Sequence[arb], factors: Sequence[float], *, inverse: bool
-) -> list[int]:
-    """The largest ⟨|c_i|, |c_j|⟩ at each distance of two steps; raises ``Unproved``.
-
-    C has this first column, or C⁻¹; step t counts ``factors``[t] clip norms.
-    """
-    steps = len(factors)
-    if steps > MOST_STEPS:
-        raise no_statement(f"participations in {steps} steps")
-    column = first_column(coefficients, steps, inverse=inverse)
-    if min(factors) < max(factors):
-        return matrix_products_by_distance(toeplitz_rows(column), factors, inverse=False)
-    sizes = [rounded_up(abs(c) * factors[0] * UNIT) for c in column]
-    products = fmpz_poly(sizes) * fmpz_poly(sizes[::-1])
-    return [int(products[steps - 1 + distance]) for distance in range(steps)]
-
-
-def matrix_products_by_distance(
-    rows: Sequence[Sequence[float]] | Sequence[Sequence[arb]],
-    factors: Sequence[float],
-    *,
-    inverse: bool,
-) -> list[int]:
-    """As ``toeplitz_products_by_distance`` where C is ``rows`` or their inverse."""
-    products, steps = gram(rows, factors, inverse=inverse), len(factors)
-    return [
-        max(rounded_up(products[i, i - distance] * UNIT**2) for i in range(distance, steps))
-        for distance in range(steps)
-    ]
+def by_distance(products: Products) -> list[int]:
+    """The largest of ``products`` at each distance."""
+    result: dict[int, int] = {}
+    for distance, size, _ in products:
+        result[distance] = max(size, result.get(distance, 0))
+    return [result[distance] for distance in range(len(result))]
 
 
 def takes_part_no_more(

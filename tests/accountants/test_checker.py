@@ -28,6 +28,7 @@ from affidavit.accountants.checker import (
     Draws,
     Grid,
     Patterns,
+    Products,
     Rule,
     RunWitness,
     Unproved,
@@ -438,7 +439,7 @@ def test_no_law_below_that_of_enumerated_participations_is_accepted(
         def accepted(
             law: NDArray[np.float64],
             spacing: float = spacing,
-            products: list[tuple[int, int]] = products,
+            products: Products = products,
             draws: Draws = draws,
         ) -> bool:
             weights = np.maximum(-np.diff(law, prepend=1.0), 1e-30)
