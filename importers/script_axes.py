@@ -28,8 +28,10 @@ from affidavit.importers.training_loop import (
 
 ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
 _NAMES = tomllib.loads(files(__package__).joinpath("arrays.toml").read_text(encoding="utf-8"))
-(LINEAR, ELEMENTWISE, SUMS, EXTREMES, PARTS, REORDERS, JOINS, VIEWS, LAYERS, PRODUCTS,
+(LINEAR, ELEMENTWISE, SUMS, EXTREMES, PARTS, REORDERS, JOINS, VIEWS, LAYERS, AXES, PRODUCTS,
  AXIS_SECOND) = (frozenset(names.split()) for names in _NAMES.values())  # fmt: skip
+JOINING = SUMS | EXTREMES | {"next"}
+"""What makes something of all records, or draws a lot of its own, where a loss names it."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
 REPEATING = ("repeat", "repeat_interleave", "tile")
@@ -140,8 +142,11 @@ class Meetings:
                 return self._operation(node, self.kind(left), op, self.kind(right))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 parts = [self.kind(part) for part in (left, *others)]
-                compares = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
-                return self._combined(node, parts) if isinstance(ops[0], compares) else None
+                if not isinstance(ops[0], ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+                    return None
+                if {part.form for part in parts if part is not None} == {LOSS, SUM}:
+                    self._fault("joined", node)
+                return self._combined(node, parts)
             case ast.Subscript(value=base, slice=index):
                 return self._part(node, self.kind(base), index)
             case ast.Call():
@@ -168,8 +173,10 @@ class Meetings:
             return self.known[name]
         if name in self.seen and name != "self":
             return Of(BATCH)
-        made = self.script.value_of(node) if isinstance(node, ast.Name) else None
-        total = made if last_name(getattr(made, "func", node)) in SUMS | EXTREMES else None
+        bound = self.script.parents.get(getattr(self.script.binding_of(node), "node", node), node)
+        bound = self.script.parents[bound] if isinstance(bound, ast.Tuple) else bound
+        made = getattr(bound, "value", None) if isinstance(bound, ast.Assign) else None
+        total = made if last_name(getattr(made, "func", node)) in JOINING else None
         if self.beside and any(reads_records(self.values, item) for item in (node, total) if item):
             self._fault("joined", node)
         return None
@@ -261,7 +268,11 @@ class Meetings:
         if name in WRAPPERS | {"list", "tuple", "zip", "iter", "next", "dict"} and not method:
             return self._any([*args, *told.values()])
         if space == "functional":
-            return self._functional(node, name, owner, parts, told)
+            place = 1 if name in AXIS_SECOND else 0
+            axis = rest[place] if name in AXES and len(rest) > place else None
+            return self._functional(
+                node, name, owner, parts, told.get("dim", told.get("axis", axis))
+            )
         if space is None and (not method or owner is None or name in self.script.functions):
             return self._unknown(node, name, [owner, *parts])
         return self._array(node, name.removeprefix("reduce_"), base, owner, parts, rest, told)
@@ -327,14 +338,13 @@ class Meetings:
 
     def _functional(
         self, node: ast.Call, name: str, owner: Of | None, parts: list[Of | None],
-        told: dict[str, ast.expr],
+        axis: ast.expr | None,
     ) -> Of | None:  # fmt: skip
         """A function of ``torch.nn.functional``: of each row, unless it names their axis."""
         own = [part for part in (owner, *parts) if part is not None]
-        axis = told.get("dim", told.get("axis"))
         if own and (name in LAYERS or (owner and self._is_along(axis, owner))):
             self._fault("joined", node)
-        made = self._combined(node, own)
+        made = self._combined(node, own, aligned=name != "ctc_loss")
         return Of(LOSS) if len(own) > 1 else made
 
     def _array(

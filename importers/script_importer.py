@@ -37,7 +37,7 @@ REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "upda
 """Methods and functions that undo a private call, or make another object of it."""
 PARTS = frozenset(
     {"add_noise", "clip_and_accumulate", "pre_step", "noise_generator", "summed_grad"}
-    | {"scale_grad", "sample_rate", "batch_sampler"}
+    | {"scale_grad", "sample_rate", "batch_sampler", "__class__"}
 )
 """Attributes of private optimisers that release the lots."""
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}

@@ -63,6 +63,7 @@ from affidavit.importers.training_loop import (
     reads_records,
     records_at,
     repeating,
+    reseeding,
     reusing,
     skipping,
     steps_of,
@@ -106,6 +107,12 @@ JOINED = Broken(
     remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
     "record from that record alone.",
 )
+REPEATED_NOISE = Broken(
+    code="repeated_noise",
+    message="a generator is set to the same state again while the training runs: steps then add "
+    "the same noise, which cancels where their updates are compared.",
+    remedy="Seed once, before the training.",
+)
 SKIPPED_LOTS = Broken(
     code="skipped_lots",
     message="a condition, or a GradScaler where a gradient overflows, skips the step for some "
@@ -135,6 +142,7 @@ FAULTS = (
     (SKIPPED_LOTS, skipping),
     (STOPPED, stopping),
     (WRITTEN, set_by_records),
+    (REPEATED_NOISE, reseeding),
 )
 """What a script may do, each with what finds the node that does it."""
 LIGHTNING = ("lightning", "pytorch_lightning")

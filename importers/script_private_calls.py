@@ -20,7 +20,13 @@ from affidavit.importers.script_records import (
     reads_content,
 )
 from affidavit.importers.script_values import Values, branch, exclude_each_other
-from affidavit.importers.training_loop import Seen, is_private_loader, looped_over, steps_of
+from affidavit.importers.training_loop import (
+    Seen,
+    is_private_loader,
+    looped_over,
+    loops_of,
+    steps_of,
+)
 
 OTHER_OPTIMIZER = Broken(
     code="other_optimizer",
@@ -155,7 +161,8 @@ class Returned:
         if (self._is_unused(self.names[-1]) and not drawn) or any(
             self._is_original(looped_over(loop.iter), self.loader)
             for step in steps
-            for loop in self._loops(step)
+            for loop in loops_of(self.values, step)
+            if isinstance(loop, ast.For)
         ):
             yield OTHER_LOADER
 
@@ -252,16 +259,6 @@ class Returned:
         return "configure_optimizers" in named or any(
             name == "fit" or "Trainer" in name for name in calls
         )
-
-    def _loops(self, step: ast.AST, depth: int = 0) -> Iterator[ast.For]:
-        """The loops around a step, and around the calls of its function."""
-        for outer in self.script.above(step):
-            if isinstance(outer, ast.For):
-                yield outer
-            elif isinstance(outer, ast.FunctionDef) and depth < 5:
-                for call in self.values.known_calls(outer):
-                    if call in self.script.parents:
-                        yield from self._loops(call, depth + 1)
 
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""

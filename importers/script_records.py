@@ -516,14 +516,26 @@ def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
 def set_by_records(values: Values) -> ast.AST | None:
     """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
     lots = [at for _, _, at in lots_of(values)]
+    for loop in values.script.nodes:
+        if isinstance(loop, ast.For) and reads_records(values, loop.iter):
+            lots.append(seen_at(values, loop.body[0], drawn_by(loop), reads_content, loop))
     for node in values.script.nodes:
         statement: ast.AST = node
         match node:
             case (
-                ast.Assign(targets=[ast.Attribute(attr="data" | "weight" | "bias") as target])
-                | ast.AugAssign(target=ast.Attribute(attr="data" | "weight" | "bias") as target)
+                ast.Assign(targets=[ast.Attribute() as target])
+                | ast.AugAssign(target=ast.Attribute() as target)
             ):
-                args = [node.value]
+                made = (
+                    values.script.value_of(node.value) if isinstance(node.value, ast.Name) else None
+                )
+                args = [item for item in (node.value, made) if item is not None]
+                if target.attr not in ("data", "weight", "bias"):
+                    args = [
+                        item
+                        for item in args
+                        if any(isinstance(part, ast.Call) for part in content_of(item))
+                    ]
             case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if name in WRITING:
                 statement = values.script.parents[node]
             case _:

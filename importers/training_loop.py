@@ -73,6 +73,9 @@ PREPARERS = ("Scaler", "Encoder", "Imputer", "Binarizer", "Vectorizer", "PCA")
 """Ends of the names of what scikit-learn fits to records, and that is no model."""
 CHOOSING = ("max", "min", "sorted", "sort", "argmax", "argmin", "argsort", "nlargest", "nsmallest")
 """Functions that take some of several things by their order."""
+SEEDING = ("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all", "set_seed",
+           "seed_everything", "set_random_seed")  # fmt: skip
+"""What sets the state of the generators that noise comes from."""
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
 """Parts of the names of objects whose ``step`` releases nothing."""
 
@@ -157,6 +160,37 @@ def _owner(call: ast.Call) -> str | None:
 def steps_of(values: Values) -> list[ast.Call]:
     """The calls of ``step()`` that may be an optimiser's."""
     return [call for call, _ in values.script.method_calls("step") if _optimises(call)]
+
+
+def loops_of(values: Values, node: ast.AST, depth: int = 0) -> Iterator[ast.For | ast.While]:
+    """The loops around a node, and around the calls of its function."""
+    for outer in values.script.above(node):
+        if isinstance(outer, ast.For | ast.While):
+            yield outer
+        elif isinstance(outer, ast.FunctionDef) and depth < 5:
+            for call in values.known_calls(outer):
+                if call in values.script.parents:
+                    yield from loops_of(values, call, depth + 1)
+
+
+def reseeding(values: Values) -> ast.AST | None:
+    """What sets a generator to the same state again while the training runs."""
+    script = values.script
+    steps = [*steps_of(values), *script.called("fit")]
+    loops = {loop for step in steps for loop in loops_of(values, step)}
+    for call in script.called(*SEEDING):
+        own = loops & set(loops_of(values, call))
+        names = {
+            node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
+        }
+        set_anew = {node.id for loop in own for node in ast.walk(loop)
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+        if own and not names & set_anew and not is_left_out(values, call):
+            return call
+    around_steps = {outer for step in steps for outer in script.above(step)}
+    forks = (call for call in script.called("fork_rng") for outer in script.above(call)
+             if isinstance(outer, ast.With) and outer in around_steps)  # fmt: skip
+    return next(forks, None)
 
 
 def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
@@ -375,6 +409,9 @@ def joining(values: Values) -> ast.AST | None:
     refused = imports_of(values.script, ("opacus", "torchdp")) is not None
     names = LOT_LOSSES if refused else LOT_LOSSES + LOT_STATISTICS
     called = values.script.called(*names)
+    for call in values.script.called("Softmax", "LogSoftmax", "Softmin"):
+        axis = keywords_of(call).get("dim", next(iter(call.args), None))
+        called += [call] if values.known(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
 
 
@@ -1033,6 +1070,11 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
             if last_name(function) in ("range", "trange"):
                 return _length(values, iterable, [first, *rest])
             return _times(values, first)
+        case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
+            _require_own_name(values, iterable.func)
+            own = [part for part in parts if is_private_loader(values, part, 0)]
+            if len(own) == 1 == sum(reads_records(values, part) for part in parts):
+                return None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)

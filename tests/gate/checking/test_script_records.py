@@ -157,6 +157,10 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = loss + spread(out)",
         "loss = own(out, y)",
         "loss = loss + out.logsumexp(0).mean()",
+        "loss = F.nll_loss(F.log_softmax(out, 0), y)",
+        "each = CE(out, y); loss = each[each < each.mean()].mean()",
+        "soft = nn.Softmax(dim=0); loss = criterion(soft(out), y)",
+        "loss = loss + f(model(held))",
         "loss = loss + (y[None] == y[:, None]).float().mean()",
         "p = out.softmax(1).mean(0); loss = loss + (p * p.log()).sum()",
         "x, y = x[:600], y[:600]; loss = criterion(model(x), y)",
@@ -167,6 +171,7 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
     data = (
         "rows = some()\ndata = TensorDataset(rows)\nCE = nn.CrossEntropyLoss(reduction='none')\n"
+        "held, rest = next(iter(DataLoader(data)))\n"
         "def spread(z):\n    return (z @ z.T).mean()\n"
         "class Own:\n    def forward(self, z, y):\n        l = f(z)\n        return l / l.item()\n"
         "own = Own()\n"
@@ -320,6 +325,12 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("val = rows[:9]", "if f(val, model) > 9: break", "data_dependent_stop"),
         ("val = rows[:9]; rows = rows[9:]", "if f(val, model) > 9: break", None),
         ("", "if f(rows, model) > 9: kept = model.state_dict()", "data_dependent_stop"),
+        ("", "torch.manual_seed(0)", "repeated_noise"),
+        ("def again():\n    torch.manual_seed(3)", "again()", "repeated_noise"),
+        ("", "torch.set_rng_state(saved)", "repeated_noise"),
+        ("torch.manual_seed(0)", "pass", None),
+        ("", "torch.manual_seed(e)", None),
+        ("", "model.centre = out.mean(0)", "other_optimizer"),
         ("", "best = max(models, key=lambda m: f(m, rows))", "data_dependent_stop"),
         ("", "f1 = [f(m, rows) for m in models]; best = np.argmin(f1)", "data_dependent_stop"),
         ("", "best = max(models, key=lambda m: f(m, others))", None),
@@ -344,6 +355,7 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("model.weight.data = torch.load(w)", "pass", None),
         ("", "model.bias += out.mean(0)", "other_optimizer"),
         ("", "model.register_buffer('mean', out.mean(0))", "other_optimizer"),
+        ("for v in DataLoader(data):\n    model.bias += v.mean()", "pass", "other_optimizer"),
     ],
 )
 def test_all_records_decide_nothing_beside_the_step(
