@@ -39,7 +39,7 @@ def github(results: Sequence[CheckResult]) -> str:
 
 def _command(finding: GateFinding) -> str:
     level = "notice" if finding.waiver is not None else GITHUB_LEVELS[finding.level]
-    properties = {"file": finding.file, "title": f"affidavit: {finding.rule}"}
+    properties = {"file": path_of(finding.file), "title": f"affidavit: {finding.rule}"}
     if finding.line is not None:
         properties |= {"line": str(finding.line), "col": str(finding.column or 1)}
     text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items())
@@ -58,7 +58,7 @@ def gitlab(results: Sequence[CheckResult]) -> str:
             "check_name": f"affidavit/{finding.rule}",
             "fingerprint": fingerprint(result, finding),
             "severity": "info" if finding.waiver is not None else SEVERITIES[finding.level],
-            "location": {"path": finding.file, "lines": {"begin": finding.line or 1}},
+            "location": {"path": path_of(finding.file), "lines": {"begin": finding.line or 1}},
         }
         for result in results
         for finding in result.findings

@@ -220,6 +220,18 @@ def test_a_fix_is_suggested_once_on_its_line(
     assert (result.exit_code, "500" in result.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("form", "shown"), [("gitlab", '"path": "a b.yaml"'), ("github", "=a b.yaml,")]
+)
+def test_a_report_has_the_path_as_the_host_knows_it(
+    form: str, shown: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a b.yaml").write_text("name: x")
+    for name in ("./a b.yaml", str(tmp_path / "a b.yaml")):
+        assert shown in run("check", name, "--format", form).stdout
+
+
 def test_a_badge_has_the_bound_of_certified_plans_alone(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
