@@ -75,14 +75,20 @@ class Explanation:
         return sum(way.cost for way in self.ways) + self.reading.cost + against
 
 
-def search(case: Case, judgement: ClaimedEpsilon) -> tuple[Explanation, ...]:
-    """The explanations of a claim, simplest first; none where the catalogue has none."""
+def search(
+    case: Case, judgement: ClaimedEpsilon, effort: Effort | None = None
+) -> tuple[Explanation, ...]:
+    """The explanations of a claim, simplest first; none where the catalogue has none.
+
+    ``effort`` is for pairs, ``PAIRS_EFFORT`` unless another is given.
+    """
     ways = [way for mistake in CATALOGUE.values() for way in mistake.ways(case)]
     single = sorted(((way,) for way in ways), key=_guessed)
     if alone := _best(_explained(case, judgement, single, Effort(left=ALONE_EFFORT)), MOST_ALONE):
         return alone
     pairs = sorted(filter(_may_be_made_together, combinations(ways, 2)), key=_guessed)
-    return _best(_explained(case, judgement, pairs, Effort(left=PAIRS_EFFORT)), MOST_PAIRS)
+    effort = effort or Effort(left=PAIRS_EFFORT)
+    return _best(_explained(case, judgement, pairs, effort), MOST_PAIRS)
 
 
 def _guessed(ways: tuple[Way, ...]) -> float:
@@ -113,6 +119,7 @@ def _explained(
     releases = 0
     for ways in several:
         if releases > MOST_RELEASES:
+            effort.is_cut_short = True
             return
         account = case.account
         for way in ways:
@@ -156,10 +163,27 @@ Certify = Callable[[Plan], Assessment]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimOutcome:
-    """The outcome for a claim: it holds, it is explained, or neither."""
+    """The outcome for a claim: it holds, it is explained, or neither.
+
+    ``is_cut_short``: some pairs of mistakes were not tried.
+    """
 
     holds: bool
     explanations: tuple[Explanation, ...] = ()
+    is_cut_short: bool = False
+
+    @classmethod
+    def searched(cls, case: Case, judgement: ClaimedEpsilon) -> ClaimOutcome:
+        """What explains a claim that does not hold."""
+        effort = Effort(left=PAIRS_EFFORT)
+        result = search(case, judgement, effort)
+        return cls(holds=False, explanations=result, is_cut_short=effort.is_cut_short)
+
+    @property
+    def unexplained(self) -> str:
+        """That nothing explains the claim, as the end of a sentence."""
+        tried = "; not every pair of mistakes was tried" if self.is_cut_short else ""
+        return f"no known mistake reproduces it{tried}."
 
 
 def stated(plan: Plan, claim: Claim) -> Plan:
@@ -192,17 +216,17 @@ def examine(plan: Plan, claim: Claim, certify: Certify, assessment: Assessment) 
     undecided = truth is not None and judgement.value < truth.upper * (1 - WIDE)
     if truth is not None and _holds(judgement, truth) and not undecided:
         return ClaimOutcome(holds=True)
-    explanations = search(Case.of(plan, delta), judgement)
+    searched = ClaimOutcome.searched(Case.of(plan, delta), judgement)
     if truth is not None and _within_error(judgement, truth):
         exact = tuple(
             explanation
-            for explanation in explanations
+            for explanation in searched.explanations
             if explanation.agreement is Agreement.EXACTLY
         )
         if judgement.precision > FINEST or not exact or len(exact[0].ways) > 1:
             return ClaimOutcome(holds=True)
         return ClaimOutcome(holds=False, explanations=exact)
-    return ClaimOutcome(holds=False, explanations=explanations)
+    return searched
 
 
 def _holds(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
@@ -223,7 +247,7 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
     if truth.epsilon is None or not (
         _holds(judgement, truth.epsilon) or _within_error(judgement, truth.epsilon)
     ):
-        return ClaimOutcome(holds=False, explanations=search(Case.of(plan, delta), judgement))
+        return ClaimOutcome.searched(Case.of(plan, delta), judgement)
     (engine, *_) = truth.accountants
     result = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
@@ -301,7 +325,7 @@ def _reasons(
 ) -> tuple[Reason, ...]:
     name = "epsilon" if claim.noise_multiplier is None else "noise_multiplier"
     best = finding.explanations[:1]
-    why = "" if best else " No known mistake reproduces the claim."
+    why = "" if best else f" {finding.unexplained.capitalize()}"
     first = Reason(
         code="claim_below_certified",
         pointer=f"/claim/{name}",

@@ -24,6 +24,7 @@ from affidavit.certificate.certification import certify
 from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import (
+    ClaimOutcome,
     Explanation,
     claimed,
     examine,
@@ -41,9 +42,18 @@ class Diagnosis:
     claim: Claim
     plan: Plan
     certified: Assessment
-    holds: bool
-    explanations: tuple[Explanation, ...]
+    outcome: ClaimOutcome
     corrected: Assessment | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim is right."""
+        return self.outcome.holds
+
+    @property
+    def explanations(self) -> tuple[Explanation, ...]:
+        """The mistakes that lead to the claim, simplest first."""
+        return self.outcome.explanations
 
     @property
     def summary(self) -> str:
@@ -53,7 +63,7 @@ class Diagnosis:
             return f"{message} The claim holds, to the digits given."
         if not self.explanations:
             wrong = "cannot be certified" if self.certified.epsilon is None else "is too low"
-            return f"{message} The claim {wrong}, and no known mistake reproduces it."
+            return f"{message} The claim {wrong}, and {self.outcome.unexplained}"
         best = self.explanations[0]
         return (
             f"{message} {' and '.join(best.mistakes)} under {best.reading.accountant} "
@@ -151,8 +161,7 @@ def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
         claim=claim,
         plan=about,
         certified=result,
-        holds=finding.holds,
-        explanations=finding.explanations,
+        outcome=finding,
         corrected=None if finding.holds else _correct(about, claim, result),
     )
 

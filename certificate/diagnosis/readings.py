@@ -338,9 +338,13 @@ def _tight(
 
 @dataclass(kw_only=True, slots=True)
 class Effort:
-    """How many tight values a search may still compute; each takes 50 ms a kind of release."""
+    """How many tight values a search may still compute; each takes 50 ms a kind of release.
+
+    ``is_cut_short`` once it asked for more.
+    """
 
     left: int
+    is_cut_short: bool = False
     _computed: set[tuple[Parts, float]] = field(default_factory=set)
 
     def bracket(
@@ -349,6 +353,7 @@ class Effort:
         """The tight value, coarsely where that rules out ``least`` to ``most``; None if spent."""
         if (parts, delta) not in self._computed:
             if self.left <= 0:
+                self.is_cut_short = True
                 return None
             self.left -= len(parts)
             self._computed.add((parts, delta))

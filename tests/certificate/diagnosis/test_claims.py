@@ -9,6 +9,7 @@ import pytest
 
 from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis import claims
 from affidavit.certificate.diagnosis.agreement import Agreement
 from affidavit.certificate.diagnosis.case import Way
 from affidavit.certificate.diagnosis.claims import Explanation, stated
@@ -101,6 +102,17 @@ def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf
     assert set(result.explanations[0].mistakes) == {"independent_blocks", "poisson_for_shuffle"}
     assert result.corrected is None
     assert (result.as_result()["corrected"], result.corrected_summary) == (None, None)
+
+
+@pytest.mark.parametrize("effort", [0, 10_000])
+def test_whether_every_pair_was_tried_is_told(
+    plan_of: PlanOf, effort: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "PAIRS_EFFORT", effort)
+    monkeypatch.setattr(claims, "MOST_COST", -1.0)
+    result = diagnose(plan_of(**BLOCKS), Claim(epsilon="1.2345678"))
+    assert result.explanations == ()
+    assert ("not every pair" in result.summary) == (effort == 0)
 
 
 def test_what_nothing_explains_is_wrong_all_the_same(plan_of: PlanOf) -> None:
