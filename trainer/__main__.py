@@ -75,6 +75,16 @@ OF_FAILURE = {
 """Failures that are not a matter of how the command was given."""
 
 
+def _present(device: str) -> str:
+    """``device``; raises a usage error for a GPU that is not there."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise typer.BadParameter("PyTorch finds no CUDA device; use auto or cpu.")
+    return device
+
+
 def main(
     certificate: Annotated[Path, typer.Option(help="Certificate bundle of the plan.")],
     plan: Annotated[Path, typer.Option(help="Certified plan, YAML or JSON.")],
@@ -112,7 +122,8 @@ def main(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")
+        Literal["auto", "cpu", "cuda"],
+        typer.Option(callback=_present, help="auto, cpu or cuda."),
     ] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     precision: Annotated[
@@ -309,7 +320,7 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
 
 
 def _end(status: Exit, code: str, message: str) -> NoReturn:
-    err.print(f"[red]{escape(code)}[/] {escape(printable(message))}", highlight=False)
+    err.print(f"[red]{escape(code)}:[/] {escape(printable(message))}", highlight=False)
     raise typer.Exit(status)
 
 

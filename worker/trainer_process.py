@@ -94,7 +94,7 @@ def failure_reason(log: Path) -> str:
         stream.seek(max(0, log.stat().st_size - TAIL))
         lines = stream.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
-        code = line.partition(" ")[0]
+        code = line.partition(":")[0]
         if any(meaning.room == "trainer" for meaning in explain(code)):
             return f": {code} (affidavit explain {code}). The worker's log says more."
     return ". The worker's log says more."

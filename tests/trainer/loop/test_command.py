@@ -86,6 +86,12 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(
         (("--status", "/dev/zero"), 1, "more than 33554432 bytes"),
         (("--data", "nowhere"), 2, "unknown data"),
         (("--data", "nowhere\x1b[2J"), 2, r"nowhere\x1b[2J"),  # no text steers the terminal
+        pytest.param(
+            ("--device", "cuda"),
+            2,
+            "finds no CUDA device",
+            marks=pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU"),
+        ),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_begun(
