@@ -56,8 +56,8 @@ def test_every_code_of_the_trainer_has_a_meaning_and_nothing_else_is_told(tmp_pa
         assert "trainer" in {meaning.room for meaning in explain(code) if meaning.message}, code
     log = tmp_path / "log"
     for text, told in (
-        (f"bad_source x.csv, line 2, column b: '{SECRET}' is no finite number.\n", "bad_source"),
-        (f"bad_source {SECRET}\n{SECRET} and more\n", "bad_source"),
+        (f"bad_source: x.csv, line 2, column b: '{SECRET}' is no finite number.\n", "bad_source"),
+        (f"bad_source: {SECRET}\n{SECRET} and more\n", "bad_source"),
         (f"Traceback:\nValueError: {SECRET}\n", ""),
         (f"{SECRET}\n", ""),
         ("", ""),
@@ -138,8 +138,8 @@ def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -
         (None, ("--server", "ftp://x"), 2, "--server 'ftp://x'"),
         (None, ("--server", "http://127.0.0.1:1"), 3, "cannot claim a run"),
         (None, ("--keys", "nowhere.json"), 2, "nowhere.json"),
-        ("tökén", (), 2, "AFFIDAVIT_TOKEN is not a token"),
-        ("sec\nret", (), 2, "AFFIDAVIT_TOKEN is not a token"),
+        ("tökén", (), 2, "AFFIDAVIT_TOKEN is not valid"),
+        ("sec\nret", (), 2, "AFFIDAVIT_TOKEN is not valid"),
     ):
         environment = {**os.environ, "AFFIDAVIT_HOME": str(shop.home_of("w1"))}
         environment |= {} if token is None else {"AFFIDAVIT_TOKEN": token}
