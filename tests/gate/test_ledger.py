@@ -177,7 +177,7 @@ def test_what_is_no_token_is_told_of_and_not_repeated(
         result = CliRunner().invoke(app, arguments, env=environment)
         assert Service.ASKED == []
     assert result.exit_code == Exit.USAGE, result.output
-    assert "AFFIDAVIT_TOKEN is not a token" in result.output
+    assert "AFFIDAVIT_TOKEN is not valid" in result.output
     assert "secret" not in result.output
     assert "gehe" not in result.output
 
