@@ -80,8 +80,6 @@ ARGUMENTS = frozenset(
     | {"max_clipbound", "min_clipbound", "unclipped_num_std"}
 )
 """The arguments of ``make_private`` and of its optimisers; others are ignored."""
-CONTENT = ("data", "tensors", "samples", "imgs", "indices", "dataset")
-"""Attributes of data sets whose length is the number of records."""
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
@@ -188,7 +186,8 @@ class OpacusReading(Reading):
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
         last = self.values.attempt(options["drop_last"]) if "drop_last" in options else False
         self.drop_last = self.pick("drop_last", last if isinstance(last, bool) else None)
-        if self._sets_of_records("batch_size"):
+        stores = self.script.stored_attributes.get("batch_size", ())
+        if any(reads_records(self.values, store.value) for store in stores):
             self.unread["/sampling/lot_size"] = "the batch size of the loader is set again."
             return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")
@@ -200,16 +199,8 @@ class OpacusReading(Reading):
         if loader is None:
             return None
         node = loader.args[0] if loader.args else keywords_of(loader).get("dataset")
-        if self._sets_of_records(*CONTENT):
-            self.unread["/dataset/size"] = "what the data set holds is set again."
-            return None
         length = ast.Call(func=ast.Name("len"), args=[node or ast.Constant(None)], keywords=[])
         return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
-
-    def _sets_of_records(self, *names: str) -> bool:
-        """Whether an attribute of the loader, or of the data set, is set again."""
-        stores = (store for name in names for store in self.script.stored_attributes.get(name, ()))
-        return any(reads_records(self.values, store.value) for store in stores)
 
     def passes(self) -> tuple[str, float, int]:
         """The loops around ``optimizer.step()``; the epochs of a calibration are only a promise.

@@ -158,7 +158,14 @@ class Quantities:
         return next(used, None) or hidden_use(self.values, names)
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
-        return iter(self.script.called(*call.names))
+        """The calls of these names, but for methods of objects of this file's own classes."""
+        for node in self.script.called(*call.names):
+            owner = getattr(node.func, "value", None)
+            made = self.script.value_of(owner) if isinstance(owner, ast.Name) else owner
+            bound = self.script.binding_of(getattr(made, "func", None))
+            own = getattr(getattr(bound, "node", None), "body", [])
+            if not any(getattr(item, "name", "") in call.names for item in own):
+                yield node
 
     def settings(self, argument: str) -> Iterator[ast.expr]:
         """What the private call, or else a call beside it, gives an argument."""

@@ -48,6 +48,8 @@ KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
 SETTERS = ("putenv", "load_dotenv", "set_key", "Env")
 """Functions that set variables of the environment."""
 VISION = ("torchvision",)
+RANDOM = ("randn", "rand", "zeros", "ones")
+"""What makes arrays of a size that is written out."""
 SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Records of torchvision's training sets."""
@@ -459,11 +461,24 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = _made(values, node)
+    name = last_name(made.func) if isinstance(made, ast.Call) else None
+    match made:
+        case ast.Call(args=[first, *_]) if name == "TensorDataset":
+            return _records_of(values, call, first)
+        case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if name in RANDOM:
+            if isinstance(size := values.of(rows), int):
+                return size
     if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
         raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")
     size = SIZES.get(last_name(made.func) or "")
-    cut = values.script.stored_attributes.keys() & {"data", "targets", "train_data"}
+    cut = values.script.stored_attributes.keys() & {
+        "data",
+        "targets",
+        "train_data",
+        "samples",
+        "imgs",
+    }
     if size is None or train is None or values.known(train) is not True or cut:
         raise Unreadable(made, "it is not a whole training set of a known size")
     return size

@@ -442,6 +442,11 @@ def test_a_lambda_collates_rows_that_stay_apart(part: str, code: str | None) -> 
     assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
 
 
+def test_the_size_of_random_data_is_read() -> None:
+    made = "from torch.utils.data import TensorDataset\nX = torch.randn(1000, 3)\n"
+    assert read(made + "data = TensorDataset(X, y)").data["dataset"] == {"size": 1000}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
