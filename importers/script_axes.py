@@ -137,6 +137,8 @@ class Meetings:
                 if (own := self._named(node, name)) is not None:
                     return own
                 of = self.kind(base)
+                if of is not None and name == "loss":
+                    return Of(SUM)  # of a model's outputs
                 return of and (of._replace(axis=1 - of.axis) if name == "T" and of.axis < 2 else of)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(node, self.kind(left), op, self.kind(right))
@@ -381,7 +383,7 @@ class Meetings:
             alone = axis is None or self._is_along(axis, owner)
             if owner.form == LOSS and alone and name not in LINEAR | SUMS | EXTREMES:
                 self._fault("joined", node)
-            return Of(SUM) if name in SUMS | EXTREMES else owner
+            return Of(SUM) if name in SUMS | EXTREMES and alone else owner
         if axis is not None and not self._is_along(axis, owner):
             known = self.values.known(axis)
             fewer = isinstance(known, int) and 0 <= known < owner.axis and "keepdim" not in told

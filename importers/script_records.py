@@ -441,8 +441,11 @@ def meetings(values: Values) -> dict[str, ast.AST]:
                 if lot.kind(test) is not None:
                     faults.setdefault("joined", test)
         of_rows = step is not None and "loss" in keywords_of(step)
-        for loss in () if of_rows else lot.returned:
-            lot.require_linear(loss)
+        for loss in lot.returned:
+            if not of_rows:
+                lot.require_linear(loss)
+            elif (made := lot.of.get(loss)) is not None and made.form == "sum":
+                faults.setdefault("joined", loss)  # one loss, by which no record is clipped alone
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
     return faults

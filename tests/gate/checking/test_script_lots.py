@@ -472,6 +472,8 @@ for x in loader:
          "joined_records"),
         (ENGINE, "", "", None),
         (ENGINE, "step()", "step(loss=f(m(x)).topk(3))", "joined_records"),
+        (ENGINE, "step()", "step(loss=m(x).loss.unsqueeze(0))", "joined_records"),
+        (ENGINE, "step()", "step(loss=f(m(x)).mean(dim=1))", None),
         (ENGINE, "    optimizer.step()", "    loss = f(m(x), reduction='none')\n"
          "    optimizer.step(loss=loss.topk(3).values)", "joined_records"),
         (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
