@@ -116,7 +116,9 @@ class Keyring:
             if not self._records:
                 return self._development[role]
             for public in self._valid(role):
-                result = self._half_of(public)
+                if public.key_id not in self._found:
+                    self._found[public.key_id] = self._halves.find(public)
+                result = self._found[public.key_id]
                 if result is not None:
                     return result
         raise KeyFailure(
@@ -164,11 +166,6 @@ class Keyring:
         now, revoked = self.now(), self._revoked()
         may = [key for key in self._records if key.may(role) and key.covers(now)]
         return [key for key in reversed(may) if key.key_id not in revoked]
-
-    def _half_of(self, public: PublicKey) -> SigningPort | None:
-        if public.key_id not in self._found:
-            self._found[public.key_id] = self._halves.find(public)
-        return self._found[public.key_id]
 
     def _look(self) -> None:
         """Read the directory again if anything in it is not as it was."""

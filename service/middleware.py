@@ -214,7 +214,9 @@ class _ObservedRequest:
         self._started_at = time.perf_counter()
         self._status = 500  # what is answered when nothing was
         self.begun = False
-        self.request_id = _request_id(scope)
+        sent = dict(scope["headers"]).get(HEADER, b"")
+        own = secrets.token_hex(16)
+        self.request_id = sent.decode("ascii") if HARMLESS.fullmatch(sent) else own
         # What the application notes in request.state is noted in this very dictionary.
         self._state = scope.setdefault("state", {})
         self._state["request_id"] = self.request_id
@@ -265,11 +267,6 @@ def _stopping() -> Problem:
 
 def _method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in METHODS else "other"
-
-
-def _request_id(scope: Scope) -> str:
-    value = dict(scope["headers"]).get(HEADER, b"")
-    return value.decode("ascii") if HARMLESS.fullmatch(value) else secrets.token_hex(16)
 
 
 class BodyLimit:

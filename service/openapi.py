@@ -307,7 +307,7 @@ def _name_operation(operation: Schema, method: str, path: str) -> None:
     """
     resource = path.removeprefix("/v1").split("/")[1]
     operation["tags"] = [resource if resource in TAGS else "health"]
-    function = operation["operationId"].partition(_path_suffix(path))[0]
+    function = operation["operationId"].partition(re.sub(r"\W", "_", path))[0]  # as FastAPI adds it
     one = re.sub("ies$", "y", resource).removesuffix("s") if resource != "status" else resource
     if resource not in TAGS:
         name = function
@@ -318,11 +318,6 @@ def _name_operation(operation: Schema, method: str, path: str) -> None:
     else:
         name = f"get_{function}" if function.startswith(one) else f"get_{one}_{function}"
     operation["operationId"] = name
-
-
-def _path_suffix(path: str) -> str:
-    """What FastAPI adds to the name of a function."""
-    return re.sub(r"\W", "_", path)
 
 
 def _describe_operation(operation: Schema, access: Guard | Open) -> None:
@@ -368,18 +363,15 @@ def _schemas() -> dict[str, Schema]:
         (RunEvent, "serialization"),
         (RunProgress, "serialization"),
     ]
+    policy = Policy.model_json_schema(ref_template=REF)
     own = models_json_schema(shown, ref_template=REF)[1]["$defs"]
     return {
         **own,
         **plan_schemas(REF),
         "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
-        **_policy_schemas(),
+        **policy.pop("$defs", {}),
+        "Policy": policy,
     }
-
-
-def _policy_schemas() -> dict[str, Schema]:
-    schema = Policy.model_json_schema(ref_template=REF)
-    return {**schema.pop("$defs", {}), "Policy": schema}
 
 
 def document_text() -> str:

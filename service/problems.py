@@ -39,8 +39,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from affidavit.certificate import KeyFailure
+from affidavit.certificate import KeyFailure, KeysetError
 from affidavit.certificate.log import BadTile
+from affidavit.certificate.policy import MalformedPolicy
 from affidavit.plan import Kind, MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import (
@@ -185,15 +186,7 @@ def _http(request: Request, error: Exception) -> Response:
     return Problem(error.status_code, code, detail, headers=error.headers).as_response()
 
 
-def _malformed_plan(error: MalformedPlan) -> Problem:
-    return not_well_formed("malformed_plan", error)
-
-
 _PARAMETER = Kind("a parameter of this path", dict, "/openapi.json")
-
-
-def _invalid_parameters(error: RequestValidationError) -> Problem:
-    return _of_reasons(422, "invalid_parameter", tuple(map(_parameter, error.errors())))
 
 
 def _parameter(details: ErrorDetails) -> Reason:
@@ -265,27 +258,34 @@ def _not_logged(error: NotLogged | BadTile) -> Problem:
     return Problem(404, "not_logged", f"{error}; GET /v1/tlog/checkpoint has the log's size.")
 
 
-def _unexpected(_error: Exception) -> Problem:
-    """A fault of ours. The server logs the traceback; the client gets none of it."""
-    return Problem(500, "internal_error", "Internal error; the service's log has the details.")
-
-
 _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda problem: problem,
-    MalformedPlan: _malformed_plan,
+    MalformedPlan: lambda error: not_well_formed("malformed_plan", error),
+    MalformedPolicy: lambda error: not_well_formed("malformed_policy", error),
     MalformedRequest: lambda error: not_well_formed(error.code, error),
-    RequestValidationError: _invalid_parameters,
+    RequestValidationError: lambda error: _of_reasons(
+        422, "invalid_parameter", tuple(map(_parameter, error.errors()))
+    ),
     InvalidCursor: invalid_cursor,
     DomainError: problem_of,
     AccountingUnavailable: unavailable,
     DatabaseError: _database,
     NoFreeConnection: _database,
     KeyFailure: _signer,
+    KeysetError: lambda error: Problem(
+        400 if error.code == "keyset_malformed" else 409,
+        error.code,
+        str(error),
+        Reason(code=error.code, message=error.message, remedy=error.remedy),
+    ),
     PolicyTampered: _policies,
     LogDamaged: _log,
     NotLogged: _not_logged,
     BadTile: _not_logged,
-    Exception: _unexpected,
+    # A fault of ours. The server logs the traceback; the client gets none of it.
+    Exception: lambda _: Problem(
+        500, "internal_error", "Internal error; the service's log has the details."
+    ),
 }
 """The problem of each kind of error."""
 

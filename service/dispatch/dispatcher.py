@@ -193,7 +193,9 @@ class Dispatcher:
     def _submit(self, engine: Engine, run: StoredRun, call: CommandContext) -> None:
         """Submit the job of a run; raises ``JobRefused``, and gives up after ``MOST_REFUSED``."""
         try:
-            engine.submit(Job(run=run.id, number=run.job, queue=run.queue, **run.requirements))
+            engine.submit(
+                Job(run=run.id, number=run.job, queue=run.queue, **run.request["requirements"])
+            )
         except JobRefused as error:
             why, earlier = str(error), self._refusals.get(run.id)
             refusal = Refusal(why, call.at if earlier is None else earlier.since, call.at)

@@ -196,7 +196,9 @@ class AdmissionCheck:
         ]
         if not waiting or not _is_true(status, "QuotaReserved"):
             return
-        verdict = self._judge(_job_of(workload))
+        owners = workload["metadata"].get("ownerReferences", [])
+        job = next((owner["name"] for owner in owners if owner["kind"] == "Job"), "")
+        verdict = self._judge(job)
         path = f"{self._workloads}/{workload['metadata']['name']}/status"
         checks = [
             {
@@ -277,12 +279,6 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
         verify(certificate.bundle, trusted)
     message = f"{run.certificate_id} verifies, and its budget is {reservation.state}."
     return Verdict(state="Ready", message=message)
-
-
-def _job_of(workload: Mapping[str, Any]) -> str:
-    """The name of the Job that a workload is of."""
-    owners = workload["metadata"].get("ownerReferences", [])
-    return next((owner["name"] for owner in owners if owner["kind"] == "Job"), "")
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:

@@ -95,7 +95,8 @@ def _list(as_json: JsonOption = False) -> None:
     for token in listed:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
-        state, whose = _state(token, now), _whose(token)
+        state, whose = _state(token, now), "" if token.person is None else f"  of {token.person}"
+        whose += "" if token.team is None else f"  in {token.team}"
         typer.echo(f"{token.id}  {token.name}  {scopes}  {state}  {used}{whose}")
     if not listed:
         typer.echo("No tokens yet; run `affidavit tokens new`.", err=True)
@@ -136,11 +137,6 @@ def _state(token: Token, now: datetime) -> str:
         return f"revoked {token.revoked_at:%Y-%m-%d}"
     verb = "expired" if token.expires_at <= now else "until"
     return f"{verb} {token.expires_at:%Y-%m-%d}"
-
-
-def _whose(token: Token) -> str:
-    person = "" if token.person is None else f"  of {token.person}"
-    return person if token.team is None else f"{person}  in {token.team}"
 
 
 def _record(token: Token) -> dict[str, Any]:

@@ -331,10 +331,6 @@ class TokenRepository(Store):
         stored = self.read(self._find_logged, token_id)
         return None if stored is None else stored[0]
 
-    def find(self, text: TokenText) -> Token | None:
-        """The token that ``text`` is, whether or not it still counts."""
-        return self.find_all([text])[text]
-
     def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
         """The token that each of ``texts`` is, whether or not it still counts."""
         unique = set(texts)
@@ -348,10 +344,7 @@ class TokenRepository(Store):
             return None
         values = tuple(row[column.name] for column in tokens.columns)
         if values not in self._logged:
-            entry = token_entry(row)
-            earlier = {name: value for name, value in entry.body.items() if name != "digest"}
-            expected = {each.content.decode() for each in (entry, replace(entry, body=earlier))}
-            if expected.isdisjoint(logged(connection, token_id)):
+            if token_entry(row).content.decode() not in logged(connection, token_id):
                 log.error("token %s is not in the log as it is in the database", token_id)
                 return None
             self._logged.add(values)
@@ -378,7 +371,7 @@ class TokenRepository(Store):
 
 
 def token_entry(row: Mapping[str, Any] | RowMapping) -> LogEntry:
-    """The entry that logs a row of ``tokens``; those of earlier releases have no digest."""
+    """The entry that logs a row of ``tokens``."""
     serves = json.loads(row["serves"] or "{}")
     body = {
         "action": "created",

@@ -134,11 +134,11 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
     if event is None:
         return "it has no events"
     try:
-        digest = json.loads(event["body"]).get("state_digest")
+        digest = json.loads(event["body"])["state_digest"]
         content = logged_as(scope, dict(event))
     except (ValueError, TypeError, KeyError, AttributeError):
         return "its last event cannot be read"
-    if digest is not None and digest != state_digest(event["state"]):
+    if digest != state_digest(event["state"]):
         return "its state is not the one in the log"
     entries = logged(connection, event["reservation_id"] or str(scope))
     if content not in entries:

@@ -155,7 +155,11 @@ class LedgerService:
         self._keyring = keyring
         self._loopback = loopback
         self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
-            in_thread_pool(lambda scopes: ledger_store.read(repository.find_ledgers, scopes))
+            in_thread_pool(
+                lambda scopes: ledger_store.read(
+                    lambda read: [repository.find_ledger(read, scope) for scope in scopes]
+                )
+            )
         )
         self._cache: ComputationCache[dict[str, Any]] = ComputationCache(
             max_results=CACHE_SIZE, max_waiting=MAX_WAITING
@@ -326,16 +330,13 @@ class LedgerService:
 
         Raises ``CertificateNotUsable``.
         """
-        allow_untrusted = self._allow_untrusted()
+        allow_untrusted = self._loopback and self._keyring.current().public.development
         certificate = self._store.find(certificate_id)
         if dataset is None:
             dataset = (certificate.dataset if certificate else None) or ""
         require_usable(certificate, dataset, allow_untrusted=allow_untrusted)
         assert certificate is not None
         return certificate, allow_untrusted
-
-    def _allow_untrusted(self) -> bool:
-        return self._loopback and self._keyring.current().public.development
 
 
 async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) -> Forecast | None:

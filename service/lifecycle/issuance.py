@@ -21,7 +21,6 @@ from typing import Any
 from affidavit.certificate import (
     Approvals,
     Assessment,
-    Certificate,
     SigningPort,
     issue,
     issue_approved,
@@ -95,6 +94,8 @@ def sign_approved(
     certificate = issue_approved(
         statement_of(pending), key, approvals=approvals, issued_at=at, former=pending
     )
+    document = json.loads(pending.result)
+    document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}
     return replace(
         pending,
         issue=pending.issue + 1,
@@ -105,7 +106,7 @@ def sign_approved(
         approvals_given=len(approvals.given),
         key_id=key.key_id,
         bundle=certificate.bundle,
-        result=_with_bundle(pending.result, certificate),
+        result=json.dumps(document, allow_nan=False),
     )
 
 
@@ -117,12 +118,6 @@ def statement_of(certificate: StoredCertificate) -> dict[str, Any]:
 def not_after(statement: Mapping[str, Any]) -> datetime:
     """The end of a statement's validity."""
     return parse_instant(statement["predicate"]["validity"]["not_after"])
-
-
-def _with_bundle(result: str, certificate: Certificate) -> str:
-    document = json.loads(result)
-    document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}
-    return json.dumps(document, allow_nan=False)
 
 
 def result_document(certificate: StoredCertificate) -> str:

@@ -125,7 +125,9 @@ def _content(connection: Connection, signers: Iterable[str], now: datetime) -> d
     """The list without its number and times; ``signers`` are the keys that sign now."""
     key_ids = connection.execute(select(signing_keys.c.key_id)).scalars()
     version = connection.execute(select(sa.func.max(keysets.c.version))).scalar_one()
-    listed = [*_revoked(connection, now), *_superseded(connection, now)]
+    listed = _revoked(connection, now)
+    for row in connection.execute(_SUPERSEDED, {"since": now - LISTED_AFTER}):
+        listed.append(_listed(row, "superseded", "issued_again"))
     return {
         "keyset_version": version,
         "keys": tuple(sorted({*key_ids, *signers})),
@@ -183,12 +185,6 @@ def _revoked(connection: Connection, now: datetime) -> list[StatusEntry]:
     rows = connection.execute(_REVOKED, {"since": now - LISTED_AFTER})
     first = {tuple(row[:3]): row for row in rows}
     return [_listed(row, "revoked", row.code) for row in first.values()]
-
-
-def _superseded(connection: Connection, now: datetime) -> list[StatusEntry]:
-    """Each superseded issue that would otherwise still be valid."""
-    rows = connection.execute(_SUPERSEDED, {"since": now - LISTED_AFTER})
-    return [_listed(row, "superseded", "issued_again") for row in rows]
 
 
 def _listed(row: Any, status: Any, reason: str) -> StatusEntry:

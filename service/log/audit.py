@@ -379,7 +379,7 @@ def _compare_table(
         except UNREADABLE as error:
             yield AuditFinding("row_changed", where, f"it cannot be read: {error}.")
             continue
-        if not any(entries.take(entry_type, one) for one in comparable):
+        if not entries.take(entry_type, comparable):
             yield AuditFinding("row_without_entry", where, "no log entry matches it.")
 
 

@@ -48,14 +48,12 @@ class EntryType:
 
     ``entry`` builds the entry that a row must have; ``comparable`` takes the
     same fields from an entry's body, and returns None if it records another table's row.
-    Entries of earlier releases lack the fields ``later``.
     """
 
     table: Table
     kinds: tuple[str, ...]
     entry: Callable[[Any], LogEntry]
-    comparable: Projection
-    later: tuple[str, ...] = ()
+    comparable: Projection = dict
 
     @property
     def query(self) -> Select[Any]:
@@ -71,14 +69,10 @@ class EntryType:
         keys = (str(getattr(row, column.name)) for column in self.table.primary_key)
         return f"{self.table.name} {', '.join(keys)}"
 
-    def of_row(self, row: Any) -> set[bytes]:
-        """The canonical bytes of the entry that a row must have; of an earlier release, too."""
+    def of_row(self, row: Any) -> bytes:
+        """The canonical bytes of the entry that a row must have."""
         entry = self.entry(row)
-        earlier = {name: value for name, value in entry.body.items() if name not in self.later}
-        return {
-            _canonical(entry.kind, entry.subject, entry.actor, entry.at, body)
-            for body in (entry.body, earlier)
-        }
+        return _canonical(entry.kind, entry.subject, entry.actor, entry.at, entry.body)
 
     def of_entry(self, content: Mapping[str, Any]) -> bytes | None:
         """The canonical bytes of an entry; None if it records another table's row."""
@@ -94,19 +88,15 @@ def _canonical(kind: str, subject: str, actor: str, at: datetime, body: Body) ->
     return canonical_json([kind, subject, actor, second, dict(body)])
 
 
-def _only(*names: str) -> Projection:
-    """These fields of the body."""
-    return lambda body: {name: body.get(name) for name in names}
-
-
-def _only_where(field: str, value: str, *names: str) -> Projection:
-    """These fields of bodies whose ``field`` is ``value``; None for others."""
-    only = _only(*names)
-    return lambda body: only(body) if body.get(field) == value else None
-
-
-def _certificate(row: Any) -> LogEntry:
-    return entry_of(bytes(row.bundle))
+def _where(field: str, value: str, *names: str) -> Projection:
+    """Bodies whose ``field`` is ``value``, or these fields of them; None for others."""
+    return lambda body: (
+        None
+        if body.get(field) != value
+        else {name: body.get(name) for name in names}
+        if names
+        else body
+    )
 
 
 def approval_entry(row: Any) -> LogEntry:
@@ -128,19 +118,6 @@ def _revocation(row: Any) -> LogEntry:
         "reason": row.reason,
     }
     return _entry("revocation", row.certificate_id, row.revoked_by, row.at, body)
-
-
-def _revocation_fields(body: Body) -> Body:
-    envelope = body.get("envelope", body.get("envelope_digest"))
-    return {**{name: body.get(name) for name in ("issue", "code", "reason")}, "envelope": envelope}
-
-
-def _waiver_revocation(row: Any) -> LogEntry:
-    return _entry("waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason})
-
-
-def _token_revocation(row: Any) -> LogEntry:
-    return _entry("token", row.token_id, row.revoked_by, row.revoked_at, {"reason": row.reason})
 
 
 def _keyset(row: Any) -> LogEntry:
@@ -170,54 +147,59 @@ def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Log
     return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
 
-_APPROVAL = _only("issue", "envelope", "decision", "comment")
-_POLICY = _only("name", "version", "digest", "key_id", "policy")
-_GRANTED = _only_where("event", "granted", "event", "key_id", "waiver")
-
 ENTRY_TYPES = (
     EntryType(
-        table=certificates, kinds=("certificate", "refusal"), entry=_certificate, comparable=dict
+        table=certificates,
+        kinds=("certificate", "refusal"),
+        entry=lambda row: entry_of(bytes(row.bundle)),
     ),
-    EntryType(table=approvals, kinds=("approval",), entry=approval_entry, comparable=_APPROVAL),
+    EntryType(table=approvals, kinds=("approval",), entry=approval_entry),
+    EntryType(table=revocations, kinds=("revocation",), entry=_revocation),
+    EntryType(table=policies, kinds=("policy",), entry=policy_entry),
     EntryType(
-        table=revocations, kinds=("revocation",), entry=_revocation, comparable=_revocation_fields
+        table=waivers,
+        kinds=("waiver",),
+        entry=waiver_entry,
+        comparable=_where("event", "granted"),
     ),
-    EntryType(table=policies, kinds=("policy",), entry=policy_entry, comparable=_POLICY),
-    EntryType(table=waivers, kinds=("waiver",), entry=waiver_entry, comparable=_GRANTED),
     EntryType(
         table=waiver_revocations,
         kinds=("waiver",),
-        entry=_waiver_revocation,
-        comparable=_only_where("event", "revoked", "reason"),
+        entry=lambda row: _entry(
+            "waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason}
+        ),
+        comparable=_where("event", "revoked", "reason"),
     ),
     EntryType(
         table=tokens,
         kinds=("token",),
         entry=lambda row: token_entry(row._mapping),
-        comparable=lambda body: body if body.get("action") == "created" else None,
-        later=("digest",),
+        comparable=_where("action", "created"),
     ),
     EntryType(
         table=token_revocations,
         kinds=("token",),
-        entry=_token_revocation,
-        comparable=_only_where("action", "revoked", "reason"),
+        entry=lambda row: _entry(
+            "token", row.token_id, row.revoked_by, row.revoked_at, {"reason": row.reason}
+        ),
+        comparable=_where("action", "revoked", "reason"),
     ),
     EntryType(
-        table=keysets, kinds=("keyset",), entry=_keyset, comparable=_only("version", "digest")
+        table=keysets,
+        kinds=("keyset",),
+        entry=_keyset,
+        comparable=lambda body: {name: body[name] for name in ("version", "digest")},
     ),
     EntryType(
         table=admin_proposals,
         kinds=("proposal",),
         entry=lambda row: proposal_entry(row._mapping),
-        comparable=dict,
     ),
-    EntryType(table=dataset_grants, kinds=("grant",), entry=dataset_grant_entry, comparable=dict),
+    EntryType(table=dataset_grants, kinds=("grant",), entry=dataset_grant_entry),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),
         entry=_ledger_event,
-        comparable=dict,
     ),
-    EntryType(table=run_events, kinds=("run",), entry=_run_event, comparable=dict),
+    EntryType(table=run_events, kinds=("run",), entry=_run_event),
 )

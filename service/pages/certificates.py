@@ -235,7 +235,11 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
         select(
             columns.verdict.label("verdict"),
             _band_of(columns.epsilon_upper).label("epsilon"),
-            _end_of(columns.not_after, now).label("ends"),
+            case(
+                (columns.not_after < now, "over"),
+                (columns.not_after < now + SOON, "soon"),
+                else_="later",
+            ).label("ends"),
         )
         .select_from(_joined(outer=False) if _by_facets(search) else certificates)
         .where(*_conditions(search, now, revoked))
@@ -326,10 +330,6 @@ def _banded(band: Band) -> ColumnElement[bool]:
 def _band_of(epsilon: ColumnElement[float]) -> ColumnElement[str]:
     below = [(epsilon <= most, band) for band, (_, most) in _LIMITS.items() if isfinite(most)]
     return case((epsilon.is_(None), "none"), *below, else_="above_8")
-
-
-def _end_of(end: ColumnElement[datetime], now: datetime) -> ColumnElement[str]:
-    return case((end < now, "over"), (end < now + SOON, "soon"), else_="later")
 
 
 def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:

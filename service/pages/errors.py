@@ -14,11 +14,10 @@ from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.pages.access import SignInRequired
 from affidavit.service.pages.response import accepts_html, html, see_other
-from affidavit.service.problems import MEDIA_TYPE, invalid_cursor
+from affidavit.service.problems import MEDIA_TYPE
 from affidavit.service.problems import unavailable as problem_of
 
 HEADERS = ("www-authenticate", "retry-after", "allow")
@@ -50,7 +49,6 @@ NO_SCOPE = "Nothing was changed. Ask an administrator for a token with the requi
 
 def install(app: FastAPI) -> None:
     """Show people the errors of ``app`` as pages; after ``problems.install``."""
-    app.add_exception_handler(InvalidCursor, lambda _, error: invalid_cursor(error).as_response())
     for kind, handler in list(app.exception_handlers.items()):
         if isinstance(kind, type) and not kind.__name__.startswith("WebSocket"):
             app.add_exception_handler(kind, _as_page(handler))

@@ -21,7 +21,7 @@ from affidavit.service.certificate_tables import certificates
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of
-from affidavit.service.ledger.state import StoredLedger, reservations
+from affidavit.service.ledger.state import reservations
 from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
@@ -230,7 +230,9 @@ def plans_chart(totals: Totals) -> str:
 
 def spending_chart(connection: Connection, now: datetime) -> str:
     """SVG of ε taken of the fullest data sets over time; empty if nothing was taken."""
-    drawn = [(each, states_of(connection, each.id, STATES)) for each in _fullest(connection)]
+    ledgers = [each for each in ledgers_after(connection, None, LEDGERS) if each.state.runs]
+    ledgers.sort(key=lambda ledger: ledger.spent_epsilon() / float(ledger.state.budget.epsilon))
+    drawn = [(each, states_of(connection, each.id, STATES)) for each in ledgers[-DRAWN:]]
     if not drawn:
         return ""
     unit, length = unit_of(max((now - changes[0][0]).total_seconds() for _, changes in drawn))
@@ -251,13 +253,6 @@ def spending_chart(connection: Connection, now: datetime) -> str:
         marks=tuple(lines),
     )
     return figure_of(chart, width=460, height=240)
-
-
-def _fullest(connection: Connection) -> list[StoredLedger]:
-    """The ledgers that are drawn, of those that are searched."""
-    ledgers = [each for each in ledgers_after(connection, None, LEDGERS) if each.state.runs]
-    ledgers.sort(key=lambda ledger: ledger.spent_epsilon() / float(ledger.state.budget.epsilon))
-    return ledgers[-DRAWN:]
 
 
 def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine, ...], bool]:

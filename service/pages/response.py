@@ -262,7 +262,7 @@ def html(
     """A page of ``template``, inside the frame of every page."""
     token = FormToken(request)
     source = environment().get_template(template)
-    context = {**_frame(request), **values, "csrf": lambda: _csrf_field(token)}
+    context = {**_frame(request), **values, "csrf": lambda: _CSRF_FIELD.format(token)}
     if fragment is not None and is_fragment(request):
         text = "".join(source.blocks[fragment](source.new_context(context)))
     else:
@@ -304,8 +304,7 @@ def _frame(request: Request) -> dict[str, Any]:
     }
 
 
-def _csrf_field(token: FormToken) -> Markup:
-    return Markup('<input type="hidden" name="csrf" value="{}">').format(str(token))
+_CSRF_FIELD = Markup('<input type="hidden" name="csrf" value="{}">')
 
 
 def _paths(request: Request) -> frozenset[str]:

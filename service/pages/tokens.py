@@ -158,13 +158,9 @@ def _days(draft: Draft) -> int:
 
 def _line(token: Token, now: datetime) -> TokenLine:
     state = "expired" if token.expires_at <= now else "active"
-    return view_of(
-        TokenLine,
-        token,
-        scopes=tuple(scope.value for scope in token.scopes),
-        serves=token.serves_text,
-        state="revoked" if token.revoked_at is not None else state,
-    )
+    state = state if token.revoked_at is None else "revoked"
+    scopes = tuple(scope.value for scope in token.scopes)
+    return view_of(TokenLine, token, scopes=scopes, serves=token.serves_text, state=state)
 
 
 def _respond(

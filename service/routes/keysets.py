@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from fastapi.responses import Response
 
-from affidavit.certificate import KeysetError, read_keyset
+from affidavit.certificate import read_keyset
 from affidavit.client import PublishedKeyset
-from affidavit.plan import Reason
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
@@ -70,18 +69,15 @@ def publish(
     If that version requires several administrators, each of them sends the keyset.
     """
     now = services.clock.now()
-    try:
-        signed, new = services.second_person.carry_out(
-            "keyset",
-            {"keyset": read_keyset(content).digest},
-            actor,
-            now,
-            lambda approve: services.keysets.publish(
-                content, actor=actor.name, at=now, approve=approve
-            ),
-        )
-    except KeysetError as error:
-        raise _problem(error) from None
+    signed, new = services.second_person.carry_out(
+        "keyset",
+        {"keyset": read_keyset(content).digest},
+        actor,
+        now,
+        lambda approve: services.keysets.publish(
+            content, actor=actor.name, at=now, approve=approve
+        ),
+    )
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/keysets/{signed.keyset.version}"
     return PublishedKeyset(version=signed.keyset.version, digest=signed.digest)
@@ -91,9 +87,3 @@ def _envelope(document: bytes | None, missing: str) -> Response:
     if document is None:
         raise Problem(404, "not_found", missing)
     return Response(document, media_type=JSON)
-
-
-def _problem(error: KeysetError) -> Problem:
-    reason = Reason(code=error.code, message=error.message, remedy=error.remedy)
-    status = 400 if error.code == "keyset_malformed" else 409
-    return Problem(status, error.code, str(error), reason)

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
-from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.certificate.policy import BUILT_IN, Policy, parse_policy
 from affidavit.client import DIGEST, Page, PolicyReference, PolicySummary, PolicyVersion
 from affidavit.plan import Syntax
 from affidavit.service.dependencies import Services, TheServices
@@ -28,7 +28,7 @@ from affidavit.service.policies.models import (
 )
 from affidavit.service.policies.service import SimulatedChange, activate, grant, revoke, simulate
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
-from affidavit.service.problems import Problem, not_well_formed
+from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of_body
 
 router = APIRouter(route_class=JsonRoute)
@@ -45,11 +45,8 @@ def parsed_policy(
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     content: Annotated[bytes, Depends(read_body)],
 ) -> Policy:
-    """The policy in the body, JSON or YAML; raises ``Problem``."""
-    try:
-        return parse_policy(content, syntax)
-    except MalformedPolicy as error:
-        raise not_well_formed("malformed_policy", error) from None
+    """The policy in the body, JSON or YAML; raises ``MalformedPolicy``."""
+    return parse_policy(content, syntax)
 
 
 PolicyBody = Annotated[Policy, Depends(parsed_policy)]

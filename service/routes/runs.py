@@ -15,14 +15,13 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
-from affidavit.service.cursors import InvalidCursor
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, JSON, answers, problems
-from affidavit.service.problems import Problem, invalid_cursor
+from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs.events import (
@@ -121,10 +120,7 @@ def runs(
     """Latest first; ``next`` is the path of the following page, or null."""
     filters = query.model_dump(exclude={"certificate", "cursor", "limit"})
     filters["certificate_id"] = query.certificate
-    try:
-        page, cursor = services.runs.queue.page(query.cursor, query.limit, **filters)
-    except InvalidCursor as error:
-        raise invalid_cursor(error) from None
+    page, cursor = services.runs.queue.page(query.cursor, query.limit, **filters)
     following = next_page(response, "/v1/runs", query, cursor=cursor)
     items = [run_of(run, services.dispatcher.refusal(run)) for run in page]
     return Page[Run](items=items, next=following)

@@ -121,7 +121,9 @@ class RunEvents:
                 else:
                     async for event_id, kind, data in self._news(run, last):
                         last, quiet_since = event_id, time.monotonic()
-                        yield _framed(event_id, kind, data)
+                        # Escaped to ASCII, so that it holds none of the line ends between events.
+                        text = json.dumps(data.model_dump(mode="json"))
+                        yield f"id: {event_id}\nevent: {kind}\ndata: {text}\n\n".encode("ascii")
                     if run.state in ENDED:
                         return
                 if time.monotonic() - quiet_since > QUIET:
@@ -161,9 +163,3 @@ class RunEvents:
                 charge = charge_of(reservation.cost if cost is None else cost)
                 spent = StepsSpent(steps=counted, epsilon=charge.epsilon, delta=charge.delta)
         return RunProgress(steps=steps, certified=run.certified_steps, spent=spent)
-
-
-def _framed(event_id: EventId, kind: str, data: ResponseModel) -> bytes:
-    # Escaped to ASCII: no text of a run can hold the line ends that separate events.
-    text = json.dumps(data.model_dump(mode="json"))
-    return f"id: {event_id}\nevent: {kind}\ndata: {text}\n\n".encode("ascii")

@@ -36,11 +36,6 @@ class RunRequestModel(RequestModel):
     guide = "docs/worker.md"
 
 
-def _choices(value: Any) -> Any:
-    """Raises ``ValueError``."""
-    return {name: list(values) for name, values in read_choices(value).items()}
-
-
 class Requirements(StrictModel):
     """What an engine gives the run: GPUs on each of its hosts, and memory in MiB (0: its default).
 
@@ -55,7 +50,10 @@ class Requirements(StrictModel):
 class SearchRequest(StrictModel):
     """The choices of a search's trials, and the public data that compares them."""
 
-    choices: Annotated[dict[str, list[str | float]], BeforeValidator(_choices)]
+    choices: Annotated[
+        dict[str, list[str | float]],
+        BeforeValidator(lambda value: {name: list(of) for name, of in read_choices(value).items()}),
+    ]
     score: Reference
 
 
@@ -161,7 +159,7 @@ def run_of(run: StoredRun, refusal: str | None = None) -> Run:
     """The response for ``run``, whose job the engine refused for ``refusal``."""
     outcome = run.outcome or {}
     same = (
-        *("id", "state", "issue", "plan_digest", "queue", "requirements", "worker"),
+        *("id", "state", "issue", "plan_digest", "queue", "worker"),
         *("cancel_asked", "requested_by", "requested_at", "changed_at"),
     )
     steps = {
@@ -173,7 +171,7 @@ def run_of(run: StoredRun, refusal: str | None = None) -> Run:
     return Run.model_validate(
         {
             **{name: getattr(run, name) for name in same},
-            **{name: run.request[name] for name in TRAINED},
+            **{name: run.request[name] for name in ("requirements", *TRAINED)},
             **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
             "certificate": run.certificate_id,
             "reservation": run.reservation_id,

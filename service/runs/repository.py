@@ -292,16 +292,6 @@ class StoredRun:
         return self.events[-1].at
 
     @property
-    def requirements(self) -> dict[str, int]:
-        """GPUs, hosts, and memory in MiB; of earlier versions only whether it needs a GPU."""
-        stored = self.request["requirements"]
-        return {
-            "gpus": int(stored.get("gpus", stored.get("gpu", 0))),
-            "hosts": stored.get("hosts", 1),
-            "memory": stored["memory"],
-        }
-
-    @property
     def made_progress(self) -> bool:
         """Whether the current attempt has finished a step, by what it reported.
 

@@ -17,6 +17,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,
+    TokenText,
     logged_digest,
     mint,
     token_entry,
@@ -38,6 +39,10 @@ def new(store: TokenRepository, name: str = "ci", days: int = 90, *scopes: Scope
     return store.new(name, scopes or (Scope.SUBMIT,), days, by="operator:me", at=NOW)
 
 
+def find(store: TokenRepository, token: TokenText) -> Any:
+    return store.find_all([token])[token]
+
+
 def entries(engine: Engine) -> list[dict[str, Any]]:
     with engine.connect() as connection:
         query = select(log_entries.c.content).order_by(log_entries.c.id)
@@ -46,14 +51,14 @@ def entries(engine: Engine) -> list[dict[str, Any]]:
 
 def test_a_token_is_found_again_by_its_text_alone(store: TokenRepository) -> None:
     created, shown = new(store, "alice@example.org", 30, Scope.SUBMIT, Scope.AUDIT)
-    result = store.find(shown)
+    result = find(store, shown)
     assert result == created
     assert result.actor.name == "token:alice@example.org"
     assert result.actor.scopes == {Scope.SUBMIT, Scope.AUDIT}
     assert (result.created_at, result.expires_at) == (NOW, NOW + timedelta(days=30))
-    assert store.find(mint()) is None
+    assert find(store, mint()) is None
     other = mint()
-    assert store.find(type(shown)(shown.id, other.text)) is None  # right id, wrong secret
+    assert find(store, type(shown)(shown.id, other.text)) is None  # right id, wrong secret
 
 
 def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine: Engine) -> None:
@@ -67,12 +72,12 @@ def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine
     with writer(engine).begin() as connection:
         connection.execute(insert(tokens).values(row))
     for other in (None, {**body, "scopes": ["submit"]}, {**body, "person": "bob"}, body):
-        assert store.find(planted) is None
+        assert find(store, planted) is None
         assert store.with_id(planted.id) is None
         if other is not None:
             with writer(engine).begin() as connection:
                 append(connection, "token", planted.id, other, actor="operator:me", at=NOW)
-    assert store.find(planted) is not None
+    assert find(store, planted) is not None
 
 
 def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: Engine) -> None:
@@ -136,9 +141,9 @@ def test_a_revocation_counts_in_every_process_at_once_and_happens_once(
 ) -> None:
     created, shown = new(store)
     elsewhere = TokenRepository(engine)
-    assert elsewhere.find(shown) == created
+    assert find(elsewhere, shown) == created
     first = store.revoke(created.id, "lost", by="me", at=NOW)
-    assert elsewhere.find(shown) == first
+    assert find(elsewhere, shown) == first
     assert first.revoked_at == NOW
     assert store.revoke(created.id, "again", by="you", at=NOW + timedelta(days=1)) == first
     assert len(entries(engine)) == 2
