@@ -39,6 +39,9 @@ SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
 CORE = ("torch", "torch.linalg", "torch.special", "torch.fft", "numpy", "numpy.linalg",
         "jax.numpy", "tensorflow", "tensorflow.math", "einops")  # fmt: skip
 """The modules of which every function is an operation on arrays."""
+NETWORKS = (*MODELS, "netd", "netg", "discriminator", "critic", "encoder", "decoder", "head",
+            "classifier", "backbone")  # fmt: skip
+"""Ends of the names of what runs a network."""
 TESTS = ("isinstance", "hasattr", "callable", "is_tensor", "issubclass")
 
 
@@ -304,11 +307,12 @@ class Meetings:
             return self._inner(function, node)
         if any(part.form in (ROWS, BATCH) for part in own):
             made = self._combined(node, [p for p in own if p.form != SUM], aligned=False)
-            runs = name.lower().endswith(MODELS)
+            runs = name.lower().endswith(NETWORKS)
             self.modelled = self.modelled or runs
             if runs and made is not None:
                 return made._replace(axis=0)
-            return made if len(own) == 1 else Of(LOSS)
+            named = any(part in ast.unparse(node.func).lower() for part in ("loss", "criterion"))
+            return Of(LOSS) if named or len(own) > 1 else made
         return own[0] if own else None
 
     def _defined(self, name: ast.expr) -> ast.FunctionDef | None:

@@ -370,12 +370,6 @@ def _differentiated(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def _loss_in(statement: ast.stmt) -> ast.AST:
-    """A statement of a loss, without what a method returns beside it."""
-    loss = _loss_returned(statement.value) if isinstance(statement, ast.Return) else None
-    return statement if loss is None else loss
-
-
 def _loss_returned(node: ast.expr | None) -> ast.expr | None:
     """The loss that a method returns to its trainer: alone, first of several, or by its name."""
     match node:
@@ -436,10 +430,12 @@ def meetings(values: Values) -> dict[str, ast.AST]:
             if isinstance(statement, ast.Return):
                 loss = _loss_returned(statement.value)
             lot.run(statement if loss is None else ast.Return(loss), at[statement])
-            told = None if isinstance(loss, ast.Constant) else guards(values, statement, region)
-            for test in told or ():
+            told = () if isinstance(loss, ast.Constant) else guards(values, statement, region)
+            beside, lot.beside = lot.beside, False
+            for test in told:
                 if lot.kind(test) is not None:
                     faults.setdefault("joined", test)
+            lot.beside = beside
         of_rows = step is not None and "loss" in keywords_of(step)
         for loss in lot.returned:
             if not of_rows:

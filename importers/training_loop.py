@@ -834,7 +834,7 @@ def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
             return _receivers(target, value, seen, reads)
         case ast.Expr(value=ast.Call(func=function, args=arguments) as call):
             named = keywords_of(call) if last_name(function) not in STEPPING else {}
-            told = [*arguments, *named.values()]
+            told = [*arguments, *named.values()] if last_name(function) != "backward" else []
             owner = function.value if isinstance(function, ast.Attribute) else function
             return {last_name(owner) or ""} if any(reads(item, seen) for item in told) else set()
     return set()
