@@ -31,7 +31,6 @@ from sqlalchemy import (
     JSON,
     CheckConstraint,
     Column,
-    Connection,
     Engine,
     ForeignKey,
     Index,
@@ -113,16 +112,18 @@ class Sessions(Store):
             "seen_at": at,
             "expires_at": at + LONGEST,
         }
+        row, cookie = self._sign(values)  # before the transaction, for it may take a while
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
-            return self._insert(connection, values)
+            connection.execute(insert(sessions).values(row))
+        return cookie, row["expires_at"]
 
-    def _insert(self, connection: Connection, values: Mapping[str, Any]) -> NewSession:
+    def _sign(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The row of a new session of ``values``, and its cookie."""
         secret = secrets.token_urlsafe(32)
         row = {**values, "digest": _digest(secret)}
-        connection.execute(insert(sessions).values(row))
         signature = self._keyring.current(KeyRole.STATUS).sign(_signed(row))
-        return f"{secret}.{signature.hex()}", row["expires_at"]
+        return row, f"{secret}.{signature.hex()}"
 
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
         """Who is signed in with ``cookie``; None if nobody is."""
@@ -148,7 +149,9 @@ class Sessions(Store):
             if row is None or team not in [role["team"] for role in row["roles"]]:
                 connection.rollback()
                 return None
-            return self._insert(connection, {**row, "team": team})
+            changed, new = self._sign({**row, "team": team})
+            connection.execute(insert(sessions).values(changed))
+            return new, row["expires_at"]
 
     def end(self, cookie: str) -> None:
         """Sign out."""
