@@ -40,7 +40,7 @@ from affidavit.accountants.checker import (
     ratio_points,
     single_release,
 )
-from affidavit.accountants.protocol import OutOfReach
+from affidavit.accountants.protocol import AccountantError
 from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MOST_NODES, QUICK_NODES = 6000, 512
@@ -50,7 +50,7 @@ _FIRST_NODES, _TRIES = 64, 6
 _SPACING = 8.0
 """Standard deviations between cuts, times the nodes."""
 _ABOUT = 1.2
-"""What approximates a bound is off by no more, relatively."""
+"""How far above the least bound another is asked, relatively, both of them known to a tenth."""
 _HALVINGS = 10
 _MOST_TERMS = 100
 """Of a mixture that is cut on a lattice without taking long."""
@@ -97,14 +97,14 @@ def _likeliest(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequenc
     """The places of the ``bounds`` that are about as low as ``epsilon`` (nats), the least first."""
     if len(bounds) == 1:
         return [0]
-    from affidavit.accountants.fourier.evaluation import (
-        approximate_epsilon,  # imports scipy, and is seldom needed
+    from affidavit.accountants.fourier import (
+        FourierAccountant,  # imports scipy, and is seldom needed
     )
 
-    about = {}
+    about, engine = {}, FourierAccountant(relative_width=0.1)
     for place, bound in enumerate(bounds):
-        with suppress(OutOfReach):
-            about[place] = approximate_epsilon(bound, delta)
+        with suppress(AccountantError):
+            about[place] = engine.curve(bound).epsilon(delta).upper
     places = sorted(about, key=about.__getitem__)
     return [place for place in places if about[place] <= _ABOUT * epsilon] or places[:1] or [0]
 

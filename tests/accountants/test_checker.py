@@ -47,12 +47,14 @@ from affidavit.accountants.checker.separated import _chance_of_more
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
     Composed,
+    EitherBound,
     Event,
     Gaussian,
     GaussianMixture,
     Laplace,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
@@ -394,6 +396,14 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(curve, [0, 1, 2] * 6)) == alone * 6
     assert ctx.prec == before
+
+
+def test_a_selection_among_runs_with_two_bounds_has_no_statement() -> None:
+    run = EitherBound(events=(Gaussian(noise_multiplier=2), Gaussian(noise_multiplier=3)))
+    event = RepeatAndSelect(event=run, mean=2.0, shape=1.0)
+    with pytest.raises(Unproved) as refusal:
+        search_witness(event, Bracket(lower=1.0, upper=2.0), 1e-6, 0.1)
+    assert refusal.value.code == "no_statement"
 
 
 @pytest.mark.parametrize(("stretches", "phases"), [(1, 3), (2, 2), (3, 2)])

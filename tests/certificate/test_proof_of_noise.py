@@ -254,6 +254,20 @@ def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> N
         proof.prove_certificate({**stated, "proof": {**signed, "alternative": 2}})
 
 
+def test_the_bound_that_decides_is_proved_where_one_loss_is_rare() -> None:
+    document = plan_document(
+        adjacency="add_remove",
+        dataset={"size": 500},
+        sampling={"scheme": "b_min_sep", "lot_size": 1, "separation": 2},
+        steps=3,
+        noise={"kind": "banded", "bands": 5},
+        releases=[{"name": "all", "clip_norm": 1.0, "noise_multiplier": 0.59}],
+        target={"delta": 2e-6},
+    )
+    assessment = certify(plan_from(document), second_opinion=False)
+    assert proof.with_proof(assessment).proof_problem is None
+
+
 def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
