@@ -7,6 +7,7 @@ from .claim import CLAIM_PATTERN as CLAIM_PATTERN
 from .claim import LARGEST as LARGEST
 from .claim import SMALLEST as SMALLEST
 from .claim import Claim as Claim
+from .claim import Claimed as Claimed
 from .claim import significant as significant
 from .codes import code_meanings as code_meanings
 from .codes import explain as explain

@@ -22,11 +22,14 @@ CLAIM_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?$"
 """A decimal as it is published: digits, a point, perhaps an exponent."""
 
 
+_DECIMAL = "a claim is a positive decimal, like 7.9852"
+
+
 def _decimal(value: Any) -> float | str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise PydanticCustomError("decimal_type", "a claim is a positive decimal, like 7.9852")
+        raise PydanticCustomError("decimal_type", _DECIMAL)
     if isinstance(value, str) and not re.fullmatch(CLAIM_PATTERN, value, re.ASCII):
-        raise PydanticCustomError("not_decimal", "a claim is a positive decimal, like 7.9852")
+        raise PydanticCustomError("decimal_form", _DECIMAL)
     if not SMALLEST <= (float(value) if isinstance(value, str) else value) <= LARGEST:
         raise PydanticCustomError(
             "out_of_range", f"a claim must lie between {SMALLEST:g} and {LARGEST:g}"

@@ -193,6 +193,7 @@ RULES = {
     "bool": "true or false",
     "dataclass": "a mapping of fields",
     "datetime": "a date and time, such as 2026-01-31T12:00:00Z",
+    "decimal": "a positive decimal, like 7.9852",
     "dict": "a mapping of fields",
     "finite": "a finite number",
     "float": "a number",

@@ -6,7 +6,6 @@ The status, the code and the words are those of the problem document (RFC 9457).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.pages.access import SignInRequired
 from affidavit.service.pages.response import accepts_html, html, see_other
+from affidavit.service.pages.text import for_people
 from affidavit.service.problems import MEDIA_TYPE
 from affidavit.service.problems import unavailable as problem_of
 
@@ -90,9 +90,9 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
 
 
 def _sentences(problem: dict[str, Any]) -> list[str]:
-    """What is wrong, without what sends a program to another path of the API."""
+    """What is wrong, one sentence or two for each reason."""
     reasons = [f"{item['message']} {item['remedy']}" for item in problem["reasons"]]
-    return [re.sub(r"; (GET )?/.*", ".", text) for text in reasons or [problem["detail"]]]
+    return [for_people(text) for text in reasons or [problem["detail"]]]
 
 
 def _advice(status: int, code: str, retry_after: str | None) -> str:

@@ -153,7 +153,16 @@ def unbroken(text: str) -> Markup:
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:
     """Every reason with its remedy, in one paragraph."""
-    return " ".join(f"{reason.message} {reason.remedy or ''}".strip() for reason in reasons)
+    return " ".join(for_people(f"{reason.message} {reason.remedy}") for reason in reasons)
+
+
+def for_people(sentence: str) -> str:
+    """``sentence`` without what sends a program to another path of the API.
+
+    >>> for_people("first is missing. Add it; /openapi.json lists what each field takes.")
+    'first is missing. Add it.'
+    """
+    return re.sub(r"; (GET )?/.*", ".", sentence).strip()
 
 
 def query(**parameters: Any) -> str:

@@ -6,6 +6,7 @@ neither signed nor stored. It runs in the accounting pool under the same time li
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,15 +15,17 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate.diagnosis import diagnose
 from affidavit.plan import (
     Claim,
+    Claimed,
+    Kind,
     MalformedPlan,
     Plan,
     Reason,
+    StrictModel,
     Syntax,
     load_json,
     load_yaml,
     located,
     plan_from,
-    pointer_to,
     unanswerable,
 )
 from affidavit.service.errors import TooBusy
@@ -30,8 +33,15 @@ from affidavit.service.pool import AccountingPool
 
 MOST_WAITING = 64
 """Diagnoses that run or wait, beyond which a new one is turned away."""
-CLAIMS = {"claimed_epsilon": "epsilon", "claimed_noise_multiplier": "noise_multiplier"}
-FIELDS = ("plan", *CLAIMS)
+
+
+class _Question(StrictModel):
+    plan: dict[str, Any]
+    claimed_epsilon: Claimed | None = None
+    claimed_noise_multiplier: Claimed | None = None
+
+
+_QUESTION = Kind("a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json")
 
 
 class DiagnoseClaim:
@@ -71,63 +81,34 @@ def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
 
 
 def _read(data: Any) -> tuple[Plan, Claim]:
-    if not isinstance(data, dict) or not isinstance(data.get("plan"), dict):
-        raise MalformedPlan(
-            _wrong("missing_field", "/plan", "plan is missing.", "Give the plan as an object.")
-        )
-    unknown = [str(name) for name in data if name not in FIELDS]
-    if unknown:
-        raise MalformedPlan(
-            *(
-                _wrong(
-                    "unknown_field",
-                    pointer_to(name),
-                    f"{name[:80]} is not a field of a diagnosis.",
-                    f"The fields are {', '.join(FIELDS)}.",
-                )
-                for name in unknown[:20]
-            )
-        )
     try:
-        plan = plan_from(data["plan"])
+        asks = _Question.model_validate(data)
+    except ValidationError as error:
+        raise MalformedPlan(*_QUESTION.reasons(error, data)) from None
+    try:
+        plan = plan_from(asks.plan)
     except MalformedPlan as error:
-        raise MalformedPlan(*(_inside(reason) for reason in error.reasons)) from None
-    claim = _claim(data, plan)
+        raise MalformedPlan(*map(_inside, error.reasons)) from None
+    claim = _claim(asks, plan)
     if reasons := tuple(unanswerable(claim, plan)):
-        raise MalformedPlan(*(_inside(reason) for reason in reasons))
+        raise MalformedPlan(*map(_inside, reasons))
     return plan, claim
 
 
-def _claim(data: dict[str, Any], plan: Plan) -> Claim:
-    names = [name for name in CLAIMS if data.get(name) is not None]
-    if not names and plan.claim is not None:
+def _claim(asks: _Question, plan: Plan) -> Claim:
+    claims = [asks.claimed_epsilon, asks.claimed_noise_multiplier]
+    missing = claims.count(None)
+    if missing == 2 and plan.claim is not None:
         return plan.claim
-    if len(names) != 1:
-        raise MalformedPlan(
-            _wrong(
-                "missing_field" if not names else "conflict",
-                pointer_to(names[-1]) if names else "",
-                "a diagnosis takes exactly one claim.",
-                f"Give {' or '.join(CLAIMS)}.",
-            )
+    if missing != 1:
+        raise MalformedPlan.because(
+            code="missing_field" if missing else "conflict",
+            pointer="" if missing else "/claimed_noise_multiplier",
+            message="a diagnosis takes exactly one claim.",
+            remedy="Give claimed_epsilon or claimed_noise_multiplier.",
         )
-    (name,) = names
-    try:
-        return Claim.model_validate({CLAIMS[name]: data[name]})
-    except ValidationError:
-        raise MalformedPlan(
-            _wrong(
-                "invalid_value",
-                pointer_to(name),
-                f"{name} is not a positive decimal.",
-                'Give a number, or the text that was published, like "7.9852".',
-            )
-        ) from None
+    return Claim(epsilon=claims[0], noise_multiplier=claims[1])
 
 
 def _inside(reason: Reason) -> Reason:
-    return _wrong(reason.code, "/plan" + reason.pointer, reason.message, reason.remedy)
-
-
-def _wrong(code: str, pointer: str, message: str, remedy: str) -> Reason:
-    return Reason(code=code, pointer=pointer, message=message, remedy=remedy)
+    return replace(reason, pointer="/plan" + reason.pointer)

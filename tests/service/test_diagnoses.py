@@ -67,7 +67,7 @@ claimed_noise_multiplier: 20
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [
-        ([], "/plan"),
+        ([], ""),
         ({}, "/plan"),
         ({"plan": 1, "claimed_epsilon": 1}, "/plan"),
         ({"plan": {"stepz": 1}, "claimed_epsilon": 1}, "/plan/"),
