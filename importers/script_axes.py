@@ -304,7 +304,7 @@ class Meetings:
             return Of(SUM)
         function = self._defined(node.func) if self.depth < 3 and own else None
         if function is not None:
-            return self._inner(function, node)
+            return self._inner(*function, node)
         if any(part.form in (ROWS, BATCH) for part in own):
             made = self._combined(node, [p for p in own if p.form != SUM], aligned=False)
             runs = name.lower().endswith(NETWORKS)
@@ -315,29 +315,34 @@ class Meetings:
             return Of(LOSS) if named or len(own) > 1 else made
         return own[0] if own else None
 
-    def _defined(self, name: ast.expr) -> ast.FunctionDef | None:
-        """The function of this file that is called: a loss's ``forward``, if it is an object."""
-        if isinstance(name, ast.Attribute):
+    def _defined(self, name: ast.expr) -> tuple[Values, ast.FunctionDef] | None:
+        """The function of the repository that is called: ``forward``, if it is an object."""
+        if isinstance(name, ast.Attribute) and getattr(name.value, "id", "") == "self":
             methods = self.script.functions.get(name.attr, [])
-            own = getattr(name.value, "id", "") == "self" and len(methods) == 1
-            return methods[0] if own else None
+            return (self.values, methods[0]) if len(methods) == 1 else None
         made = self.script.value_of(name) if isinstance(name, ast.Name) else None
-        binding = self.script.binding_of(made.func) if isinstance(made, ast.Call) else None
-        for item in getattr(getattr(binding, "node", None), "body", ()):
-            if isinstance(item, ast.FunctionDef) and item.name in ("forward", "__call__"):
-                return item
-        return self.script.function_of(name)
+        maker = made.func if isinstance(made, ast.Call) else name
+        own = getattr(self.script.binding_of(maker), "node", None)
+        place: tuple[Values, ast.AST] | None = self.values, own or name
+        if not isinstance(own, ast.FunctionDef | ast.ClassDef) and self.values.definition:
+            place = self.values.definition(self.values, maker)
+        values, node = place or (self.values, name)
+        for item in getattr(node, "body", ()) if maker is not name else (node,):
+            runs = maker is name or getattr(item, "name", "") in ("forward", "__call__")
+            if isinstance(item, ast.FunctionDef) and runs:
+                return values, item
+        return None
 
-    def _inner(self, function: ast.FunctionDef, call: ast.Call) -> Of | None:
-        """What a function of this file returns."""
-        method = isinstance(self.script.parents[function], ast.ClassDef)
+    def _inner(self, values: Values, function: ast.FunctionDef, call: ast.Call) -> Of | None:
+        """What a function of the repository returns."""
+        method = isinstance(values.script.parents[function], ast.ClassDef)
         names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)][method:]
         passed = [*zip(names, call.args, strict=False), *keywords_of(call).items()]
-        inner = self.inner[call] = Meetings(self.values, modelled=self.modelled)
+        inner = self.inner[call] = Meetings(values, modelled=self.modelled)
         inner.depth = self.depth + 1
         inner.known = {name: self.of.get(item) for name, item in passed}
         made = [inner.run(node, set()) for node in _statements(function)
-                if self.script.scope_of(node) is function]  # fmt: skip
+                if values.script.scope_of(node) is function]  # fmt: skip
         for code in inner.faults:
             self._fault(code, call)
         return next((of for of in reversed(made) if of is not None), None)
@@ -530,20 +535,14 @@ def multiplies_rows(values: Values, call: ast.Call) -> bool:
     if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
         axes = [part.split()[:1] for part in pattern.split("->")]
         return axes[0] != axes[-1]
-    made = call.func.value if method and isinstance(call.func, ast.Attribute) else None
-    made = made if method else next(iter(call.args), None)
-    if isinstance(made, ast.List) or (
-        isinstance(made, ast.Call) and last_name(made.func) in SYNTHETIC
-    ):
+    made = getattr(call.func, "value", None) if method else next(iter(call.args), None)
+    if isinstance(made, ast.List) or last_name(getattr(made, "func", call)) in SYNTHETIC:
         return False
-    if last_name(call.func) == "tile" or (method and len(args) > 1):
-        first = args[0] if args else None
-        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
-        return bool(args) and values.known(first) != 1 and is_along_rows(values, call)
-    axis = args[1] if len(args) > 1 else None
-    if axis is not None and values.known(axis) != 0:
-        return False
-    return bool(args) and values.known(args[0]) != 1 and is_along_rows(values, call)
+    first = next(iter(getattr(args[0], "elts", args)), None) if args else None
+    whole = last_name(call.func) == "tile" or (method and len(args) > 1)
+    axis = None if whole or len(args) < 2 else args[1]
+    along = axis is None or values.known(axis) == 0
+    return first is not None and values.known(first) != 1 and along and is_along_rows(values, call)
 
 
 def is_along_rows(values: Values, call: ast.Call) -> bool:
@@ -551,13 +550,7 @@ def is_along_rows(values: Values, call: ast.Call) -> bool:
     told = keywords_of(call)
     joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
     axis = told.get("axis", told.get("dim", call.args[1] if joins else None))
-    return axis is None or _is_first(values, axis)
-
-
-def _is_first(values: Values, axis: ast.expr) -> bool:
-    """Whether the axis of the records is one that is named."""
-    named = values.known(axis)
-    return 0 in named if isinstance(named, list) else bool(named == 0)
+    return axis is None or values.known(axis) == 0
 
 
 def _shares_name(node: ast.AST) -> bool:

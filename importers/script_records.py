@@ -44,20 +44,15 @@ records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
 CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
-OF_ALL = ("std", "var", "median", "quantile", "norm", "std_mean", "var_mean", "bincount", "histc",
-          "cov", "corrcoef")  # fmt: skip
-"""Functions of all records of a lot that are not sums over them."""
 DRAWS = ("choice", "choices", "randint", "randrange", "integers")
 """Functions that draw an index."""
-SUMS = ("mean", "sum")
-EXTREMES = ("max", "min", "amax", "amin")
 WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
            "assign_add", "assign_sub", "set_weights")  # fmt: skip
 """Methods that set weights, or what is saved with them."""
 STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
               "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
-              "search", *OF_ALL,
-              *EXTREMES, *SUMS)  # fmt: skip
+              "search", "std", "var", "median", "quantile", "norm", "std_mean", "var_mean",
+              "histc", "cov", "corrcoef", "max", "min", "amax", "amin", "mean", "sum")  # fmt: skip
 """What computes something of all records together."""
 
 

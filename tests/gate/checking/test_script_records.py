@@ -572,6 +572,17 @@ def test_a_module_of_the_repository_may_not_change_the_noise(
         assert script_importer.read(script.encode(), tmp_path) is not None
 
 
+def test_a_loss_of_the_repository_may_not_join_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.py").write_text("def spread(z):\n    return (z @ z.T).mean()\n")
+    loop = LOOP.format(row="pass", loss="loss = loss + tools.spread(out)", after="pass")
+    partial = script_importer.read(("import tools\n" + HEAD + PRIVATE + loop).encode(), tmp_path)
+    assert partial is not None
+    assert "joined_records" in {item.code for item in partial.broken}
+
+
 def test_expressions_that_are_nested_too_deeply_are_refused() -> None:
     with pytest.raises(MalformedPlan, match="nested too deeply"):
         read(row="x[y] = x[z] + " + "1 + " * 700 + "1")
