@@ -59,7 +59,6 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import capitalized, short, shortened, words
-from affidavit.service.problems import Problem
 from affidavit.service.routes.log import TEXT
 
 # ---- a saved checkpoint --------------------------------------------------------------
@@ -300,11 +299,8 @@ def checkpoint(_: Auditor, services: TheServices) -> Response:
 @page(router, "/audit/{index}")
 def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> Response:
     """One entry and its proof."""
-    try:
-        with snapshot(services.engine) as connection:
-            view = proved_entry(services.log, connection, index)
-    except NotLogged:
-        raise Problem(404, "not_found", f"the log has no signed entry {index}.") from None
+    with snapshot(services.engine) as connection:
+        view = proved_entry(services.log, connection, index)
     return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
 
 
