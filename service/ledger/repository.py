@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, insert, select, tuple_
 
 from affidavit.accountants.privacy_filter import Cost, Filter
+from affidavit.certificate.log import LogEntry
 from affidavit.service import database
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import (
@@ -38,7 +39,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import append
+from affidavit.service.log.entries import append, logged
 from affidavit.service.runs.repository import runs
 
 STATES = {
@@ -122,6 +123,12 @@ def add_grant(
     append(connection, "grant", dataset, row, actor=call.actor, at=call.at)
 
 
+def grant_entry(row: Any) -> LogEntry:
+    """The entry of a grant's row."""
+    body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
+    return LogEntry(kind="grant", subject=row.dataset, actor=row.granted_by, at=row.at, body=body)
+
+
 def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
     """What each team may do with ``dataset`` now, by team; those that may do nothing too."""
     newest = (
@@ -134,16 +141,19 @@ def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
 
 
 def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool:
-    """Whether ``team`` may reserve from a ledger: its own, or by the newest grant."""
+    """Whether ``team`` may reserve from a ledger: its own, or by the newest grant, if logged."""
     if ledger.team == team:
         return True
+    dataset = ledger.scope.dataset
     query = (
-        select(dataset_grants.c.may)
-        .where(dataset_grants.c.dataset == ledger.scope.dataset, dataset_grants.c.team == team)
+        select(dataset_grants)
+        .where(dataset_grants.c.dataset == dataset, dataset_grants.c.team == team)
         .order_by(dataset_grants.c.id.desc())
-        .limit(1)
     )
-    return connection.execute(query).scalar_one_or_none() == "reserve"
+    grant = connection.execute(query.limit(1)).first()
+    if grant is None or grant.may != "reserve":
+        return False
+    return grant_entry(grant).content.decode() in logged(connection, dataset)
 
 
 _EVENT = insert(ledger_events)

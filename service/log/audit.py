@@ -44,6 +44,7 @@ from affidavit.service.certificate_tables import certificate_facets, certificate
 from affidavit.service.clock import now_of
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
+from affidavit.service.ledger.repository import grant_entry
 from affidavit.service.ledger.state import dataset_grants, reservations
 from affidavit.service.ledger.store import orphans
 from affidavit.service.lifecycle.status import approvals, revocations
@@ -54,7 +55,7 @@ from affidavit.service.log.entries import (
     log_nodes,
     log_pending,
 )
-from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType, dataset_grant_entry
+from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.policies.store import policies, tampered, waiver_uses, waivers
 from affidavit.service.runs.repository import run_events, runs
@@ -452,7 +453,7 @@ def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
     for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
         logged[json.loads(content)["subject"]].append(content)
     for row in connection.execute(select(dataset_grants).order_by(dataset_grants.c.id)):
-        granted[row.dataset].append(dataset_grant_entry(row).content.decode())
+        granted[row.dataset].append(grant_entry(row).content.decode())
     for dataset, contents in granted.items():
         if contents != logged[dataset] and sorted(contents) == sorted(logged[dataset]):
             message = "they are not in the order in which they were logged."

@@ -25,6 +25,7 @@ from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import token_entry, token_revocations, tokens
 from affidavit.service.keys import keysets
 from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
+from affidavit.service.ledger.repository import grant_entry
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
 from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import entry_of
@@ -125,12 +126,6 @@ def _keyset(row: Any) -> LogEntry:
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
-def dataset_grant_entry(row: Any) -> LogEntry:
-    """The entry of a grant's row."""
-    body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
-    return _entry("grant", row.dataset, row.granted_by, row.at, body)
-
-
 def _ledger_event(row: Any) -> LogEntry:
     scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
     body = entry_body(scope, row.seq, json.loads(row.body))
@@ -195,7 +190,7 @@ ENTRY_TYPES = (
         kinds=("proposal",),
         entry=lambda row: proposal_entry(row._mapping),
     ),
-    EntryType(table=dataset_grants, kinds=("grant",), entry=dataset_grant_entry),
+    EntryType(table=dataset_grants, kinds=("grant",), entry=grant_entry),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),

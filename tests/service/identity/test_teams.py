@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, make_url, select, text
+from sqlalchemy import Connection, create_engine, insert, make_url, select, text
 from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore, format_instant
-from affidavit.service.database import open_engine, reader
+from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
 from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.tokens import TokenError, TokenRepository
+from affidavit.service.ledger.state import dataset_grants
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation.database_admin import grant_application, metadata
 from affidavit.service.settings import Settings
@@ -299,6 +300,12 @@ def test_a_team_reserves_from_anothers_data_set_by_a_grant_alone(town: Town) -> 
         assert town.ask("bob", "POST", f"/v1/reservations/{of_ada}/{verb}", {}).status_code == 404
     town.grant("shared", "bob", "nothing")
     assert tried() == (403, "not_granted")
+    planted = {"dataset": "shared", "team": "bob", "may": "reserve", "reason": ""}
+    with writer(town.client.app.state.services.engine).begin() as connection:
+        at = datetime.now(UTC)
+        connection.execute(insert(dataset_grants).values(**planted, granted_by="x", at=at))
+    assert tried() == (403, "not_granted"), "a row alone, which is not in the log"
+    town.grant("shared", "bob", "nothing")
     own = f"/v1/reservations/{made.json()['id']}"
     assert town.ask("bob", "POST", f"{own}/commit", {}).json()["state"] == "committed"
     # A data set is one team's; whoever has no team does not reserve from it either.
