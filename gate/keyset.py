@@ -35,7 +35,7 @@ from affidavit.gate.keys import read_roots
 from affidavit.gate.options import command_group
 from affidavit.gate.verify_options import read_trust_policy
 
-keyset = command_group("Keysets: the keys that may sign, themselves signed by root keys.")
+keyset = command_group("Draft, sign, check and publish keysets: lists of keys that may sign.")
 
 FileArgument = Annotated[Path, typer.Argument(help="Keyset file.")]
 

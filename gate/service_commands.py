@@ -43,7 +43,7 @@ KeyOption = Annotated[
     typer.Option("--key", help="Idempotency key: repeating a request has no further effect."),
 ]
 
-ledger = command_group("Privacy budgets of data sets, on a running service.")
+ledger = command_group("Show and spend the privacy budgets of data sets on a service.")
 
 
 @ledger.command("show")
