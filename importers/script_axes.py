@@ -36,8 +36,8 @@ FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
 REPEATING = ("repeat", "repeat_interleave", "tile")
 SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
-CORE = ("torch", "torch.linalg", "torch.special", "torch.fft", "numpy", "numpy.linalg",
-        "jax.numpy", "tensorflow", "tensorflow.math", "einops")  # fmt: skip
+CORE = ("torch", "torch.Tensor", "torch.linalg", "torch.special", "torch.fft", "numpy",
+        "numpy.linalg", "jax.numpy", "tensorflow", "tensorflow.math", "einops")  # fmt: skip
 """The modules of which every function is an operation on arrays."""
 NETWORKS = (*MODELS, "netd", "netg", "discriminator", "critic", "encoder", "decoder", "head",
             "classifier", "backbone")  # fmt: skip
@@ -117,6 +117,20 @@ class Meetings:
         named = last_name(target.value if isinstance(target, ast.Starred) else target)
         if named is not None and (made is not None or named not in self.seen):
             self.known[named] = made
+
+    def enter(self, loop: ast.For) -> None:
+        """Bind the names of a loop to what it goes over: rows of several arrays, for a ``zip``."""
+        self.kind(loop.iter)
+        target, over = loop.target, loop.iter
+        match target, over:
+            case ast.Tuple(elts=[_, row]), ast.Call(func=ast.Name(id="enumerate"), args=[first]):
+                target, over = row, first
+        names, parts = getattr(target, "elts", []), getattr(over, "args", [])
+        if last_name(getattr(over, "func", loop)) == "zip" and len(names) == len(parts):
+            for name, part in zip(names, parts, strict=True):
+                self._bind(name, part, self.of.get(part))
+        elif (of := self.of.get(over)) is not None:
+            self._bind(target, over, of)
 
     # ---- expressions --------------------------------------------------------------------
 
@@ -260,10 +274,12 @@ class Meetings:
     # ---- calls --------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Of | None:
-        name = last_name(node.func) or ""
+        made = self.script.value_of(node.func) if isinstance(node.func, ast.Name) else None
+        function = made if isinstance(made, ast.Attribute) else node.func
+        name = (last_name(function) or "").rstrip("_")
         if name in SIZES or name in TESTS:
             return None
-        told, args, space = keywords_of(node), list(node.args), self._space(node.func)
+        told, args, space = keywords_of(node), list(node.args), self._space(function)
         method = isinstance(node.func, ast.Attribute) and space is None
         base = getattr(node.func, "value", None) if method else None
         base = (args[0] if args else told.get("input")) if space else base
@@ -293,7 +309,7 @@ class Meetings:
         if module is None:
             return "functional" if path[0] == "F" and not origins else None
         dotted = ".".join([module, *([name] if name else []), *path[1:]]).rpartition(".")[0]
-        if dotted in CORE:
+        if dotted in CORE or dotted.startswith(("scipy", "sklearn")):
             return "core"
         return "functional" if dotted.startswith(("torch.nn", "tensorflow.nn", "jax.nn")) else None
 
@@ -302,6 +318,10 @@ class Meetings:
         own = [part for part in parts if part is not None]
         if isinstance(node.func, ast.Name) and name in ("max", "min", "sorted") and own:
             return Of(SUM)
+        if own and name.startswith("fit"):
+            self._fault("joined", node)
+        if name == "sum" and own and isinstance(node.args[0], ast.Name | ast.Attribute):
+            return Of(SUM) if own[0].form in (ROWS, BATCH) else own[0]
         function = self._defined(node.func) if self.depth < 3 and own else None
         if function is not None:
             return self._inner(*function, node)
@@ -315,12 +335,14 @@ class Meetings:
             return Of(LOSS) if named or len(own) > 1 else made
         return own[0] if own else None
 
-    def _defined(self, name: ast.expr) -> tuple[Values, ast.FunctionDef] | None:
+    def _defined(self, name: ast.expr) -> tuple[Values, ast.FunctionDef | ast.Lambda] | None:
         """The function of the repository that is called: ``forward``, if it is an object."""
         if isinstance(name, ast.Attribute) and getattr(name.value, "id", "") == "self":
             methods = self.script.functions.get(name.attr, [])
             return (self.values, methods[0]) if len(methods) == 1 else None
         made = self.script.value_of(name) if isinstance(name, ast.Name) else None
+        if isinstance(made, ast.Lambda):
+            return self.values, made
         maker = made.func if isinstance(made, ast.Call) else name
         own = getattr(self.script.binding_of(maker), "node", None)
         place: tuple[Values, ast.AST] | None = self.values, own or name
@@ -333,7 +355,9 @@ class Meetings:
                 return values, item
         return None
 
-    def _inner(self, values: Values, function: ast.FunctionDef, call: ast.Call) -> Of | None:
+    def _inner(
+        self, values: Values, function: ast.FunctionDef | ast.Lambda, call: ast.Call
+    ) -> Of | None:
         """What a function of the repository returns."""
         method = isinstance(values.script.parents[function], ast.ClassDef)
         names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)][method:]
@@ -341,8 +365,10 @@ class Meetings:
         inner = self.inner[call] = Meetings(values, modelled=self.modelled)
         inner.depth = self.depth + 1
         inner.known = {name: self.of.get(item) for name, item in passed}
-        made = [inner.run(node, set()) for node in _statements(function)
-                if values.script.scope_of(node) is function]  # fmt: skip
+        body = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else [
+            node for node in _statements(function) if values.script.scope_of(node) is function
+        ]  # fmt: skip
+        made = [inner.run(node, set()) for node in body]
         for code in inner.faults:
             self._fault(code, call)
         return next((of for of in reversed(made) if of is not None), None)
@@ -515,7 +541,7 @@ class Meetings:
                         inner.require_linear(value)
                     for code in inner.faults:
                         self._fault(code, node)
-                elif name in LINEAR:
+                elif name in LINEAR | {"scale"}:
                     self.require_linear(args[0] if name == "scale" and args else owner, beyond)
                 elif (
                     name in ELEMENTWISE | EXTREMES

@@ -29,6 +29,7 @@ from affidavit.importers.training_loop import (
     collating,
     content_of,
     drawn_by,
+    inside,
     loss_methods,
     lot_of,
     reads_records,
@@ -344,6 +345,11 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
                                 else part) for part in parts
                       if isinstance(getattr(part, "ctx", None), ast.Store)}  # fmt: skip
             value = node.value if stored & needed else None
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=base, attr=method)) as call) if (
+                method.endswith("_") and last_name(base) in needed
+            ):
+                value = call  # set in place
         if value is not None:
             called = {id(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)}
             parts = (part for part in ast.walk(value) if id(part) not in called)
@@ -421,6 +427,10 @@ def meetings(values: Values) -> dict[str, ast.AST]:
         for statement in reversed(losses_of(region, at)):
             if _carries(values, region, statement, at):
                 faults.setdefault("mixed", statement)
+            lot.seen = at[statement]
+            for outer in reversed(inside(values.script, statement, region)):
+                if isinstance(outer, ast.For):
+                    lot.enter(outer)
             loss = _differentiated(statement)
             if isinstance(statement, ast.Return):
                 loss = _loss_returned(statement.value)

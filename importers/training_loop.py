@@ -654,7 +654,20 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
         and not _goes_over(outer.iter, "range", "trange")
         and last_name(outer.iter) != "param_groups"
         and not is_private_loader(values, looped_over(outer.iter), 0)
+        and not _goes_over_what_is_made(values.script, outer, place)
         for outer in values.script.above(node)
+    )
+
+
+def _goes_over_what_is_made(script: Script, inner: ast.For, place: ast.AST) -> bool:
+    """Whether a loop inside the one around ``place`` goes over what that one sets."""
+    loop = _loop_around(script, place)
+    if loop is None or loop not in script.above(inner):
+        return False
+    names = {node.id for node in ast.walk(inner.iter) if isinstance(node, ast.Name)}
+    return any(
+        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
+        for node in ast.walk(loop)
     )
 
 
