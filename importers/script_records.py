@@ -424,8 +424,9 @@ def meetings(values: Values) -> dict[str, ast.AST]:
         tuples = (node.elts for node in parts if isinstance(node, ast.Tuple) and drawn)
         lot.known = {name.id: Of() for elts in tuples for name in elts
                      if isinstance(name, ast.Name) and name.id in drawn}  # fmt: skip
+        nodes = list(ast.walk(region))
         for statement in reversed(losses_of(region, at)):
-            if _carries(values, region, statement, at):
+            if _carries(values, region, statement, at, nodes):
                 faults.setdefault("mixed", statement)
             lot.seen = at[statement]
             for outer in reversed(inside(values.script, statement, region)):
@@ -477,11 +478,17 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
     return None
 
 
-def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AST, Seen]) -> bool:
-    """Whether a part of the loss is of records from earlier turns of the loop."""
+def _carries(
+    values: Values,
+    loop: ast.AST,
+    statement: ast.stmt,
+    at: dict[ast.AST, Seen],
+    nodes: list[ast.AST],
+) -> bool:
+    """Whether a part of the loss is of records from earlier turns of the loop, of these nodes."""
     value = _differentiated(statement) or getattr(statement, "value", None)
     read = list(content_of(value)) if isinstance(value, ast.AST) else []
-    held = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute)
+    held = [n for n in nodes if isinstance(n, ast.Attribute)
             and isinstance(n.value, ast.Name) and n.attr in at[statement]]  # fmt: skip
     for attribute in {node.attr for node in held if node in read}:
         uses = [node for node in held if node.attr == attribute]
@@ -500,7 +507,7 @@ def _carries(values: Values, loop: ast.AST, statement: ast.stmt, at: dict[ast.AS
     names = {n.id for n in read if isinstance(n, ast.Name)}
     earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
     stored = {
-        node.id for node in ast.walk(loop)
+        node.id for node in nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
     }  # fmt: skip

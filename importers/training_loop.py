@@ -593,12 +593,15 @@ def seen_at(
     counts in the next.
     """
     script, scope = values.script, values.script.scope_of(place)
+    loop = _loop_around(script, place)
+    made = {node.id for node in ast.walk(loop or ast.Pass())
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
     statements = [
         node
         for node in ast.walk(within or scope)
         if isinstance(node, ast.stmt | ast.NamedExpr)
         and script.scope_of(node) is scope
-        and not _is_of_other_records(values, node, place)
+        and not _is_of_other_records(values, node, place, made)
     ]
     statements.sort(key=lambda node: (node.lineno, node.col_offset))
     at: dict[ast.AST, Seen] = {}
@@ -645,8 +648,11 @@ def lot_of(
     return (scope, passed, scope) if passed else None
 
 
-def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
-    """Whether a loop around ``node`` and not around ``place`` goes over another loader."""
+def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST, made: set[str]) -> bool:
+    """Whether a loop around ``node`` and not around ``place`` goes over another loader.
+
+    One that goes over what is ``made`` in the loop around ``place`` goes over rows of its lot.
+    """
     around_it = set(values.script.above(place))
     return any(
         isinstance(outer, ast.For)
@@ -654,20 +660,8 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST) -> bool:
         and not _goes_over(outer.iter, "range", "trange")
         and last_name(outer.iter) != "param_groups"
         and not is_private_loader(values, looped_over(outer.iter), 0)
-        and not _goes_over_what_is_made(values.script, outer, place)
+        and made.isdisjoint(getattr(part, "id", None) for part in ast.walk(outer.iter))
         for outer in values.script.above(node)
-    )
-
-
-def _goes_over_what_is_made(script: Script, inner: ast.For, place: ast.AST) -> bool:
-    """Whether a loop inside the one around ``place`` goes over what that one sets."""
-    loop = _loop_around(script, place)
-    if loop is None or loop not in script.above(inner):
-        return False
-    names = {node.id for node in ast.walk(inner.iter) if isinstance(node, ast.Name)}
-    return any(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
-        for node in ast.walk(loop)
     )
 
 
