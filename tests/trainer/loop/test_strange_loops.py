@@ -245,7 +245,7 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        (None, "does not say whose"),
+        (None, "does not name the user"),
         ([place // 3 for place in range(RECORDS)], "a user has 3 records"),
         (list(range(RECORDS - 1)), "59 entries for 60"),
         (torch.arange(RECORDS) // 2, None),
