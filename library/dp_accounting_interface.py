@@ -43,6 +43,17 @@ class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
         self._counts: Counter[Event] = Counter()
         self._without_noise = False
 
+    def compose(self, event: Any, count: int = 1) -> PrivacyAccountant:
+        """Count ``event`` so many times more.
+
+        Raises ``UnsupportedEventError`` for an event that is not taken, ``TypeError`` for what is
+        no event, and ``ValueError`` for a count below 1.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}; give a whole number of 1 or more.")
+        super().compose(event, count)
+        return self
+
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         if isinstance(event, dp_accounting.SelfComposedDpEvent):
             repeated = event.count if count == 0 and not do_compose else event.count * count

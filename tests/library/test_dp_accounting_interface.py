@@ -119,5 +119,11 @@ def test_what_is_not_bounded_on_both_sides_is_not_taken(event: Any) -> None:
     assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_an_event_is_composed_once_or_more(count: int) -> None:
+    with pytest.raises(ValueError, match="count"):
+        affidavit.PrivacyAccountant().compose(GAUSSIAN, count)
+
+
 def test_a_tree_needs_that_a_record_is_in_one_leaf() -> None:
     assert not affidavit.PrivacyAccountant().supports(TREES)
