@@ -89,15 +89,14 @@ def _canonical(kind: str, subject: str, actor: str, at: datetime, body: Body) ->
     return canonical_json([kind, subject, actor, second, dict(body)])
 
 
-def _where(field: str, value: str, *names: str) -> Projection:
-    """Bodies whose ``field`` is ``value``, or these fields of them; None for others."""
-    return lambda body: (
-        None
-        if body.get(field) != value
-        else {name: body.get(name) for name in names}
-        if names
-        else body
-    )
+def _fields(*names: str) -> Projection:
+    """These fields of a body, None for one that it lacks."""
+    return lambda body: {name: body.get(name) for name in names}
+
+
+def _where(field: str, value: str, projection: Projection = dict) -> Projection:
+    """What ``projection`` takes of bodies whose ``field`` is ``value``; None for others."""
+    return lambda body: projection(body) if body.get(field) == value else None
 
 
 def approval_entry(row: Any) -> LogEntry:
@@ -163,7 +162,7 @@ ENTRY_TYPES = (
         entry=lambda row: _entry(
             "waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason}
         ),
-        comparable=_where("event", "revoked", "reason"),
+        comparable=_where("event", "revoked", _fields("reason")),
     ),
     EntryType(
         table=tokens,
@@ -177,13 +176,13 @@ ENTRY_TYPES = (
         entry=lambda row: _entry(
             "token", row.token_id, row.revoked_by, row.revoked_at, {"reason": row.reason}
         ),
-        comparable=_where("action", "revoked", "reason"),
+        comparable=_where("action", "revoked", _fields("reason")),
     ),
     EntryType(
         table=keysets,
         kinds=("keyset",),
         entry=_keyset,
-        comparable=lambda body: {name: body[name] for name in ("version", "digest")},
+        comparable=_fields("version", "digest"),
     ),
     EntryType(
         table=admin_proposals,

@@ -21,6 +21,7 @@ from affidavit.certificate import (
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.certificate_store import CertificateStore, PlanRequest
+from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import KeysetStore
@@ -28,6 +29,7 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.lifecycle.decisions import revoke
 from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.lifecycle.models import RevocationRequest
+from affidavit.service.log.entries import append
 from tests.service.log.conftest import KEY, NOON, Log
 
 Tamper = Callable[..., None]
@@ -97,6 +99,14 @@ def test_a_key_is_listed_that_signed_nothing(log: Log, tamper: Tamper) -> None:
 def test_a_certificate_is_removed(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM requests", "DELETE FROM certificates WHERE verdict = 'certified'")
     assert [item.code for item in log.audit()] == ["entry_without_row"] * 3
+
+
+@pytest.mark.parametrize("kind", ["keyset", "approval", "policy", "revocation"])
+def test_an_entry_that_says_nothing_is_of_no_row(log: Log, kind: str) -> None:
+    with writer(log.engine).begin() as connection:
+        append(connection, kind, "keyset:9", {}, actor="mallory", at=NOON)
+    log.sequence()
+    assert [item.code for item in log.audit()] == ["entry_without_row"]
 
 
 def test_a_certificate_is_added_that_was_never_logged(
