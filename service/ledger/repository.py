@@ -78,6 +78,14 @@ def find_ledger(connection: Connection, scope: LedgerScope) -> StoredLedger | No
     return None if row is None else _ledger_of(row)
 
 
+def find_ledgers(
+    connection: Connection, scopes: Sequence[LedgerScope]
+) -> list[StoredLedger | None]:
+    """The ledger of each of ``scopes``, read once where several are the same."""
+    stored = {scope: find_ledger(connection, scope) for scope in set(scopes)}
+    return [stored[scope] for scope in scopes]
+
+
 def all_ledgers(connection: Connection, dataset: str | None = None) -> list[StoredLedger]:
     """The ledgers of ``dataset``, or of all, by name."""
     query = _LEDGERS.order_by(*_NAME)

@@ -155,11 +155,7 @@ class LedgerService:
         self._keyring = keyring
         self._loopback = loopback
         self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
-            in_thread_pool(
-                lambda scopes: ledger_store.read(
-                    lambda read: [repository.find_ledger(read, scope) for scope in scopes]
-                )
-            )
+            in_thread_pool(lambda scopes: ledger_store.read(repository.find_ledgers, scopes))
         )
         self._cache: ComputationCache[dict[str, Any]] = ComputationCache(
             max_results=CACHE_SIZE, max_waiting=MAX_WAITING
