@@ -56,6 +56,7 @@ from .registry import OURS as OURS
 from .registry import SECOND_OPINIONS as SECOND_OPINIONS
 from .registry import SOLVERS as SOLVERS
 from .registry import accountant as accountant
+from .registry import certain_accountants as certain_accountants
 from .registry import curve_or_none as curve_or_none
 from .registry import versions as versions
 from .tradeoff import TradeOff as TradeOff

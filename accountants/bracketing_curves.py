@@ -13,7 +13,7 @@ proves the upper end of a bracket; the lower one comes from an event that a reco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -131,10 +131,13 @@ class LeastCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstThatAnswers:
-    """The curve of ``event`` by the first of ``engines`` that reaches what is asked."""
+    """The curve of ``event`` by the first of ``engines`` that reaches a question.
+
+    No later one is taken from ``engines``; those of an iterator are for one question.
+    """
 
     event: Event
-    engines: tuple[Accountant, ...]
+    engines: Iterable[Accountant]
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or as the first engine does."""

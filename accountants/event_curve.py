@@ -19,15 +19,14 @@ from affidavit.accountants.post_processing import PostProcessed
 from affidavit.accountants.protocol import (
     AccountantError,
     PrivacyCurve,
-    Sampling,
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import NAMES, accountant
+from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import Event, Laplace
 
 NARROW = 1e-3
-"""Relative width of a bracket whose lower end is asked of nobody else."""
+"""Relative width of a bracket that needs no other lower end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +61,8 @@ class EventCurve:
         return total
 
     def _bracket(self, ask: Callable[[PrivacyCurve], Bracket], worst: float) -> Bracket:
-        engines = tuple(
-            engine for engine in map(accountant, NAMES) if not isinstance(engine, Sampling)
-        )
         try:
-            bracket = ask(FirstThatAnswers(event=self.event, engines=engines))
+            bracket = ask(FirstThatAnswers(event=self.event, engines=certain_accountants()))
         except AccountantError:
             bracket = Bracket(lower=0.0, upper=worst)
         if bracket.lower >= bracket.upper * (1 - NARROW):

@@ -32,12 +32,12 @@ from itertools import pairwise
 from typing import Any
 
 from affidavit.accountants import (
-    NAMES,
     AccountantError,
     Bracket,
     Sampling,
     Unsupported,
     accountant,
+    certain_accountants,
     decimal_up,
     joint_mu,
     parts,
@@ -151,12 +151,9 @@ def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracke
     were chosen in view of results it bounds nothing. Raises ``Unsupported``.
     """
     event = Composed(events=tuple(events))
-    for name in NAMES:
-        engine = accountant(name)
-        if isinstance(engine, Sampling):
-            continue
+    for engine in certain_accountants():
         try:
-            return name, engine.curve(event).epsilon(delta)
+            return engine.name, engine.curve(event).epsilon(delta)
         except (AccountantError, ArithmeticError, ValueError):
             continue
     raise Unsupported("no engine can compose these runs.", "Use the privacy filter's number.")
