@@ -27,9 +27,24 @@ from affidavit.importers.training_loop import (
 )
 
 ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
-_NAMES = tomllib.loads(files(__package__).joinpath("arrays.toml").read_text(encoding="utf-8"))
-(LINEAR, ELEMENTWISE, SUMS, EXTREMES, PARTS, REORDERS, JOINS, VIEWS, LAYERS, AXES, PRODUCTS,
- AXIS_SECOND) = (frozenset(names.split()) for names in _NAMES.values())  # fmt: skip
+_OPERATIONS = {
+    kind: frozenset(names.split())
+    for kind, names in tomllib.loads(
+        files(__package__).joinpath("arrays.toml").read_text(encoding="utf-8")
+    ).items()
+}
+LINEAR = _OPERATIONS["linear"]
+ELEMENTWISE = _OPERATIONS["elementwise"]
+SUMS = _OPERATIONS["sums"]
+EXTREMES = _OPERATIONS["extremes"]
+PARTS = _OPERATIONS["parts"]
+REORDERS = _OPERATIONS["reorders"]
+JOINS = _OPERATIONS["joins"]
+VIEWS = _OPERATIONS["views"]
+LAYERS = _OPERATIONS["layers"]
+AXES = _OPERATIONS["axes"]
+PRODUCTS = _OPERATIONS["products"]
+AXIS_SECOND = _OPERATIONS["axis_second"]
 JOINING = SUMS | EXTREMES | {"next"}
 """What makes something of all records, or draws a lot of its own, where a loss names it."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")

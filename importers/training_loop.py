@@ -173,6 +173,15 @@ def loops_of(values: Values, node: ast.AST, depth: int = 0) -> Iterator[ast.For 
                     yield from loops_of(values, call, depth + 1)
 
 
+def names_set_in(place: ast.AST) -> set[str]:
+    """The names that statements below ``place`` set."""
+    return {
+        node.id
+        for node in ast.walk(place)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
 def reseeding(values: Values) -> ast.AST | None:
     """What sets a generator to the same state again while the training runs."""
     script = values.script
@@ -183,8 +192,7 @@ def reseeding(values: Values) -> ast.AST | None:
         names = {
             node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
         }
-        set_anew = {node.id for loop in own for node in ast.walk(loop)
-                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+        set_anew = {name for loop in own for name in names_set_in(loop)}
         if own and not names & set_anew and not is_left_out(values, call):
             return call
     around_steps = {outer for step in steps for outer in script.above(step)}
@@ -594,8 +602,7 @@ def seen_at(
     """
     script, scope = values.script, values.script.scope_of(place)
     loop = _loop_around(script, place)
-    made = {node.id for node in ast.walk(loop or ast.Pass())
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+    made = set() if loop is None else names_set_in(loop)
     statements = [
         node
         for node in ast.walk(within or scope)
