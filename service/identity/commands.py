@@ -95,9 +95,10 @@ def _list(as_json: JsonOption = False) -> None:
     for token in listed:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes) + (token.serves_text and f" ({token.serves_text})")
-        state, whose = _state(token, now), "" if token.person is None else f"  of {token.person}"
-        whose += "" if token.team is None else f"  in {token.team}"
-        typer.echo(f"{token.id}  {token.name}  {scopes}  {state}  {used}{whose}")
+        parts = [token.id, token.name, scopes, _state(token, now), used]
+        parts += [] if token.person is None else [f"of {token.person}"]
+        parts += [] if token.team is None else [f"in {token.team}"]
+        typer.echo("  ".join(parts))
     if not listed:
         typer.echo("No tokens yet; run `affidavit tokens new`.", err=True)
 
