@@ -25,6 +25,7 @@ from affidavit.accountants.protocol import (
     Adjustable,
     OutOfReach,
     PrivacyCurve,
+    TwoOrders,
 )
 from affidavit.plan import (
     Composed,
@@ -112,6 +113,13 @@ class LeastCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of the smallest δ at ``epsilon`` (nats); raises where every curve does."""
         return self._least(lambda curve: curve.delta(epsilon))
+
+    @property
+    def orders(self) -> tuple[LeastCurve, LeastCurve]:
+        """The curves of P against Q, and of Q against P."""
+        both = [one.orders if isinstance(one, TwoOrders) else (one, one) for one in self.curves]
+        first, second = zip(*both, strict=True)
+        return LeastCurve(first), LeastCurve(second)
 
     def with_width(self, relative_width: float) -> LeastCurve:
         """The same with narrower or wider brackets of each, where they can be had."""

@@ -170,6 +170,11 @@ class GaussianAccountant:
             )
         return GaussianCurve(mu=joint_mu(event))
 
+    def attained(self, event: Event) -> tuple[GaussianCurve, GaussianCurve]:
+        """The same curve for either order; raises as ``curve`` does."""
+        curve = self.curve(event)
+        return curve, curve
+
 
 def joint_mu(event: Event) -> float:
     """μ of an all-Gaussian composition, rounded up; 0 for the empty one.

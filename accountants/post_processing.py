@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
@@ -108,9 +109,10 @@ class PostProcessed:
 
         best = 0.0
         for selection in selections:
-            for releases in _louder(list(_known(selection, 1))):
+            louder = map(_composed, _louder(list(_known(selection, 1))))
+            for run in chain((selection.event,), louder):
                 try:
-                    curve = Attacked.of(replace(selection, event=_composed(releases)))
+                    curve = Attacked.of(replace(selection, event=run))
                     best = max(best, ask(curve).lower)
                 except AccountantError:
                     continue

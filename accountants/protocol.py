@@ -93,6 +93,16 @@ class Adjustable(PrivacyCurve, Protocol):
         ...
 
 
+@runtime_checkable
+class TwoOrders(PrivacyCurve, Protocol):
+    """The larger of the curves of P against Q and of Q against P."""
+
+    @property
+    def orders(self) -> tuple[PrivacyCurve, PrivacyCurve]:
+        """The curve of either order alone."""
+        ...
+
+
 class Accountant(Protocol):
     """One method of accounting, by name and version."""
 
@@ -108,6 +118,18 @@ class Accountant(Protocol):
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        ...
+
+
+@runtime_checkable
+class Attaining(Accountant, Protocol):
+    """An accountant that knows pairs of data sets, and not only what dominates them."""
+
+    def attained(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+        """The curves of one pair of data sets, one for each order of the two.
+
+        Raises ``Unsupported`` or ``OutOfReach``.
+        """
         ...
 
 

@@ -186,8 +186,7 @@ class FourierAccountant:
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
-        curve, (first, second) = self._curve(event), attained_pair(event)
-        return replace(curve, directions=(first,)), replace(curve, directions=(second,))
+        return replace(self._curve(event), directions=attained_pair(event)).orders
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
         """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""
@@ -218,6 +217,14 @@ class FourierCurve:
     def with_width(self, relative_width: float) -> FourierCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
         return replace(self, relative_width=relative_width)
+
+    @property
+    def orders(self) -> tuple[FourierCurve, FourierCurve]:
+        """The curves of P against Q, and of Q against P."""
+        if len(self.directions) != 2:
+            return self, self
+        one, other = self.directions
+        return replace(self, directions=(one,)), replace(self, directions=(other,))
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.

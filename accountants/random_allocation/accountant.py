@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
@@ -42,6 +42,7 @@ from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
     PrivacyCurve,
+    TwoOrders,
     Unsupported,
     require_delta,
     require_epsilon,
@@ -185,6 +186,16 @@ class AllocationAccountant:
             return least
         return BracketingCurve(above=least, below=() if below is None else (below,))
 
+    def attained(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+        """The curves of one pair of data sets, one for each order of the two.
+
+        Raises ``Unsupported`` or ``OutOfReach``.
+        """
+        _, below = self._curves(event)
+        if below is None:
+            raise Unsupported("no pair of data sets is known.", "Use another accountant.")
+        return below.orders
+
     def lower_ends(self, event: Event) -> PrivacyCurve | None:
         """The curve of what ``event`` attains, with a cap; None where none is known."""
         try:
@@ -196,7 +207,7 @@ class AllocationAccountant:
         except AccountantError:
             return None
 
-    def _curves(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve | None]:
+    def _curves(self, event: Event) -> tuple[TwoOrders, TwoOrders | None]:
         """The curve that dominates ``event``, and the one that it attains, which may be the same.
 
         Raises ``Unsupported`` or ``OutOfReach``.
@@ -278,8 +289,20 @@ def _composed(
 class AllocationCurve:
     """ε against δ of one random allocation, over both directions; ``relative_width`` as above."""
 
-    directions: Orders | tuple[()]
+    directions: tuple[Ordered, ...]
     relative_width: float
+
+    def with_width(self, relative_width: float) -> AllocationCurve:
+        """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
+        return replace(self, relative_width=relative_width)
+
+    @property
+    def orders(self) -> tuple[AllocationCurve, AllocationCurve]:
+        """The curves of P against Q, and of Q against P."""
+        if not self.directions:
+            return self, self
+        remove, add = self.directions
+        return replace(self, directions=(remove,)), replace(self, directions=(add,))
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.
@@ -294,11 +317,11 @@ class AllocationCurve:
                 f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}].",
                 "Ask within that range.",
             )
-        remove, add = self.directions
-        best = bracket_epsilon(remove, delta, self.relative_width)
-        if math.isinf(best.upper) or not ruled_out(add, best.upper, delta):
-            other = bracket_epsilon(add, delta, self.relative_width)
-            best = best.larger(other)
+        first, *others = self.directions
+        best = bracket_epsilon(first, delta, self.relative_width)
+        for other in others:
+            if math.isinf(best.upper) or not ruled_out(other, best.upper, delta):
+                best = best.larger(bracket_epsilon(other, delta, self.relative_width))
         return best
 
     def delta(self, epsilon: float) -> Bracket:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,13 @@ class Side:
 class ComposedAllocationCurve:
     """ε against δ over both ``sides``."""
 
-    sides: tuple[Side, Side]
+    sides: tuple[Side, ...]
+
+    @property
+    def orders(self) -> tuple[ComposedAllocationCurve, ComposedAllocationCurve]:
+        """The curves of P against Q, and of Q against P."""
+        remove, add = self.sides
+        return ComposedAllocationCurve(sides=(remove,)), ComposedAllocationCurve(sides=(add,))
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.
@@ -152,8 +158,7 @@ class ComposedAllocationCurve:
             raise OutOfReach(
                 f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Ask for a larger one."
             )
-        first, second = (_epsilon(side, delta) for side in self.sides)
-        return first.larger(second)
+        return reduce(Bracket.larger, (_epsilon(side, delta) for side in self.sides))
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of the smallest δ at ``epsilon`` (nats).
@@ -162,8 +167,10 @@ class ComposedAllocationCurve:
         no bound.
         """
         require_epsilon(epsilon)
-        first = _delta(self.sides[0], epsilon, 0.0)
-        return first.larger(_delta(self.sides[1], epsilon, first.lower))
+        best = Bracket(lower=0.0, upper=0.0)
+        for side in self.sides:
+            best = best.larger(_delta(side, epsilon, best.lower))
+        return best
 
 
 @lru_cache(maxsize=64)

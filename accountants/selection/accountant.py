@@ -13,25 +13,24 @@ True
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import BracketingCurve
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
-from affidavit.accountants.fourier import FourierCurve
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import (
-    AccountantError,
     OutOfReach,
     PrivacyCurve,
+    TwoOrders,
     Unsupported,
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import OURS, accountant, curve_or_none
+from affidavit.accountants.registry import OURS, curve_or_none
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
-from affidavit.accountants.selection.lower_bound import FAR, near, widened
+from affidavit.accountants.selection.lower_bound import FAR, by_engines, near, widened
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.accountants.selection.upper_bound import Hinges
 from affidavit.plan import Composed, Event, RepeatAndSelect, Repeated
@@ -40,7 +39,6 @@ _SHARPENED = 2
 _STEEP = 50.0
 """A density of the best run that falls by more (its log) leaves hinges far apart, and can leave
 them above Rényi bounds: that of a Poisson number with a larger mean."""
-_ENGINES = ("gaussian", "fourier", "allocation")
 
 Order = tuple[PrivacyCurve, PrivacyCurve]
 """The curves of P against Q, and of Q against P."""
@@ -163,23 +161,13 @@ class SelectionAccountant:
 
 def _orders(event: Event) -> tuple[Order, ...]:
     """The curves of ``event``, twice where the orders of the hypotheses differ."""
-    curve = _curve(event)
+    curve = by_engines(lambda engine: engine.curve(event))
     if isinstance(curve, BracketingCurve):
         curve = curve.above
     elif isinstance(curve, ChainedCurve):
         curve = curve.above[0]
     curve = widened(curve)
-    if isinstance(curve, FourierCurve) and len(curve.directions) > 1:
-        remove, add = (replace(curve, directions=(one,)) for one in curve.directions)
-        return (remove, add), (add, remove)
-    return ((curve, curve),)
-
-
-def _curve(event: Event) -> PrivacyCurve:
-    failures: list[AccountantError] = []
-    for name in _ENGINES:
-        try:
-            return accountant(name).curve(event)
-        except AccountantError as failure:
-            failures.append(failure)
-    raise next((one for one in failures if not isinstance(one, Unsupported)), failures[0])
+    if not isinstance(curve, TwoOrders):
+        return ((curve, curve),)
+    one, other = curve.orders
+    return ((one, other),) if one == other else ((one, other), (other, one))

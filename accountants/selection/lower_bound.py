@@ -13,21 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import adjusted
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.protocol import AccountantError, Adjustable, PrivacyCurve, Unsupported
+from affidavit.accountants.protocol import (
+    Accountant,
+    AccountantError,
+    Attaining,
+    PrivacyCurve,
+    Unsupported,
+)
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses, Masses
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
-from affidavit.plan import RepeatAndSelect
+from affidavit.plan import Event, RepeatAndSelect
 
 WIDTH, _NARROW = 1e-2, 1e-3
 """Relative width of the brackets that are asked of a run's δ, by which ε moves far less, and of
 those by which an attack is judged."""
+_ENGINES = ("gaussian", "fourier", "allocation")
+T = TypeVar("T")
 Gain = Callable[[Array, Array], Array]
 """What an attack is worth that is right with one probability and wrong with the other."""
 FAR = 30.0
@@ -51,18 +60,12 @@ class Attacked:
     def of(cls, selection: RepeatAndSelect) -> Attacked:
         """The attacks on ``selection``; raises ``Unsupported`` or ``OutOfReach`` for its run."""
         repetitions = Repetitions(mean=selection.mean, shape=selection.shape)
-        try:
-            exact = accountant("gaussian").curve(selection.event)
-            return cls(first=exact, second=exact, repetitions=repetitions)
-        except Unsupported:
-            engine = accountant("fourier")
-            assert isinstance(engine, FourierAccountant)
-            first, second = engine.attained(selection.event)
-            return cls(
-                first=first.with_width(_NARROW),
-                second=second.with_width(_NARROW),
-                repetitions=repetitions,
-            )
+        first, second = by_engines(lambda engine: _attained(engine, selection.event))
+        return cls(
+            first=adjusted(first, _NARROW),
+            second=adjusted(second, _NARROW),
+            repetitions=repetitions,
+        )
 
     def epsilon(self, delta: float) -> Bracket:
         """``[lower end, ∞]`` of ε (nats) at ``delta``; raises as the curves of the run do."""
@@ -92,9 +95,25 @@ class Attacked:
         return best
 
 
+def by_engines(answer: Callable[[Accountant], T]) -> T:
+    """The first ``answer`` about one run of an engine for runs; raises ``AccountantError``."""
+    failures: list[AccountantError] = []
+    for name in _ENGINES:
+        try:
+            return answer(accountant(name))
+        except AccountantError as failure:
+            failures.append(failure)
+    raise next((one for one in failures if not isinstance(one, Unsupported)), failures[0])
+
+
+def _attained(engine: Accountant, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+    assert isinstance(engine, Attaining)
+    return engine.attained(event)
+
+
 def widened(curve: PrivacyCurve) -> PrivacyCurve:
     """``curve`` with brackets of ``WIDTH``, where it can be asked for them."""
-    return curve.with_width(WIDTH) if isinstance(curve, Adjustable) else curve
+    return adjusted(curve, WIDTH)
 
 
 def near(curve: PrivacyCurve, epsilon: float) -> float:

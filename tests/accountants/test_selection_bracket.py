@@ -218,6 +218,26 @@ def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(sign: int) -> No
     assert true <= SelectionAccountant().curve(selection(run, 3.0)).delta(epsilon).upper < 0.01
 
 
+def test_an_attack_on_a_run_of_balls_in_bins_gains_what_it_gains_on_its_outcomes() -> None:
+    """Two bins, on a lattice of what both release, which loses a little."""
+    epsilon, law = 3.0, Repetitions(mean=3.0, shape=1.0)
+    there, empty = (np.diff(norm.cdf(EDGES[::200] - mean)) for mean in (1.0, 0.0))
+    q = np.outer(empty, empty).ravel()
+    p = (np.outer(there, empty).ravel() + np.outer(empty, there).ravel()) / 2
+    best = 0.0
+    for true, false in ((p, q), (q, p)):
+        order = np.argsort(true / np.maximum(false, 1e-300))
+        below = [np.cumsum(mass[order]) for mass in (true, false)]
+        places = np.unique(np.linspace(0, order.size - 1, 2000).astype(int))
+        first = [np.concatenate(([0.0], mass[places]))[:, None] for mass in below]
+        after = [1 - mass[places] for mass in below]
+        apart = first[1] + after[1] <= 1
+        gains = [law.within(one, other) for one, other in zip(first, after, strict=True)]
+        best = max(best, float(np.where(apart, gains[0] - math.exp(epsilon) * gains[1], 0).max()))
+    event = selection(RandomAllocationGaussian(bins=2, noise_multiplier=1.0), 3.0)
+    assert 0.97 * best <= PostProcessed(event=event).delta(epsilon).lower <= 1.03 * best
+
+
 @pytest.mark.soak
 def test_selected_runs_are_above_a_threshold_as_often_as_is_claimed() -> None:
     """Sampled: geometric K, and what is below 0 comes first."""
@@ -311,8 +331,13 @@ def test_pure_runs_cost_their_epsilon_as_often_as_is_known(shape: float, times: 
             ),
             0.6,
         ),
+        (RandomAllocationGaussian(bins=100, noise_multiplier=1.0), 0.03),
+        (Repeated(event=RandomAllocationGaussian(bins=100, noise_multiplier=1.0), count=3), 0.03),
     ],
-    ids=["long", "one step", "replace one", "with a metric", "without replacement"],
+    ids=[
+        *("long", "one step", "replace one", "with a metric", "without replacement"),
+        *("balls in bins", "bins drawn afresh"),
+    ],
 )
 def test_the_bracket_of_sampled_runs_is_narrow(run: Event, width: float) -> None:
     event = selection(run)
