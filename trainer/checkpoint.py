@@ -236,10 +236,7 @@ def save_sharded(folder: Path, state: State, peers: Peers) -> str:
         with while_all_live():
             dcp.save(sharded, storage_writer=dcp.FileSystemWriter(folder))
     except (dcp.CheckpointException, OSError) as error:
-        raise RunFailure(
-            "not_written",
-            f"cannot write {folder}: {error}. Fix this and resume with --resume.",
-        ) from None
+        raise unwritable(folder, error) from None
 
     def finish() -> str:
         write(folder / STATE, packed(rest))  # which has the whole folder on the disk

@@ -328,6 +328,8 @@ class PrivateRun:
         self.optimizer = self._training.optimizer
         # A scheduler wraps the function of this method, and binds it to the optimiser again.
         step = MethodType(lambda _, closure=None: self._step(closure), self.optimizer)
+        # A scheduler that is older would warn that it does not see the steps.
+        step.__func__._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self.optimizer.step = step  # type: ignore[method-assign]  # until close
         # So that GradScaler calls it, instead of failing over gradients that are not there yet.
         self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
@@ -437,6 +439,7 @@ class PrivateRun:
             )
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if hasattr(self.optimizer, "grad_scale"):
             raise LoopError(
                 "loop",

@@ -222,9 +222,10 @@ def _opened(folder: Path, flags: int) -> int:
         raise unwritable(folder / NAME, error) from None
 
 
-def unwritable(path: Path, error: OSError) -> RunFailure:
+def unwritable(path: Path, error: Exception) -> RunFailure:
     """A file of the run that could not be written."""
+    why = error.strerror if isinstance(error, OSError) else error
     return RunFailure(
         "not_written",
-        f"cannot write {path}: {error.strerror}. Fix this and resume with --resume.",
+        f"cannot write {path}: {why}. Fix this and run it again, with --resume if it has begun.",
     )

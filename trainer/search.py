@@ -260,7 +260,8 @@ def _plan(path: Path) -> Plan:
 
 
 def _stop(message: str) -> NoReturn:
-    err.print(printable(message), highlight=False, markup=False)
+    lines = "\n".join(map(printable, message.splitlines()))
+    err.print(lines, highlight=False, markup=False)
     raise typer.Exit(2)
 
 

@@ -114,6 +114,16 @@ def test_a_certificate_that_cannot_be_read_is_said_to_be_one(
     assert trainers.begun == []
 
 
+def test_what_a_trainer_refused_is_shown_line_by_line(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, stdout: Any, **__: Any) -> None:
+        stdout.write(b"Usage: affidavit train\nNo such option: --a\x1b")
+
+    shown = run(given, refused, monkeypatch).stderr  # type: ignore[arg-type]
+    assert "train\nNo such option: --a\\x1b" in shown
+
+
 @pytest.mark.soak
 def test_the_command_line_hands_a_search_to_its_program() -> None:
     command = [sys.executable, "-m", "affidavit", "search", "--help"]

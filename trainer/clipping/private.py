@@ -554,6 +554,12 @@ class PrivateModel:
                 losses(record[None]).sum().backward()  # a reentrant checkpoint takes no other way
                 for target in self._targets.values():
                     grad, target.parameter.grad = target.parameter.grad, None
+                    if grad is not None and not bool(grad.isfinite().all()):
+                        raise UnsupportedModel(
+                            f"{target.name}: the gradient of a record is nan or infinite, though "
+                            "its loss is not. Look for a branch of torch.where that is not taken, "
+                            "or a root or logarithm of zero."
+                        )
                     mine = [row[place] for tap, row in rows if tap.target is target]
                     gap = sum(float(item[0]) for item in mine)
                     gap -= 0.0 if grad is None else float(told_apart(grad.double()))

@@ -84,6 +84,11 @@ def test_uses_are_counted_and_nothing_changes() -> None:
     [
         (lambda _, x: x - x.mean(0), MixedRecords, "mixes records"),
         (lambda _, x: x + 1e-2 * x.roll(1, 0), MixedRecords, "mixes records"),
+        (
+            lambda _, x: torch.where(x > 1e9, (0 * x).sqrt(), x),
+            UnsupportedModel,
+            "nan or infinite, though",
+        ),
         (keep_mean, UnsupportedModel, "mean: changes in a forward pass"),
         (keep_frozen, UnsupportedModel, r"last\.bias: changes in a forward pass"),
     ],

@@ -112,10 +112,22 @@ def test_it_trains_as_the_command_does(
 
 def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     content, _ = bundle()
-    rates = []
-    for _ in range(2):
-        run = begun(tmp_path, settings=Settings(device=DEVICE, microbatch=60, checkpoint_every=1))
-        scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
+    rates, older = [], []
+
+    def scheduled(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(parameters, lr=lr)
+        older.append(torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5))
+        return made
+
+    for optimizer in (scheduled, torch.optim.SGD):
+        run = begun(
+            tmp_path,
+            optimizer=optimizer,
+            settings=Settings(device=DEVICE, microbatch=60, checkpoint_every=1),
+        )
+        scheduler = (
+            older.pop() if older else torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
+        )
         run.keep(scheduler=scheduler)
         for batch in run:
             run.loss(batch).backward()
