@@ -149,8 +149,9 @@ class Kind:
 
     def reason(self, details: ErrorDetails, data: Any) -> Reason:
         """One of pydantic's errors about ``data``."""
+        details = _of_its_tag(details)
         path = _path_in(data, details["loc"])
-        field = str(path[-1])[:SHOWN] if path else self.what.replace("a ", "the ", 1)
+        field = _field_at(path) if path else self.what.replace("a ", "the ", 1)
         kind = details["type"]
         if kind == "extra_forbidden":
             return Reason(
@@ -211,6 +212,30 @@ FORMS = {
 }
 """What a text must be, by the pattern that it does not match."""
 BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def _of_its_tag(details: ErrorDetails) -> ErrorDetails:
+    """An error about a union's tag as one about the field that has it; others as they are."""
+    context = details.get("ctx", {})
+    field = context.get("discriminator", "").strip("'")
+    if details["type"] == "union_tag_not_found":
+        return {**details, "type": "missing", "loc": (*details["loc"], field)}
+    if details["type"] == "union_tag_invalid" and isinstance(details["input"], dict):
+        return {
+            **details,
+            "type": "literal_error",
+            "loc": (*details["loc"], field),
+            "input": details["input"][field],
+            "ctx": {"expected": context["expected_tags"]},
+        }
+    return details
+
+
+def _field_at(path: tuple[str | int, ...]) -> str:
+    """What a message calls the last of ``path``: a field, or an item of one."""
+    if isinstance(path[-1], int) and len(path) > 1:
+        return f"{str(path[-2])[:SHOWN]}[{path[-1]}]"
+    return str(path[-1])[:SHOWN]
 
 
 def _rule(details: ErrorDetails) -> str:
