@@ -25,6 +25,7 @@ poisson-replace-one.md, without-replacement.md, truncated-poisson.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
@@ -79,17 +80,19 @@ from affidavit.plan import (
 )
 
 Side = Literal["remove", "add"]
+_Attained = Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | GaussianMixture
+"""The releases whose dominating pair is attained, and is of mixtures of normals."""
 Lots = Literal["revealed", "hidden", "visible"]
 """How a cut lot is bounded: from above with its fullness revealed, from above with the lots that
 look like it (of users, with the same records under both hypotheses), or from below with others
 that show it."""
 
-NOISE_MULTIPLIERS, LEAST_OF_MIXTURES = (0.2, 1000.0), 0.06
+NOISE_MULTIPLIERS, LEAST_OF_MIXTURES, LEAST_ALONE = (0.2, 1000.0), 0.06, 1e-6
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
 MOST_STEPS = 10_000_000_000
 """The range of the method; steps are those of the whole run. The noise of a mixture is over its
-largest move that is not hopelessly rare, which few of its outputs are near; alone it needs no
-lattice, and has no least."""
+largest move that is not hopelessly rare, which few of its outputs are near. One release alone needs
+no lattice; with less noise its exponents would be rounded by more than they say."""
 MOST_NOISE, LEAST_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
 """The range of samples in runs of so many steps; of longer ones rounding leaves little there."""
 
@@ -125,7 +128,7 @@ def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...
     in which the bounds were verified.
     """
     parts = leaves(event)
-    check_range(parts)
+    check_range(parts, alone=_alone(parts))
     if not parts:
         return ()
     sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
@@ -174,7 +177,7 @@ def attained_pair(event: Event) -> tuple[Direction, Direction]:
     for one by one.
     """
     releases = leaves(event)
-    check_range(releases)
+    check_range(releases, alone=_alone(releases))
     if len(releases) > MOST_KINDS:
         raise OutOfReach(f"{len(releases)} kinds of release, at most {MOST_KINDS}.", "")
     sides: tuple[Side, Side] = ("remove", "add")
@@ -188,8 +191,11 @@ def _own(laws: tuple[tuple[LossLaw, int], ...]) -> Direction:
     return Direction(laws=laws, attained=tuple(law for law, _ in laws))
 
 
-def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
-    """Raise ``OutOfReach`` where ``parts``, leaves and counts, are outside the method's range."""
+def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> None:
+    """Raise ``OutOfReach`` where ``parts``, leaves and counts, are outside the method's range.
+
+    That of one release is wider where it is ``alone``.
+    """
     steps = sum(count for _, count in parts)
     if steps > MOST_STEPS:
         raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}", "account for fewer steps")
@@ -208,7 +214,9 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
                 low = LEAST_OF_MIXTURES
             case GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
-                low = LEAST_OF_MIXTURES if steps > 1 else 0.0
+                low = LEAST_OF_MIXTURES if steps > 1 else LEAST_ALONE
+        if alone:
+            least, low, high = 0.0, LEAST_ALONE, math.inf
         if not low <= noise <= high:
             raise OutOfReach(
                 f"noise multiplier {noise:g} is outside [{low:g}, {high:g}]",
@@ -219,6 +227,10 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
                 f"sampling probability {probability:g} is below {least:g}",
                 "round the sampling probability up",
             )
+
+
+def _alone(parts: Sequence[tuple[Leaf, int]]) -> bool:
+    return len(parts) == 1 and parts[0][1] == 1 and isinstance(parts[0][0], _Attained)
 
 
 def _sampling_probability(leaf: Leaf) -> float:

@@ -1,13 +1,14 @@
-"""ε and δ of one mixture release, in closed form.
+"""ε and δ of one release, in closed form.
 
-The loss L(z) of Σ_k w_k N(kμ) against N(0) rises, so that every half-line of outputs is a worst
-one: beyond z lie P(Z > z) and Q(Z > z), and at ε = L(z)
+P = Σ_k w_k N(m_k) and Q = Σ_j v_j N(n_j) have densities p and q, and the loss L(z) = log p/q rises
+in z, so that every half-line of outputs is a worst one: at ε = L(z)
 
-    δ = P(Z > z) - e^{L(z)} Q(Z > z) = Σ_k w_k (Φ(kμ - z) - e^{kμz - k²μ²/2} Φ(-z)),
+    δ = P(Z > z) - e^{L(z)} Q(Z > z)
+      = Σ_k w_k Σ_j s_j (Φ(m_k - z) - φ(z - m_k)/φ(z - n_j) Φ(n_j - z)),
 
-no term of which is negative. In the other order outputs lie below z, and ε = -L(z). No grid is
-needed, and no loss is too large. Terms are bounded with what rounding of their exponents and of Φ
-may change.
+where s_j = v_j φ(z - n_j)/q(z). As m_k ≥ n_j no term is negative; that of a mean of both laws is
+zero, and left out. No grid is needed, and no loss is too large. Terms are bounded with what
+rounding of their exponents and of Φ may change.
 
 Reference: docs/theorems/group-sampling.md.
 """
@@ -23,8 +24,8 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.dominating_pairs import Direction
-from affidavit.accountants.fourier.group_sampling import GroupMixtureLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
+from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
 from affidavit.accountants.protocol import OutOfReach
 
 SMALLEST_DELTA = 1e-250
@@ -34,22 +35,21 @@ _NORMAL = 1e-13
 """Relative error of log Φ, and absolute where that is near zero; some 1e-15 are seen."""
 
 
-def single_release(directions: Sequence[Direction]) -> tuple[GroupMixtureLaw, ...]:
-    """The laws of ``directions`` that are one mixture release each; empty where any is not.
+def single_release(directions: Sequence[Direction]) -> tuple[NormalPair, ...]:
+    """The laws of ``directions`` that are one release each; empty where any is not.
 
     Empty too where only bounds of the release are known.
     """
     laws = []
     for direction in directions:
-        if direction.gapped or direction.steps != 1:
+        law = direction.laws[0][0]
+        if direction.gapped or direction.steps != 1 or not isinstance(law, NormalPair):
             return ()
-        if not isinstance(direction.laws[0][0], GroupMixtureLaw):
-            return ()
-        laws.append(direction.laws[0][0])
+        laws.append(law)
     return tuple(laws)
 
 
-def epsilon_of(law: GroupMixtureLaw, delta: float) -> Bracket:
+def epsilon_of(law: NormalPair, delta: float) -> Bracket:
     """ε (nats) at ``delta``; raises ``OutOfReach`` where that is too small."""
     if delta < SMALLEST_DELTA:
         raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}", "choose a larger δ")
@@ -62,7 +62,7 @@ def epsilon_of(law: GroupMixtureLaw, delta: float) -> Bracket:
     return Bracket(lower=lower, upper=max(lower, high.epsilon.upper, 0.0))
 
 
-def delta_of(law: GroupMixtureLaw, epsilon: float) -> Bracket:
+def delta_of(law: NormalPair, epsilon: float) -> Bracket:
     """δ at ``epsilon`` (nats)."""
     # δ falls with ε: that at a lower ε bounds it from above, that at a higher one from below.
     outputs = _Outputs(law)
@@ -81,22 +81,40 @@ class _Point:
     delta: Bracket
 
 
+class _Normals:
+    """Normals of a law: the logarithms of their weights and their means, of shape (n,)."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        weights, means = zip(*(normal for normal in mixture if normal[0] > 0), strict=True)
+        self._logs, self._means = np.log(weights), np.array(means)
+        self._halves = self._means**2 / 2
+        self.centred = self._means == 0
+
+    def densities(self, z: float) -> tuple[Array, Array]:
+        """Logarithms of the terms of the density over N(0)'s, and their errors; both (n,)."""
+        shifts = self._means * z
+        sizes = np.abs(self._logs) + np.abs(shifts) + self._halves
+        return self._logs + shifts - self._halves, 16 * UNIT_ROUNDOFF * sizes
+
+    def tails(self, z: float) -> tuple[Array, Array]:
+        """Logarithms of the terms of the probability beyond ``z``, and their errors; both (n,)."""
+        tails = log_ndtr(self._means - z)
+        return self._logs + tails, self.densities(z)[1] + _NORMAL * (1 + np.abs(tails))
+
+
 class _Outputs:
     """The half-lines of outputs of ``law``."""
 
-    def __init__(self, law: GroupMixtureLaw) -> None:
-        self._law, self._weights = law, np.array(law.weights)
-        self._means = np.arange(len(law.weights)) / law.noise_multiplier
-        self._logs, self._halves = np.log(self._weights), self._means**2 / 2
-        self._sizes = np.abs(self._logs)
+    def __init__(self, law: NormalPair) -> None:
+        self._p, self._q = _Normals(law.p_mixture), _Normals(law.q_mixture)
+        self._reach = law.mu + 60.0
 
     def last(self, holds: Callable[[_Point], bool], *, above: bool = False) -> _Point | None:
         """About the last place where ``holds``, as it does up to there, or the first above it.
 
         None where it holds nowhere above the place of ε = 0, or everywhere.
         """
-        reach = self._law.mu + 60.0
-        low, high = -reach, reach
+        low, high = -self._reach, self._reach
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             if not low < middle < high:
@@ -105,32 +123,40 @@ class _Outputs:
         result = self._point(high if above else low)
         return result if holds(result) != above else None
 
-    def _point(self, place: float) -> _Point:
-        """ε and δ of the outputs beyond ``place``; below its mirror image if the law is added."""
-        added, logs, means = self._law.added, self._logs, self._means
-        z = -place if added else place
-        shifts = means * z
-        exponents = logs + shifts - self._halves
-        size = self._sizes + np.abs(shifts) + self._halves
-        peak = float(exponents.max())
-        shares = np.exp(exponents - peak)
-        total = float(shares.sum())
-        loss = peak + math.log(total)
-        # Each term's exponent moves the loss by the term's share.
-        moved = float(shares @ size) / total + abs(peak) + abs(loss)
-        unsure = 16 * UNIT_ROUNDOFF * (moved + len(means))
-        epsilon = -loss if added else loss
-        # The terms of a record that is not drawn are equal, and left out. log of each other term,
-        # of P beyond the place and of Q times e^ε, or of P times e^ε and of Q.
-        sign, scale = (-1.0, epsilon) if added else (1.0, 0.0)
-        own = logs[1:] + log_ndtr(sign * (means[1:] - z)) + scale
-        other = exponents[1:] + float(log_ndtr(-sign * z)) + scale
-        slack = 2 * unsure + _NORMAL * (1 + np.abs(own) + np.abs(other))
-        slack += 16 * UNIT_ROUNDOFF * size[1:]
-        own, other = np.exp(own), np.exp(other)
-        middle = sign * float((own - other).sum())
-        error = float(((own + other) * slack).sum()) * 1.1 + 1e-300
+    def _point(self, z: float) -> _Point:
+        """ε and δ of the outputs beyond ``z``."""
+        (p, p_errors), (q, q_errors) = self._p.densities(z), self._q.densities(z)
+        (log_p, p_error), (log_q, q_error) = _log_sum(p, p_errors), _log_sum(q, q_errors)
+        own, own_errors = self._p.tails(z)
+        beyond, beyond_errors = self._q.tails(z)
+        middle, error = 0.0, 1e-300
+        # The mean 0 of P has no term with that of Q.
+        for rows, columns in ((~self._p.centred, slice(None)), (self._p.centred, ~self._q.centred)):
+            if not rows.any() or not q[columns].size:
+                continue
+            share, share_error = _log_sum(q[columns], q_errors[columns])
+            tail, tail_error = _log_sum(beyond[columns], beyond_errors[columns])
+            sides = (
+                (own[rows] + (share - log_q), own_errors[rows] + share_error),
+                (p[rows] - log_q + tail, p_errors[rows] + tail_error + _NORMAL),
+            )
+            for sign, (logs, errors) in zip((1, -1), sides, strict=True):
+                terms = np.exp(logs)
+                middle += sign * float(terms.sum())
+                error += 1.1 * float(terms @ np.expm1(errors + q_error))
         return _Point(
-            epsilon=Bracket(lower=epsilon - unsure, upper=epsilon + unsure),
+            epsilon=Bracket(
+                lower=log_p - log_q - p_error - q_error, upper=log_p - log_q + p_error + q_error
+            ),
             delta=Bracket(lower=middle - error, upper=middle + error),
         )
+
+
+def _log_sum(logs: Array, errors: Array) -> tuple[float, float]:
+    """log Σ e^``logs`` and its error, each of shape (n,) being wrong by ``errors`` at most."""
+    peak = float(logs.max())
+    shares = np.exp(logs - peak)
+    total = float(shares.sum())
+    result = peak + math.log(total)
+    rounding = 16 * UNIT_ROUNDOFF * (logs.size + abs(peak) + abs(result))
+    return result, math.log1p(float(shares @ np.expm1(errors)) / total) + rounding

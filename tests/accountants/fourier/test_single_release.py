@@ -22,7 +22,12 @@ from affidavit.accountants import (
     witness_document,
     witness_from,
 )
-from affidavit.accountants.fourier.group_sampling import GroupMixtureLaw, numbers_drawn
+from affidavit.accountants.fourier.group_sampling import (
+    GroupMixtureLaw,
+    ReplacedGroupLaw,
+    numbers_drawn,
+)
+from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw, NormalPair
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of
 from affidavit.plan import (
     Composed,
@@ -39,47 +44,56 @@ from affidavit.plan import (
 )
 
 
-def exact(law: GroupMixtureLaw, place: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf]:
+def exact(law: NormalPair, place: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf]:
     """ε and δ of the outputs beyond a place."""
-    means = [k / mpmath.mpf(law.noise_multiplier) for k in range(len(law.weights))]
-    z = -place if law.added else place
-    terms = zip(law.weights, means, strict=True)
-    loss = mpmath.log(mpmath.fsum(w * mpmath.exp(m * z - m * m / 2) for w, m in terms))
-    sign = 1 if law.added else -1
-    terms = zip(law.weights, means, strict=True)
-    own = mpmath.fsum(w * mpmath.ncdf(sign * (z - m)) for w, m in terms)
-    other, epsilon = mpmath.ncdf(sign * z), -loss if law.added else loss
-    first, second = (other, own) if law.added else (own, other)
-    return epsilon, first - mpmath.exp(epsilon) * second
+    (p, p_tail), (q, q_tail) = (
+        (
+            mpmath.fsum(w * mpmath.npdf(place - m) for w, m in mixture),
+            mpmath.fsum(w * mpmath.ncdf(m - place) for w, m in mixture),
+        )
+        for mixture in (law.p_mixture, law.q_mixture)
+    )
+    return mpmath.log(p / q), p_tail - p / q * q_tail
 
 
-def laws() -> list[GroupMixtureLaw]:
+def name(law: NormalPair) -> str:
+    return f"{type(law).__name__}-{len(law.p_mixture) + len(law.q_mixture)}"
+
+
+def laws() -> list[NormalPair]:
     rng = np.random.default_rng(4)
-    result = []
+    kinds: tuple[Kind, ...] = ("gaussian", "remove", "add", "replace")
+    result: list[NormalPair] = [
+        NormalMixtureLaw(kind=kind, noise_multiplier=noise, sampling_probability=1e-4)
+        for noise in (0.4, 4.0)
+        for kind in kinds
+    ]
     for moves in (1, 2, 7, 160):
         for noise in (0.03, 0.4, 5.0, 300.0):
             weights = rng.random(moves + 1) ** 6
             weights[0] += 3
-            result.append(
-                GroupMixtureLaw(
-                    noise_multiplier=noise * moves,
-                    weights=tuple(map(float, weights / weights.sum())),
-                    added=bool(rng.random() < 0.5),
-                )
+            shares = tuple(map(float, weights / weights.sum()))
+            law = GroupMixtureLaw(
+                noise_multiplier=noise * moves, weights=shares, added=bool(rng.random() < 0.5)
             )
+            result.append(law)
+            if moves in (1, 7):
+                result.append(
+                    ReplacedGroupLaw(noise_multiplier=law.noise_multiplier, weights=shares)
+                )
     return result
 
 
-@pytest.mark.ordinary("2-*", "8-*")
-@pytest.mark.parametrize("law", laws(), ids=lambda law: f"{len(law.weights)}-{law.added}")
-def test_brackets_hold_the_curve_in_forty_digits(law: GroupMixtureLaw) -> None:
+@pytest.mark.ordinary("NormalMixtureLaw-*", "GroupMixtureLaw-9*", "ReplacedGroupLaw-16*")
+@pytest.mark.parametrize("law", laws(), ids=name)
+def test_brackets_hold_the_curve_in_forty_digits(law: NormalPair) -> None:
     with mpmath.workdps(40):
         for place in (-1.0, 0.7, 4.0, 11.0, law.mu):
             epsilon, delta = exact(law, mpmath.mpf(place))
             if epsilon <= 0 or not 1e-200 < delta < 1:
                 continue
             # Near its largest value ε says nothing of δ: doubles do not tell it from it.
-            near = law.added and epsilon > -mpmath.log(law.weights[0]) * (1 - mpmath.mpf("1e-9"))
+            near = epsilon > law.ceiling * (1 - 1e-5)
             at_epsilon, at_delta = delta_of(law, float(epsilon)), epsilon_of(law, float(delta))
             # Both numbers were rounded to doubles, which moves the other one a little.
             assert at_epsilon.lower <= delta * (1 + mpmath.mpf("1e-9"))
@@ -176,12 +190,7 @@ def test_the_checker_proves_a_single_release_and_nothing_below_it(leaf: int, del
         mixture(3, 0.5, 0.4),
         PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.9),
     )[leaf]
-    if leaf < 2:
-        epsilon = FourierAccountant().curve(event).epsilon(delta)
-    else:
-        # Of one record the engine of samples has a lattice; the mixture of one record is exact.
-        same = GaussianMixture(weights=(0.98, 0.02), noise_multiplier=0.9)
-        epsilon = FourierAccountant().curve(same).epsilon(delta)
+    epsilon = FourierAccountant().curve(event).epsilon(delta)
     claims = [repr(epsilon.upper * (1 + 1e-9)), repr(epsilon.lower * (1 - 1e-9))]
     above, below = (Witness(epsilon=claim, delta=repr(delta), runs=()) for claim in claims)
     assert prove(above, event).epsilon == claims[0]
