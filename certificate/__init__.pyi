@@ -18,6 +18,7 @@ from .conformance import Conformance as Conformance
 from .conformance import ConformanceFinding as ConformanceFinding
 from .conformance import check_conformance as check_conformance
 from .dsse import BadEnvelope as BadEnvelope
+from .dsse import encode_base64 as encode_base64
 from .dsse import read_envelope as read_envelope
 from .dsse import sign_envelope as sign_envelope
 from .dsse import statement_in as statement_in

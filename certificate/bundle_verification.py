@@ -27,19 +27,21 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    BadEnvelope,
+    Envelope,
+    in_toto,
+    read_envelope,
+)
 from affidavit.certificate.issuance import BUNDLE_TYPE
 from affidavit.certificate.keys import KeyRole, PublicKey, by_id, format_instant, parse_instant
 from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
-from affidavit.certificate.statement import (
-    CRITICAL,
-    PREDICATE_TYPE,
-    STATEMENT_TYPE,
-    is_readable,
-)
+from affidavit.certificate.statement import CRITICAL, PREDICATE_TYPE, is_readable
 from affidavit.certificate.status import check_status
 from affidavit.certificate.verification_result import (
     STEPS,
@@ -310,9 +312,8 @@ def _require_dated(
 def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
     predicate = statement["predicate"]
     carried = digest_of(predicate["plan"])
-    algorithm, _, value = carried.partition(":")
-    subject = [{"name": "plan", "digest": {algorithm: value}}]
-    if statement.get("subject") != subject:
+    subject = {"plan": carried.removeprefix("sha256:")}
+    if statement.get("subject") != in_toto(subject, PREDICATE_TYPE, predicate)["subject"]:
         raise VerificationError(
             7,
             "bad_subject",

@@ -19,14 +19,25 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.keys import PublicKey, SigningPort, by_id
-from affidavit.plan import digest_of
+from affidavit.plan import canonical_json, digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 MOST_SIGNATURES = 64
 
 
@@ -34,27 +45,87 @@ class BadEnvelope(Exception):
     """The document is not a DSSE envelope in canonical form."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnvelopeSignature:
+class SignedPart(BaseModel):
+    """A part of a document that is signed: frozen, no unknown fields, no coercion."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_by_name=True, validate_by_alias=True
+    )
+
+    def as_document(self) -> dict[str, Any]:
+        """The part as JSON data."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+Model = TypeVar("Model", bound=SignedPart)
+
+
+def validated(kind: type[Model], document: Any) -> Model:
+    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong."""
+    try:
+        return kind.model_validate_json(canonical_json(document), by_alias=True, by_name=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "/".join(map(str, first["loc"])) or "the document"
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def encode_base64(raw: bytes) -> str:
+    """Standard base64."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of base64 in its one canonical form; raises ``ValueError``."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("not base64") from None
+    if encode_base64(raw) != text:
+        raise ValueError("not in canonical base64")
+    return raw
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise PydanticCustomError("base64", "not a string")
+    try:
+        return decode_base64(value)
+    except ValueError as error:
+        raise PydanticCustomError("base64", str(error)) from None
+
+
+Base64 = Annotated[bytes, BeforeValidator(_bytes), PlainSerializer(encode_base64)]
+"""Bytes, which a document writes in canonical base64."""
+
+
+class EnvelopeSignature(SignedPart):
     """One key's signature."""
 
-    key_id: str
-    signature: bytes
+    key_id: Annotated[str, Field(alias="keyid")]
+    signature: Annotated[Base64, Field(alias="sig")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CosignedEnvelope:
+class CosignedEnvelope(SignedPart):
     """A payload with as many signatures as were added so far, possibly none."""
 
-    payload_type: str
-    payload: bytes
-    signatures: tuple[EnvelopeSignature, ...] = ()
+    payload: Base64
+    payload_type: Annotated[str, Field(alias="payloadType")]
+    signatures: Annotated[tuple[EnvelopeSignature, ...], Field(max_length=MOST_SIGNATURES)]
+
+    @model_validator(mode="after")
+    def _one_signature_a_key(self) -> Self:
+        if len({signature.key_id for signature in self.signatures}) != len(self.signatures):
+            raise PydanticCustomError("twice", "a key signed more than once")
+        return self
 
     def signed_by(self, key: SigningPort) -> Self:
         """This envelope with the signature of ``key``, which replaces an earlier one of it."""
-        created = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
+        created = EnvelopeSignature(key_id=key.key_id, signature=key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
-        return replace(self, signatures=(*others, created))
+        return self.model_copy(update={"signatures": (*others, created)})
 
     def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
         """The ids of the ``keys`` with a valid signature on this envelope."""
@@ -71,25 +142,9 @@ class CosignedEnvelope:
         """The bytes that every signature covers."""
         return pre_authentication_encoding(self.payload_type, self.payload)
 
-    def as_document(self) -> dict[str, Any]:
-        """The envelope as JSON data."""
-        return {
-            "payload": base64.b64encode(self.payload).decode("ascii"),
-            "payloadType": self.payload_type,
-            "signatures": [
-                {
-                    "keyid": signature.key_id,
-                    "sig": base64.b64encode(signature.signature).decode("ascii"),
-                }
-                for signature in self.signatures
-            ],
-        }
-
 
 class Envelope(CosignedEnvelope):
     """A payload with one signature."""
-
-    __slots__ = ()
 
     @property
     def key_id(self) -> str:
@@ -119,65 +174,43 @@ def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
 
 def sign_envelope(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
     """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
-    return Envelope(payload_type=payload_type, payload=payload).signed_by(key)
+    return Envelope(payload_type=payload_type, payload=payload, signatures=()).signed_by(key)
 
 
 def read_envelope(document: Any) -> Envelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
-    fields = _fields(document)
-    if len(fields["signatures"]) != 1:
+    envelope = _read(Envelope, document)
+    if len(envelope.signatures) != 1:
         raise BadEnvelope("the envelope must have exactly one signature")
-    return Envelope(**fields)
+    return envelope
 
 
 def read_cosigned(document: Any) -> CosignedEnvelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
-    return CosignedEnvelope(**_fields(document))
+    return _read(CosignedEnvelope, document)
+
+
+Kind = TypeVar("Kind", bound=CosignedEnvelope)
+
+
+def _read(kind: type[Kind], document: Any) -> Kind:
+    try:
+        return validated(kind, document)
+    except ValueError as error:
+        raise BadEnvelope(str(error)) from None
+
+
+def in_toto(subjects: Mapping[str, str], predicate_type: str, predicate: Any) -> dict[str, Any]:
+    """The in-toto Statement v1 about ``subjects``, the sha256 of each in hexadecimal by name."""
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": n, "digest": {"sha256": digest}} for n, digest in subjects.items()],
+        "predicateType": predicate_type,
+        "predicate": predicate,
+    }
 
 
 def statement_in(bundle: bytes) -> dict[str, Any]:
     """The statement in a bundle that was verified or written before; not verified here."""
     statement: dict[str, Any] = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)
     return statement
-
-
-def _fields(document: Any) -> dict[str, Any]:
-    fields = _exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
-    listed = fields["signatures"]
-    if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
-        raise BadEnvelope(f"the envelope does not have a list of at most {MOST_SIGNATURES}")
-    parts = [_exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
-    signatures = tuple(
-        EnvelopeSignature(_text(part["keyid"], "keyid"), _base64(part["sig"], "sig"))
-        for part in parts
-    )
-    if len({signature.key_id for signature in signatures}) != len(signatures):
-        raise BadEnvelope("a key signed more than once")
-    return {
-        "payload_type": _text(fields["payloadType"], "payloadType"),
-        "payload": _base64(fields["payload"], "payload"),
-        "signatures": signatures,
-    }
-
-
-def _exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
-    if not isinstance(document, dict) or document.keys() != names:
-        raise BadEnvelope(f"{what} does not have exactly the fields {', '.join(sorted(names))}")
-    return document
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise BadEnvelope(f"{what} is not a string")
-    return value
-
-
-def _base64(value: Any, what: str) -> bytes:
-    text = _text(value, what)
-    try:
-        decoded = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise BadEnvelope(f"{what} is not base64") from None
-    if base64.b64encode(decoded).decode("ascii") != text:
-        raise BadEnvelope(f"{what} is not in canonical base64")
-    return decoded

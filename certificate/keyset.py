@@ -36,15 +36,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
-from affidavit.certificate.dsse import BadEnvelope, CosignedEnvelope, read_cosigned
+from affidavit.certificate.dsse import (
+    BadEnvelope,
+    CosignedEnvelope,
+    Model,
+    SignedPart,
+    read_cosigned,
+    validated,
+)
 from affidavit.certificate.keys import (
     KeyFailure,
     KeyRole,
@@ -53,7 +54,7 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.trust_policy import Model, SignedPart, TrustPolicy, validated
+from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
@@ -77,6 +78,10 @@ def _instant(text: str) -> str:
     if format_instant(parse_instant(text)) != text:
         raise ValueError("this is not a time as YYYY-MM-DDThh:mm:ssZ")
     return text
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 Instant = Annotated[str, AfterValidator(_instant)]
@@ -110,12 +115,10 @@ class KeyEntry(SignedPart):
     not_before: Instant
     not_after: Instant
     label: Label = ""
-    roles: Annotated[tuple[KeyRole, ...], Field(min_length=1)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A keyset of before there were roles has the bytes that it had."""
-        return _without(handler(self), *(() if self.roles else ("roles",)))
+    # A keyset of before there were roles has the bytes that it had.
+    roles: Annotated[
+        Annotated[tuple[KeyRole, ...], Field(min_length=1)] | None, Field(exclude_if=_is_none)
+    ] = None
 
     def public(self) -> PublicKey:
         """The key; raises ``KeyFailure`` when the record does not hold it."""
@@ -167,13 +170,10 @@ class Keyset(SignedPart):
     roots: Roots
     keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MOST_KEYS)]
     revoked: Annotated[tuple[Revocation, ...], Field(max_length=MOST_KEYS)] = ()
-    trust: TrustPolicy | None = None
-    administrators: Annotated[int, Field(ge=2, le=10)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        absent = [name for name in ("trust", "administrators") if getattr(self, name) is None]
-        return _without(handler(self), *absent)
+    trust: Annotated[TrustPolicy | None, Field(exclude_if=_is_none)] = None
+    administrators: Annotated[
+        Annotated[int, Field(ge=2, le=10)] | None, Field(exclude_if=_is_none)
+    ] = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -251,8 +251,9 @@ def draft_keyset(
         **({} if administrators is None else {"administrators": administrators}),
     }
     keyset = read_model(Keyset, document)
-    payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))
-    return SignedKeyset(keyset, CosignedEnvelope(payload_type=PAYLOAD_TYPE, payload=payload))
+    payload = canonical_json(keyset.as_document())
+    envelope = CosignedEnvelope(payload_type=PAYLOAD_TYPE, payload=payload, signatures=())
+    return SignedKeyset(keyset, envelope)
 
 
 def read_keyset(raw: bytes) -> SignedKeyset:
@@ -267,7 +268,7 @@ def read_keyset(raw: bytes) -> SignedKeyset:
     except MalformedPlan as error:
         raise _malformed(error.reasons[0].message) from None
     keyset = read_model(Keyset, document)
-    if canonical_json(keyset.model_dump(mode="json", by_alias=True)) != envelope.payload:
+    if canonical_json(keyset.as_document()) != envelope.payload:
         raise _malformed("the payload is not in canonical JSON.")
     return SignedKeyset(keyset, envelope)
 

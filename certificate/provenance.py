@@ -27,7 +27,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.conformance import Conformance
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
+from affidavit.certificate.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    BadEnvelope,
+    in_toto,
+    read_envelope,
+    sign_envelope,
+)
 from affidavit.certificate.keys import (
     KeyRole,
     PublicKey,
@@ -36,7 +43,6 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -90,7 +96,7 @@ def sign_provenance(
 
     ``weights`` is the hexadecimal sha256 of the weights, ``header`` the record's first line.
     """
-    subject = ("weights.pt", weights) if weights else ("record.jsonl", _hex(report.head))
+    subject = {"weights.pt": weights} if weights else {"record.jsonl": _hex(report.head)}
     conformance = report.as_dict()
     conformance["findings"] = conformance["findings"][:MAX_FINDINGS]
     definition = {
@@ -118,12 +124,8 @@ def sign_provenance(
         },
         "byproducts": [record],
     }
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": subject[0], "digest": {"sha256": subject[1]}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {"buildDefinition": definition, "runDetails": details},
-    }
+    predicate = {"buildDefinition": definition, "runDetails": details}
+    statement = in_toto(subject, PREDICATE_TYPE, predicate)
     return sign_envelope(canonical_json(statement), key).as_document()
 
 

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
 from affidavit.certificate.assessment import Assessment, Confidence, Verdict
+from affidavit.certificate.dsse import in_toto
 from affidavit.certificate.keys import format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
@@ -28,7 +29,6 @@ from affidavit.certificate.policy.evaluation import (
 )
 from affidavit.plan import digest_of
 
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
 """Predicate fields that a verifier must understand to accept a certificate."""
@@ -65,58 +65,54 @@ def statement(
     team: str | None = None,
 ) -> dict[str, Any]:
     """The statement about ``assessment``, as ``under`` judged it, as JSON data."""
-    algorithm, _, value = assessment.plan_digest.partition(":")
-    return {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": "plan", "digest": {algorithm: value}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "certificate_id": address(
-                assessment.plan_digest, under.policy, (item.id for item in under.in_force), team
-            ),
-            "verdict": assessment.verdict,
-            "reasons": [reason.as_dict() for reason in assessment.reasons],
-            "guarantee": _guarantee(assessment),
-            "noise_multiplier": _noise(assessment),
-            "sensitivity": _up(assessment.sensitivity),
-            "strategies": [
-                {
-                    **entry,
-                    "sensitivity": _up(entry["sensitivity"]),
-                    "rms_error": _up(entry["rms_error"]),
-                    "max_error": _up(entry["max_error"]),
-                }
-                for entry in assessment.strategies
-            ],
-            "sampling": [
-                {**entry, "probability": _up(entry["probability"])} for entry in assessment.sampling
-            ],
-            "accountants": [
-                {
-                    "name": opinion.name,
-                    "version": opinion.version,
-                    "epsilon": _interval(opinion.epsilon),
-                    **_confidence(opinion.confidence),
-                }
-                for opinion in assessment.accountants
-            ],
-            "engines": versions(),
-            "obligations": list(assessment.obligations),
-            "assumptions": list(assessment.assumptions),
-            "warnings": [asdict(warning) for warning in assessment.warnings],
-            "plan": assessment.plan,
-            **_groups(assessment),
-            **under.as_dict(),
-            "requester": requester,
-            "approvals": approvals.as_document(),
-            "validity": {
-                "not_before": format_instant(issued_at),
-                "not_after": format_instant(under.not_after(issued_at)),
-            },
-            "untrusted": untrusted,
-            "critical": list(CRITICAL),
+    predicate = {
+        "certificate_id": address(
+            assessment.plan_digest, under.policy, (item.id for item in under.in_force), team
+        ),
+        "verdict": assessment.verdict,
+        "reasons": [reason.as_dict() for reason in assessment.reasons],
+        "guarantee": _guarantee(assessment),
+        "noise_multiplier": _noise(assessment),
+        "sensitivity": _up(assessment.sensitivity),
+        "strategies": [
+            {
+                **entry,
+                "sensitivity": _up(entry["sensitivity"]),
+                "rms_error": _up(entry["rms_error"]),
+                "max_error": _up(entry["max_error"]),
+            }
+            for entry in assessment.strategies
+        ],
+        "sampling": [
+            {**entry, "probability": _up(entry["probability"])} for entry in assessment.sampling
+        ],
+        "accountants": [
+            {
+                "name": opinion.name,
+                "version": opinion.version,
+                "epsilon": _interval(opinion.epsilon),
+                **_confidence(opinion.confidence),
+            }
+            for opinion in assessment.accountants
+        ],
+        "engines": versions(),
+        "obligations": list(assessment.obligations),
+        "assumptions": list(assessment.assumptions),
+        "warnings": [asdict(warning) for warning in assessment.warnings],
+        "plan": assessment.plan,
+        **_groups(assessment),
+        **under.as_dict(),
+        "requester": requester,
+        "approvals": approvals.as_document(),
+        "validity": {
+            "not_before": format_instant(issued_at),
+            "not_after": format_instant(under.not_after(issued_at)),
         },
+        "untrusted": untrusted,
+        "critical": list(CRITICAL),
     }
+    subject = {"plan": assessment.plan_digest.removeprefix("sha256:")}
+    return in_toto(subject, PREDICATE_TYPE, predicate)
 
 
 def is_readable(predicate: Mapping[str, Any]) -> bool:

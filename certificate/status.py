@@ -37,10 +37,17 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
+from affidavit.certificate.dsse import (
+    BadEnvelope,
+    Envelope,
+    SignedPart,
+    read_envelope,
+    sign_envelope,
+    validated,
+)
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.trust_policy import AHEAD, SignedPart, validated
+from affidavit.certificate.trust_policy import AHEAD
 from affidavit.certificate.verification_result import (
     SeenStatus,
     VerificationError,
@@ -100,7 +107,7 @@ class StatusCheck(NamedTuple):
 def sign_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
     """The signed list, as ``GET /v1/status`` answers it; ``content`` without its ``_type``."""
     status_list = StatusList.model_validate({"_type": STATUS_TYPE, **content})
-    payload = canonical_json(status_list.model_dump(mode="json", by_alias=True))
+    payload = canonical_json(status_list.as_document())
     return canonical_json(sign_envelope(payload, key, PAYLOAD_TYPE).as_document())
 
 

@@ -32,15 +32,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from cryptography.x509 import load_pem_x509_certificates
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from affidavit.certificate.dsse import SignedPart, validated
 from affidavit.certificate.keys import KeyRole, PublicKey
 from affidavit.certificate.log.cosignature import WitnessKey, stamped_at
 from affidavit.certificate.log.note import BadNote, parse_note, require_name
-from affidavit.plan import MalformedPlan, canonical_json, load_yaml
+from affidavit.plan import MalformedPlan, load_yaml
 
 MOST_WITNESSES = 32
 AHEAD = timedelta(minutes=5)
@@ -50,25 +51,6 @@ Hours = Annotated[int, Field(ge=1, le=24 * 366)]
 
 class BadTrustPolicy(ValueError):
     """The document is not a trust policy; the message names the field."""
-
-
-class SignedPart(BaseModel):
-    """A part of a document that is signed: frozen, no unknown fields, no coercion."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Model = TypeVar("Model", bound=SignedPart)
-
-
-def validated(kind: type[Model], document: Any) -> Model:
-    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong."""
-    try:
-        return kind.model_validate_json(canonical_json(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "/".join(map(str, first["loc"])) or "the document"
-        raise ValueError(f"{where}: {first['msg']}") from None
 
 
 class Witnesses(SignedPart):

@@ -26,7 +26,6 @@ from .note import BadNote as BadNote
 from .note import Checkpoint as Checkpoint
 from .note import NoteKey as NoteKey
 from .note import UnknownSigner as UnknownSigner
-from .note import encode_base64 as encode_base64
 from .note import note_key as note_key
 from .note import open_checkpoint as open_checkpoint
 from .note import open_note as open_note

@@ -41,6 +41,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_pem_x509_certificates
 
+from affidavit.certificate.dsse import encode_base64
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.log.note import (
     BadNote,
@@ -50,8 +51,7 @@ from affidavit.certificate.log.note import (
     NoteSignature,
     UnknownSigner,
     VerifierKey,
-    decode_base64,
-    encode_base64,
+    bytes_of,
     open_note,
     parse_note,
     read_checkpoint,
@@ -129,7 +129,7 @@ def read_addition(raw: bytes) -> Addition:
     old = _OLD.fullmatch(first)
     if old is None or not blank or len(lines) > MOST_HASHES:
         raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
-    proof = tuple(decode_base64(line, "the proof") for line in lines)
+    proof = tuple(bytes_of(line, "the proof") for line in lines)
     if any(len(item) != HASH_BYTES for item in proof):
         raise BadNote("the proof contains an invalid hash")
     checkpoint = read_checkpoint(note)

@@ -26,11 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from affidavit.certificate.dsse import Envelope
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from affidavit.certificate.dsse import Base64, Envelope, Model, SignedPart, validated
 from affidavit.certificate.keys import parse_instant
-from affidavit.certificate.log.note import BadNote, decode_base64, encode_base64
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
 from affidavit.plan import canonical_json, digest_of
 
@@ -94,90 +96,57 @@ class BadLogPart(Exception):
     """A document about a log does not have the form of one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inclusion:
+def _stated(size: int | None) -> int:
+    if size is None:
+        raise PydanticCustomError("null", "not a number of leaves")
+    return size
+
+
+def _hash(value: bytes) -> bytes:
+    if len(value) != HASH_BYTES:
+        raise PydanticCustomError("hash", f"not a hash of {HASH_BYTES} bytes")
+    return value
+
+
+Hashes = Annotated[
+    tuple[Annotated[Base64, AfterValidator(_hash)], ...], Field(max_length=MOST_HASHES)
+]
+Leaves = Annotated[int, Field(ge=0, le=MOST_LEAVES)]
+
+
+class Inclusion(SignedPart):
     """A certificate's place in a log, with the proof for the tree of ``checkpoint``."""
 
-    leaf_index: int
-    tree_size: int | None
-    proof: tuple[bytes, ...]
+    leaf_index: Annotated[Leaves, Field(alias="leafIndex")]
+    tree_size: Annotated[
+        Leaves | None,
+        AfterValidator(_stated),
+        Field(alias="treeSize", exclude_if=lambda size: size is None),
+    ] = None
+    proof: Annotated[Hashes, Field(alias="inclusionProof")]
     checkpoint: str
 
-    def as_document(self) -> dict[str, Any]:
-        """The part as JSON data."""
-        return {
-            "leafIndex": self.leaf_index,
-            **({} if self.tree_size is None else {"treeSize": self.tree_size}),
-            "inclusionProof": [encode_base64(item) for item in self.proof],
-            "checkpoint": self.checkpoint,
-        }
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Consistency:
+class Consistency(SignedPart):
     """A proof that the tree of ``second`` leaves begins with that of ``first``."""
 
-    first: int
-    second: int
-    hashes: tuple[bytes, ...]
-
-    def as_document(self) -> dict[str, Any]:
-        """The proof as JSON data."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "hashes": [encode_base64(hash_) for hash_ in self.hashes],
-        }
+    first: Leaves
+    second: Leaves
+    hashes: Hashes
 
 
 def read_inclusion(document: Any) -> Inclusion:
     """The part of JSON data; raises ``BadLogPart`` for any other shape."""
-    fields = _fields(document, {"leafIndex", "inclusionProof", "checkpoint"}, {"treeSize"})
-    if not isinstance(fields["checkpoint"], str):
-        raise BadLogPart("checkpoint is not a string")
-    return Inclusion(
-        leaf_index=_count(fields["leafIndex"], "leafIndex"),
-        tree_size=_count(fields["treeSize"], "treeSize") if "treeSize" in fields else None,
-        proof=_hashes(fields["inclusionProof"], "inclusionProof"),
-        checkpoint=fields["checkpoint"],
-    )
+    return _read(Inclusion, document)
 
 
 def read_consistency(document: Any) -> Consistency:
     """A proof as ``GET /v1/log/proof/consistency`` answers it; raises ``BadLogPart``."""
-    fields = _fields(document, {"first", "second", "hashes"}, set())
-    return Consistency(
-        first=_count(fields["first"], "first"),
-        second=_count(fields["second"], "second"),
-        hashes=_hashes(fields["hashes"], "hashes"),
-    )
+    return _read(Consistency, document)
 
 
-def _fields(document: Any, required: set[str], optional: set[str]) -> dict[str, Any]:
-    if not isinstance(document, dict) or not required <= document.keys() <= required | optional:
-        raise BadLogPart(f"it must have exactly the fields {', '.join(sorted(required))}")
-    return document
-
-
-def _count(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_LEAVES:
-        raise BadLogPart(f"{what} is not a number of leaves")
-    return value
-
-
-def _hashes(document: Any, what: str) -> tuple[bytes, ...]:
-    if not isinstance(document, list) or len(document) > MOST_HASHES:
-        raise BadLogPart(f"{what} is not a list of at most {MOST_HASHES} hashes")
-    return tuple(_hash(item, what) for item in document)
-
-
-def _hash(value: Any, what: str) -> bytes:
-    if not isinstance(value, str):
-        raise BadLogPart(f"{what} contains invalid base64")
+def _read(kind: type[Model], document: Any) -> Model:
     try:
-        result = decode_base64(value, what)
-    except BadNote as error:
+        return validated(kind, document)
+    except ValueError as error:
         raise BadLogPart(str(error)) from None
-    if len(result) != HASH_BYTES:
-        raise BadLogPart(f"{what} contains an entry that is not a hash of {HASH_BYTES} bytes")
-    return result

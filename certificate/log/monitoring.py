@@ -144,7 +144,7 @@ class _Alarmed(Exception):
 
 
 def _require_signed(note: str, checkpoint: Checkpoint, known: MonitorState, now: datetime) -> None:
-    part = Inclusion(leaf_index=0, tree_size=None, proof=(), checkpoint=note)
+    part = Inclusion(leaf_index=0, proof=(), checkpoint=note)
     cosigned = log_steps.cosigned(part, known.trusted, known.options, now)
     log_steps.signed(note, known.trusted, known.options.log_origin, now, cosigned)
     log_steps.require_trusted(checkpoint, cosigned, known.options, now, dated=False)

@@ -36,8 +36,6 @@ References: C2SP, signed-note.md and tlog-checkpoint.md; golang.org/x/mod/sumdb/
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -48,6 +46,7 @@ from typing import ClassVar, Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from affidavit.certificate.dsse import decode_base64, encode_base64
 from affidavit.certificate.keys import (
     KeyRole,
     PublicKey,
@@ -119,7 +118,7 @@ class VerifierKey:
         """The key that ``str`` writes; raises ``BadNote``."""
         name, _, rest = text.partition("+")
         key_hash, _, encoded = rest.partition("+")
-        raw = decode_base64(encoded, "the verifier key")
+        raw = bytes_of(encoded, "the verifier key")
         if len(raw) != 33 or raw[:1] != cls.kind:
             raise BadNote(f"the verifier key is not an Ed25519 key of type 0x{cls.kind.hex()}")
         result = cls(name, raw[1:])
@@ -193,20 +192,12 @@ def require_name(name: str) -> None:
         raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
 
 
-def encode_base64(raw: bytes) -> str:
-    """Standard base64."""
-    return base64.b64encode(raw).decode("ascii")
-
-
-def decode_base64(text: str, what: str) -> bytes:
+def bytes_of(text: str, what: str) -> bytes:
     """The bytes of base64 in its one canonical form; raises ``BadNote``."""
     try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise BadNote(f"{what} is not base64") from None
-    if encode_base64(raw) != text:
-        raise BadNote(f"{what} is not in canonical base64")
-    return raw
+        return decode_base64(text)
+    except ValueError as error:
+        raise BadNote(f"{what} is {error}") from None
 
 
 def _signature(line: str) -> NoteSignature:
@@ -214,7 +205,7 @@ def _signature(line: str) -> NoteSignature:
     if result is None:
         raise BadNote("a signature line does not have the form '— name base64'")
     require_name(result[1])
-    raw = decode_base64(result[2], "a signature")
+    raw = bytes_of(result[2], "a signature")
     if len(raw) < 5:
         raise BadNote("a signature is too short")
     return NoteSignature(result[1], raw[:4], raw[4:])
@@ -290,7 +281,7 @@ class Checkpoint:
         return cls(
             origin=origin,
             size=int(size),
-            root_hash=decode_base64(root, "the root hash"),
+            root_hash=bytes_of(root, "the root hash"),
             extensions=tuple(extensions),
         )
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from affidavit.accountants import decimal_down
 from affidavit.certificate.conformance import Conformance
+from affidavit.certificate.dsse import in_toto
 from affidavit.certificate.model_evidence.audit import Audit
 from affidavit.certificate.model_evidence.manifest import SIGNATURE_FILE, Manifest, ModelFile
-from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.certificate.step_requirements import certified_plan
 from affidavit.plan import Plan, digest_of
 
@@ -158,12 +158,8 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
 
 def statement_of(claim: Mapping[str, Any], files: Iterable[ModelFile], at: str) -> dict[str, Any]:
     """The in-toto statement of ``claim`` about ``files``, signed ``at`` an instant."""
-    return {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": item.name, "digest": {"sha256": item.sha256}} for item in files],
-        "predicateType": CLAIM_TYPE,
-        "predicate": {"signed_at": at, **claim},
-    }
+    subjects = {item.name: item.sha256 for item in files}
+    return in_toto(subjects, CLAIM_TYPE, {"signed_at": at, **claim})
 
 
 def _audit(result: Audit, digests: Mapping[str, str]) -> dict[str, Any]:

@@ -53,7 +53,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from affidavit.certificate.dsse import PAYLOAD_TYPE, pre_authentication_encoding
+from affidavit.certificate.dsse import (
+    PAYLOAD_TYPE,
+    Envelope,
+    EnvelopeSignature,
+    in_toto,
+    pre_authentication_encoding,
+)
 from affidavit.certificate.key_store import require_private
 from affidavit.certificate.keys import KeyFailure
 from affidavit.plan import MalformedPlan, canonical_json, load_json
@@ -119,23 +125,19 @@ class Manifest:
 
     def as_openssf(self, model: str, ignored: Iterable[str]) -> dict[str, Any]:
         """The statement of ``model-signing`` about this manifest; ``model`` is only informative."""
-        return {
-            "_type": "https://in-toto.io/Statement/v1",
-            "subject": [{"name": model, "digest": {"sha256": self.root}}],
-            "predicateType": OPENSSF_TYPE,
-            "predicate": {
-                "serialization": {
-                    "method": "files",
-                    "hash_type": "sha256",
-                    "allow_symlinks": False,
-                    "ignore_paths": [*IGNORED, *ignored],
-                },
-                "resources": [
-                    {"name": item.name, "algorithm": "sha256", "digest": item.sha256}
-                    for item in self.files
-                ],
+        predicate = {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [*IGNORED, *ignored],
             },
+            "resources": [
+                {"name": item.name, "algorithm": "sha256", "digest": item.sha256}
+                for item in self.files
+            ],
         }
+        return in_toto({model: self.root}, OPENSSF_TYPE, predicate)
 
 
 def manifest_of(folder: Path, ignored: Iterable[str] = ()) -> Manifest:
@@ -312,21 +314,16 @@ def sign_openssf(
 ) -> bytes:
     """The bytes of ``model.sig``; ``ignored`` are paths that the manifest leaves out."""
     payload = canonical_json(manifest.as_openssf(model, ignored))
-    signature = key.sign(
-        pre_authentication_encoding(PAYLOAD_TYPE, payload), ec.ECDSA(HASHES[key.curve.name])
-    )
+    signed = pre_authentication_encoding(PAYLOAD_TYPE, payload)
+    signature = key.sign(signed, ec.ECDSA(HASHES[key.curve.name]))
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signatures = (EnvelopeSignature(key_id="", signature=signature),)
+    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=payload, signatures=signatures)
+    hint = hashlib.sha256(pem).hexdigest()
     bundle = {
         "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {
-            "publicKey": {"hint": hashlib.sha256(pem).hexdigest()},
-            "tlogEntries": [],
-        },
-        "dsseEnvelope": {
-            "payload": base64.b64encode(payload).decode("ascii"),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [{"sig": base64.b64encode(signature).decode("ascii"), "keyid": ""}],
-        },
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+        "dsseEnvelope": envelope.as_document(),
     }
     return json.dumps(bundle).encode()
 

@@ -29,7 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate.bundle_verification import MAX_BUNDLE_BYTES
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.dsse import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    BadEnvelope,
+    Envelope,
+    read_envelope,
+)
 from affidavit.certificate.keys import KeyRole, PublicKey, by_id, parse_instant
 from affidavit.certificate.model_evidence.audit import MOST_BYTES
 from affidavit.certificate.model_evidence.claim import (
@@ -59,7 +65,6 @@ from affidavit.certificate.model_evidence.training import (
     NotTrained,
     training_of,
 )
-from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.certificate.verification_result import VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 

@@ -37,7 +37,13 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.accountants import NAMES
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
+from affidavit.certificate.dsse import (
+    PAYLOAD_TYPE,
+    BadEnvelope,
+    in_toto,
+    read_envelope,
+    sign_envelope,
+)
 from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort
 from affidavit.plan import (
     Adjacency,
@@ -250,7 +256,6 @@ _POLICY = Kind(
 
 DocumentKind = Literal["policy", "waiver"]
 
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPES: dict[DocumentKind, str] = {
     "policy": "https://affidavit.dev/dp-policy/v1",
     "waiver": "https://affidavit.dev/dp-waiver/v1",
@@ -290,10 +295,5 @@ def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[s
 
 
 def _statement(kind: DocumentKind, document: dict[str, Any]) -> dict[str, Any]:
-    algorithm, _, value = digest_of(document).partition(":")
-    return {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": kind, "digest": {algorithm: value}}],
-        "predicateType": PREDICATE_TYPES[kind],
-        "predicate": document,
-    }
+    subject = {kind: digest_of(document).removeprefix("sha256:")}
+    return in_toto(subject, PREDICATE_TYPES[kind], document)

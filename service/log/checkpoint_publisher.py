@@ -34,12 +34,11 @@ from pathlib import Path
 
 import httpx
 
-from affidavit.certificate import write_atomically
+from affidavit.certificate import encode_base64, write_atomically
 from affidavit.certificate.log import (
     BadNote,
     Checkpoint,
     WitnessKey,
-    encode_base64,
     read_checkpoint,
 )
 from affidavit.client import read_at_most

@@ -16,7 +16,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from affidavit.certificate.log import MOST_LEAVES, encode_base64, parse_tile_number
+from affidavit.certificate import encode_base64
+from affidavit.certificate.log import MOST_LEAVES, parse_tile_number
 from affidavit.client import Page, ResponseModel
 from affidavit.service.dependencies import TheServices, services_of
 from affidavit.service.identity.access import Guard, Open, Reader, needs, open_to_all

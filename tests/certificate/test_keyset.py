@@ -108,20 +108,22 @@ def test_a_key_counts_once_however_often_it_signs(make: Make) -> None:
 def test_a_signature_under_another_keys_id_counts_for_neither(make: Make) -> None:
     result = make(by="ad")
     first, second = result.envelope.signatures
-    forged = replace(second, key_id=ROOTS[1].key_id)
-    envelope = replace(result.envelope, signatures=(first, forged))
+    forged = second.model_copy(update={"key_id": ROOTS[1].key_id})
+    envelope = result.envelope.model_copy(update={"signatures": (first, forged)})
     assert code_of(SignedKeyset(result.keyset, envelope)) == "keyset_unsigned"
 
 
 def test_a_signature_over_the_same_bytes_as_another_type_does_not_count(make: Make) -> None:
     result = make(by="")
     other = CosignedEnvelope(
-        payload_type="application/vnd.in-toto+json", payload=result.envelope.payload
+        payload_type="application/vnd.in-toto+json",
+        payload=result.envelope.payload,
+        signatures=(),
     )
     signed = other.signed_by(ROOTS[0]).signed_by(ROOTS[1])
     with pytest.raises(KeysetError, match="does not contain a keyset"):
         read_keyset(canonical_json(signed.as_document()))
-    moved = replace(result.envelope, signatures=signed.signatures)
+    moved = result.envelope.model_copy(update={"signatures": signed.signatures})
     assert code_of(SignedKeyset(result.keyset, moved)) == "keyset_unsigned"
 
 
@@ -242,7 +244,7 @@ def test_what_is_written_is_read_back(make: Make) -> None:
 
 def resigned(found: SignedKeyset, payload: bytes) -> bytes:
     """That payload under signatures that fit it, as holders of the keys could make it."""
-    envelope = CosignedEnvelope(payload_type=found.envelope.payload_type, payload=payload)
+    envelope = found.envelope.model_copy(update={"payload": payload, "signatures": ()})
     for key in ROOTS[:2]:
         envelope = envelope.signed_by(key)
     return canonical_json(envelope.as_document())

@@ -11,14 +11,13 @@ import pytest
 
 from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
-from affidavit.certificate.dsse import read_envelope
+from affidavit.certificate.dsse import encode_base64, read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
 from affidavit.certificate.log.entry import Consistency, read_inclusion
 from affidavit.certificate.log.inclusion_verification import included
 from affidavit.certificate.log.note import (
     Checkpoint,
-    encode_base64,
     note_key,
     read_checkpoint,
     sign_note,

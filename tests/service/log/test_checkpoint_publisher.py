@@ -14,11 +14,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from affidavit.certificate import encode_base64
 from affidavit.certificate.log import (
     BadNote,
     Consistency,
     NoteKey,
-    encode_base64,
     note_key,
     read_addition,
     sign_checkpoint,

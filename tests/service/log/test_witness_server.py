@@ -12,11 +12,10 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from affidavit.certificate import SigningKey
+from affidavit.certificate import SigningKey, encode_base64
 from affidavit.certificate.log import (
     WitnessKey,
     cosign,
-    encode_base64,
     note_key,
     parse_note,
     timestamp_line,
