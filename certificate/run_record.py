@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
@@ -44,64 +45,29 @@ START = "sha256:" + 64 * "0"
 """What stands before the first line."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
-FIELDS: dict[str, frozenset[str]] = {
-    "header": frozenset(
-        {
-            "version",
-            "run",
-            "certificate_id",
-            "plan_digest",
-            "started_at",
-            "code",
-            "generator",
-            "adjacency",
-            "unit",
-            "steps",
-            "data",
-            "phases",
-            "optimizer",
-            "tensors",
-            "parameters",
-            "performance",
-        }
-    ),
-    "checkpoint": frozenset({"step", "checkpoint", "parameters"}),
-    "resumed": frozenset({"step", "from_step", "lost", "parameters", "performance", "at"}),
-    "charge": frozenset(
-        {
-            "step",
-            "phase",
-            "plan_digest",
-            "clip_norm",
-            "noise_std",
-            "divisor",
-            "learning_rate",
-            "key_commitment",
-        }
-    ),
-    "release": frozenset({"step", "lot_size_commitment", "parameters"}),
-    "final": frozenset({"ended", "charged", "released", "parameters", "at"}),
-}
-"""The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
-
-MAY_HAVE: dict[str, frozenset[str]] = {
-    "header": frozenset({"canaries", "search"}),
-    "final": frozenset({"noise_test"}),
-    "release": frozenset({"clip_counts"}),
-}
-"""Fields that a type of entry may have or not; ``clip_counts`` where clip norms are adapted."""
-
-KINDS: dict[str, dict[str, str]] = {
+CERTIFIED = "as certified"
+"""What stands in the fields whose value the certificate gives, which conformance compares."""
+ENTRIES: dict[str, dict[str, str]] = {
     "header": {
         "version": "an integer",
         "run": "a text",
+        "certificate_id": CERTIFIED,
+        "plan_digest": CERTIFIED,
         "started_at": "a time",
         "code.version": "a text",
         "code.digest": "a digest",
+        "generator": CERTIFIED,
+        "adjacency": CERTIFIED,
+        "unit": CERTIFIED,
+        "steps": CERTIFIED,
         "data.commitment": "a digest",
+        "phases": CERTIFIED,
+        "optimizer": CERTIFIED,
+        "tensors": CERTIFIED,
         "parameters": "a digest",
-        "canaries": "a digest or null",
-        "search": "a digest or null",
+        "performance": CERTIFIED,
+        "canaries?": "a digest or null",
+        "search?": "a digest or null",
     },
     "checkpoint": {"step": "an integer", "checkpoint": "a digest", "parameters": "a digest"},
     "resumed": {
@@ -109,13 +75,16 @@ KINDS: dict[str, dict[str, str]] = {
         "from_step": "an integer",
         "lost": "an integer",
         "parameters": "a digest",
+        "performance": CERTIFIED,
         "at": "a time",
     },
     "charge": {
         "step": "an integer",
         "phase": "an integer",
+        "plan_digest": CERTIFIED,
         "clip_norm": "a number for each release",
         "noise_std": "a number for each release",
+        "divisor": CERTIFIED,
         "learning_rate": "a number",
         "key_commitment": "a digest",
     },
@@ -123,15 +92,29 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "an integer",
         "lot_size_commitment": "a digest",
         "parameters": "a digest or null",
+        "clip_counts?": CERTIFIED,
     },
     "final": {
+        "ended": CERTIFIED,
         "charged": "an integer",
         "released": "an integer",
         "parameters": "a digest",
         "at": "a time",
+        "noise_test?": CERTIFIED,
     },
 }
-"""What stands in the fields that no certificate gives the value of."""
+"""What stands in each field of every type of entry, beside ``type``, ``previous`` and ``digest``.
+
+A field with a question mark may be left out. ``clip_counts`` stand where clip norms are adapted.
+"""
+
+
+@cache
+def fields(kind: str, *, optional: bool) -> frozenset[str]:
+    """The fields of one type of entry that have to be there, or those that may be."""
+    paths = (path.partition(".")[0] for path in ENTRIES[kind])
+    return frozenset(path.rstrip("?") for path in paths if path.endswith("?") == optional)
+
 
 LEFT_OUT = frozenset({"data.commitment", "checkpoint", "lot_size_commitment", "learning_rate"})
 """Fields that are null in the record of a guarded loop: the guard reads no data."""
@@ -150,6 +133,7 @@ def _digest(value: Any) -> bool:
 
 
 _IS: dict[str, Callable[[Any], bool]] = {
+    CERTIFIED: lambda _: True,
     "a text": lambda value: isinstance(value, str) and value != "",
     "a time": lambda value: isinstance(value, str) and _TIME.fullmatch(value) is not None,
     "a digest": _digest,
@@ -192,10 +176,11 @@ def decode_line(line: bytes, previous: str) -> RecordEntry:
         raise BrokenLine("wrong_digest", "the line does not match its digest.")
     if stated.get("previous") != previous:
         raise BrokenLine("broken_chain", "the line does not follow the one before it.")
-    requested = FIELDS.get(stated["type"])
-    present = stated.keys() - MAY_HAVE.get(stated["type"], frozenset())
-    if requested is None or present != requested | {"type", "previous", "digest"}:
-        raise BrokenLine("unknown_fields", f"an entry {stated['type']!r} has the wrong fields.")
+    kind, own = stated["type"], {"type", "previous", "digest"}
+    if kind not in ENTRIES or (
+        stated.keys() - fields(kind, optional=True) != fields(kind, optional=False) | own
+    ):
+        raise BrokenLine("unknown_fields", f"an entry {kind!r} has the wrong fields.")
     return stated
 
 
@@ -209,7 +194,8 @@ def invalid_fields(entry: RecordEntry, *, guarded: bool) -> Iterator[str]:
 
     A ``guarded`` loop leaves out what the guard does not know, and the key where none is said.
     """
-    for path, kind in KINDS[entry["type"]].items():
+    for named, kind in ENTRIES[entry["type"]].items():
+        path = named.rstrip("?")
         value = _at(entry, path)
         if guarded and value is None and path in LEFT_OUT:
             continue

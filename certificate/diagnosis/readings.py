@@ -30,16 +30,16 @@ of its own. The moments are summed in closed form at whole orders and by the tra
 converges geometrically for them, at fractional ones.
 
 dp_accounting adds the absolute values of an alternating series at fractional orders and
-so comes out higher there, by up to some per cent; that series is summed only where the
-difference could decide (``library_epsilon``).
+so comes out higher there, by up to some per cent; it is asked itself only where the difference
+could decide (``library_epsilon``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -66,8 +66,6 @@ _WHOLE_ONLY = np.floor(_ORDERS) == _ORDERS
 _NODES_A_SIGMA = 4
 _REACH = 13.0
 _MOST_NODES = 4000
-_LIBRARY_TERMS, _LIBRARY_DECAY = 1000, 30.0
-"""dp_accounting's limit of terms, and how far below the sum (in nats) the last must be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +82,14 @@ class Renyi:
 
 def renyi(parts: Parts, delta: float) -> Renyi | None:
     """The readings of ``parts``; None where one of them has no such bound."""
-    total = _total(parts, _divergence)
-    if total is None:
-        return None
-    improved = _improved(total, delta)
+    total = np.zeros_like(_ORDERS)
+    for part, times in parts:
+        rate = _divergence(part)
+        if rate is None:
+            return None
+        total += times * rate
+    improved = total + np.log1p(-1 / _ORDERS)
+    improved -= (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
     classic = total - math.log(delta) / (_ORDERS - 1)
     return Renyi(
         opacus=_least(improved[_OPACUS]),
@@ -96,39 +98,16 @@ def renyi(parts: Parts, delta: float) -> Renyi | None:
     )
 
 
-def _total(parts: Parts, divergence: Callable[[Part], Array | None]) -> Array | None:
-    """The divergences of ``parts`` added up, at every order; None where one has none."""
-    total = np.zeros_like(_ORDERS)
-    for part, times in parts:
-        rate = divergence(part)
-        if rate is None:
-            return None
-        total += times * rate
-    return total
-
-
-def _improved(total: Array, delta: float) -> Array:
-    """ε at every order by the improved conversion."""
-    conversion: Array = np.log1p(-1 / _ORDERS) - (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
-    return total + conversion
-
-
 def _least(values: Array) -> float:
     return max(0.0, float(values.min()))
 
 
 @lru_cache(maxsize=20_000)
 def _divergence(part: Part) -> Array | None:
-    """Rényi divergence of one release at every order.
-
-    Replacing a record under Poisson sampling is read as people read it: as adding
-    or removing one at twice the distance.
-    """
-    sigma, q = part.noise_multiplier, part.probability
-    if part.pair == "without_replacement" or not 0.05 <= sigma < 1e9:
+    """Rényi divergence of one release at every order."""
+    if part.pair == "without_replacement" or not 0.05 <= part.noise_multiplier < 1e9:
         return None
-    if part.pair == "replace_one":
-        sigma /= 2
+    sigma, q = _as_read(part).noise_multiplier, part.probability
     if q is None or q >= 1:
         result: Array = _ORDERS / (2 * sigma * sigma)
         return result
@@ -179,47 +158,19 @@ def _whole_moments(q: float, sigma: float) -> Array:
 
 def library_epsilon(parts: Parts, delta: float) -> float | None:
     """What dp_accounting answers, whose fractional orders are higher than they need be."""
-    total = _total(parts, _library_divergence)
-    return None if total is None else _least(_improved(total, delta))
+    from affidavit.accountants import RdpAccountant  # slow to load, and seldom needed
+
+    read = tuple((_as_read(part), times) for part, times in parts)
+    with contextlib.suppress(AccountantError, ArithmeticError, ValueError):
+        return RdpAccountant().curve(event_of(read)).epsilon(delta).upper
+    return None
 
 
-@lru_cache(maxsize=4096)
-def _library_divergence(part: Part) -> Array | None:
-    result = _divergence(part)
-    if result is None or part.probability is None or part.probability >= 1:
-        return result
-    sigma = part.noise_multiplier / (2 if part.pair == "replace_one" else 1)
-    result = result.copy()
-    slow = len(_FRACTIONAL[_FRACTIONAL < 3])
-    for orders, terms, place in (
-        (_FRACTIONAL[:slow], _LIBRARY_TERMS, slice(0, slow)),
-        (_FRACTIONAL[slow:], 160, slice(slow, len(_FRACTIONAL))),
-    ):
-        result[place] = _absolute_moments(part.probability, sigma, orders, terms) / (orders - 1)
-    return result
-
-
-def _absolute_moments(q: float, sigma: float, orders: Array, terms: int) -> Array:
-    """The series of Mironov, Talwar and Zhang, section 3.3, of absolute values.
-
-    An order at which the library's own limit of terms does not suffice counts for nothing
-    there, and is infinite here.
-    """
-    alpha = orders[:, None]
-    i = np.arange(float(terms))
-    j = alpha - i
-    cut = sigma**2 * math.log(1 / q - 1) + 0.5
-    log_q, log_p = math.log(q), math.log1p(-q)
-    binomial = gammaln(alpha + 1) - gammaln(i + 1) - gammaln(j + 1)
-    below = binomial + i * log_q + j * log_p + (i * i - i) / (2 * sigma**2)
-    above = binomial + j * log_q + i * log_p + (j * j - j) / (2 * sigma**2)
-    below += log_ndtr((cut - i) / sigma)
-    above += log_ndtr((j - cut) / sigma)
-    largest = np.maximum(below, above)
-    total: Array = np.logaddexp(logsumexp(below, axis=1), logsumexp(above, axis=1))
-    if terms == _LIBRARY_TERMS:
-        total[largest[:, -1] >= total - _LIBRARY_DECAY] = np.inf
-    return total
+def _as_read(part: Part) -> Part:
+    """Replacing a record under Poisson sampling as adding or removing one at twice the distance."""
+    if part.pair != "replace_one":
+        return part
+    return replace(part, pair="add_remove", noise_multiplier=part.noise_multiplier / 2)
 
 
 PLD_ERROR, PLD_GRID = 1e-3, 2e-4

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from affidavit.certificate.run_record import FIELDS, START, BrokenLine, decode_line, encode_line
+from affidavit.certificate.run_record import ENTRIES, START, BrokenLine, decode_line, encode_line
 from affidavit.plan import canonical_json
 
-ENTRY = {"type": "checkpoint"} | dict.fromkeys(FIELDS["checkpoint"], 1)
+ENTRY = {"type": "checkpoint"} | dict.fromkeys(ENTRIES["checkpoint"], 1)
 
 
 def test_a_line_is_read_back_and_the_next_follows_it() -> None:

@@ -48,7 +48,7 @@ def test_a_lot_of_everything_is_read_as_no_sampling(q: float | None) -> None:
     ledger = RdpAccountant()
     ledger.compose(GaussianDpEvent(4.0), 30)
     parts = ((Part(noise_multiplier=4.0, probability=q), 30),)
-    assert library_epsilon(parts, 1e-6) == pytest.approx(float(ledger.get_epsilon(1e-6)), rel=1e-9)
+    assert library_epsilon(parts, 1e-6) == pytest.approx(float(ledger.get_epsilon(1e-6)), rel=2e-9)
 
 
 @pytest.mark.parametrize(
