@@ -36,18 +36,20 @@ from affidavit.certificate.dsse import (
     read_envelope,
 )
 from affidavit.certificate.issuance import BUNDLE_TYPE
-from affidavit.certificate.keys import KeyRole, PublicKey, by_id, format_instant, parse_instant
+from affidavit.certificate.keys import KeyRole, PublicKey, format_instant, parse_instant
 from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
 from affidavit.certificate.statement import CRITICAL, PREDICATE_TYPE, is_readable
 from affidavit.certificate.status import check_status
+from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.certificate.verification_result import (
     STEPS,
     VerificationError,
     VerificationOptions,
     VerifiedCertificate,
+    Verifier,
 )
 from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
 
@@ -66,31 +68,31 @@ def verify(
     options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
     """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
-    trusted, options = tuple(trusted), options or VerificationOptions()
+    options = options or VerificationOptions()
+    verifier = Verifier(tuple(trusted), options, now or datetime.now(UTC))
     report = _Report()
     envelope, log = _form(bundle)
     report.passed(1, f"{len(bundle)} bytes")
     _payload_type(envelope)
     report.passed(2, envelope.payload_type)
-    key = _key(envelope, trusted)
+    key = _key(envelope, verifier)
     report.passed(3, key.key_id[:16])
-    _signature(envelope, key, trusted)
+    _signature(envelope, key, verifier)
     report.passed(4, "Ed25519 over the payload as signed")
     statement = _statement(envelope)
     predicate = statement["predicate"]
     report.passed(5, f"verdict {predicate['verdict']}")
     not_before, not_after = _dates(predicate)
-    now = now or datetime.now(UTC)
-    cosigned = log_steps.cosigned(log, trusted, options, now)
-    _window(key, not_before, now, log, cosigned, options)
+    cosigned = log_steps.cosigned(None if log is None else log.checkpoint, verifier)
+    _window(key, not_before, log, cosigned, verifier)
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan given to compare)"))
     report.passed(8, _rules(predicate, options))
-    not_after = _validity(key, not_before, not_after, options.used_at or now)
+    not_after = _validity(key, not_before, not_after, options.used_at or verifier.now)
     report.passed(9, f"until {format_instant(not_after)}")
-    last_checkpoint = _log(envelope, statement, log, trusted, cosigned, options, now, report)
-    status = check_status(envelope, predicate, trusted, options, now)
+    last_checkpoint = _log(envelope, statement, log, cosigned, verifier, report)
+    status = check_status(envelope, predicate, verifier)
     (report.passed if status.checked else report.unchecked)(13, status.detail)
     return VerifiedCertificate(
         statement=statement,
@@ -150,10 +152,10 @@ def _payload_type(envelope: Envelope) -> None:
         )
 
 
-def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
-    key = by_id(trusted).get(envelope.key_id)
+def _key(envelope: Envelope, verifier: Verifier) -> PublicKey:
+    key = verifier.key(envelope.key_id)
     if key is None:
-        _other_signer(3, envelope, trusted)
+        _other_signer(3, envelope, verifier)
         raise VerificationError(
             3,
             "unknown_key",
@@ -178,9 +180,9 @@ def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     return key
 
 
-def _other_signer(step: int, envelope: Envelope, trusted: tuple[PublicKey, ...]) -> None:
+def _other_signer(step: int, envelope: Envelope, verifier: Verifier) -> None:
     """Raise if a trusted key made the signature that is said to be another's."""
-    for key in trusted:
+    for key in verifier.trusted:
         if key.accepts(envelope.signature, envelope.signed_bytes):
             raise VerificationError(
                 step,
@@ -191,9 +193,9 @@ def _other_signer(step: int, envelope: Envelope, trusted: tuple[PublicKey, ...])
             )
 
 
-def _signature(envelope: Envelope, key: PublicKey, trusted: tuple[PublicKey, ...]) -> None:
+def _signature(envelope: Envelope, key: PublicKey, verifier: Verifier) -> None:
     if not key.accepts(envelope.signature, envelope.signed_bytes):
-        _other_signer(4, envelope, trusted)
+        _other_signer(4, envelope, verifier)
         raise VerificationError(
             4,
             "bad_signature",
@@ -251,10 +253,9 @@ def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
 def _window(
     key: PublicKey,
     issued_at: datetime,
-    now: datetime,
     log: Inclusion | None,
     cosigned: tuple[datetime, datetime] | None,
-    options: VerificationOptions,
+    verifier: Verifier,
 ) -> None:
     revoked = "" if key.revoked_from is None else f"{key.revoked_from:%Y-%m-%d %H:%M:%S}Z"
     if key.revoked_at(issued_at):
@@ -264,8 +265,8 @@ def _window(
             f"its key was revoked from {revoked} on, and it was issued after that.",
             "Ask for a certificate signed by a current key, and why the key was revoked.",
         )
-    if key.revoked_at(now):
-        _require_dated(key, revoked, log, cosigned, options)
+    if key.revoked_at(verifier.now):
+        _require_dated(key, revoked, log, cosigned, verifier.options.trust)
     if not key.covers(issued_at):
         raise VerificationError(
             6,
@@ -280,7 +281,7 @@ def _require_dated(
     revoked: str,
     log: Inclusion | None,
     cosigned: tuple[datetime, datetime] | None,
-    options: VerificationOptions,
+    trust: TrustPolicy | None,
 ) -> None:
     """Somebody else says that a certificate of a key that was revoked since is older than that.
 
@@ -288,7 +289,7 @@ def _require_dated(
     certificate is in what they cosigned is step 10. For a key for everything, as all were before,
     a log that another key signed does (step 11).
     """
-    witnessed = key.roles is not None or (options.trust and options.trust.dated_by_others)
+    witnessed = key.roles is not None or (trust and trust.dated_by_others)
     if log is None or (witnessed and cosigned is None):
         raise VerificationError(
             6,
@@ -391,24 +392,23 @@ def _log(
     envelope: Envelope,
     statement: dict[str, Any],
     part: Inclusion | None,
-    trusted: tuple[PublicKey, ...],
     cosigned: tuple[datetime, datetime] | None,
-    options: VerificationOptions,
-    now: datetime,
+    verifier: Verifier,
     report: _Report,
 ) -> str | None:
     """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
     if part is None:
-        log_steps.require_logged(options)
+        log_steps.require_logged(verifier.options)
         for step in (10, 11, 12):
             report.unchecked(step, "not logged: the bundle has no log proof")
         return None
     checkpoint = log_steps.included(envelope, statement, part)
     report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
-    key = log_steps.signed(part.checkpoint, trusted, options.log_origin, now, cosigned)
-    dated = by_id(trusted)[envelope.key_id].revoked_at(now)
-    witnesses = log_steps.require_trusted(checkpoint, cosigned, options, now, dated=dated)
+    key = log_steps.signed(part.checkpoint, cosigned, verifier)
+    signer = verifier.key(envelope.key_id)
+    dated = signer is not None and signer.revoked_at(verifier.now)
+    witnesses = log_steps.require_trusted(checkpoint, cosigned, verifier, dated=dated)
     report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
-    link = log_steps.consistent(checkpoint, trusted, options, now)
+    link = log_steps.consistent(checkpoint, verifier)
     (report.passed if link.checked else report.unchecked)(12, link.detail)
     return part.checkpoint if link.keep else None

@@ -197,7 +197,7 @@ def _read(kind: type[Kind], document: Any) -> Kind:
     try:
         return validated(kind, document)
     except ValueError as error:
-        raise BadEnvelope(str(error)) from None
+        raise BadEnvelope(f"the envelope: {error}") from None
 
 
 def in_toto(subjects: Mapping[str, str], predicate_type: str, predicate: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; D
 >>> key = SigningKey.generate()
 >>> read_provenance({}, [key.public])
 Traceback (most recent call last):
-affidavit.certificate.provenance.BadProvenance: the envelope does not have exactly the fields ...
+affidavit.certificate.provenance.BadProvenance: the envelope: payload: Field required.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from affidavit.certificate.trust_policy import AHEAD
 from affidavit.certificate.verification_result import (
     SeenStatus,
     VerificationError,
-    VerificationOptions,
+    Verifier,
 )
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
@@ -168,9 +168,7 @@ def current_status(
 def check_status(
     envelope: Envelope,
     predicate: Mapping[str, Any],
-    trusted: Sequence[PublicKey],
-    options: VerificationOptions,
-    now: datetime,
+    verifier: Verifier,
 ) -> StatusCheck:
     """Step 13: it has the required approvals and is not revoked.
 
@@ -178,6 +176,7 @@ def check_status(
     ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.
     """
     _require_approved(predicate)
+    options, now = verifier.options, verifier.now
     hours = None if options.trust is None else options.trust.freshness.status_hours
     if options.status is None:
         if options.require_status or hours is not None:
@@ -187,7 +186,7 @@ def check_status(
                 "Fetch one with `affidavit status` and pass --status.",
             )
         return StatusCheck("revocation not checked: no status list given", False)
-    status_list, _ = current_status(options.status, trusted, options.status_seen, now)
+    status_list, _ = current_status(options.status, verifier.trusted, options.status_seen, now)
     issued_at = parse_instant(status_list.issued_at)
     if options.trust is not None and options.trust.stale(hours, issued_at, now):
         raise _error(

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from affidavit.certificate.assessment import html_table
+from affidavit.certificate.keys import PublicKey, by_id
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.trust_policy import TrustPolicy
@@ -88,6 +89,19 @@ class VerificationOptions:
     status_seen: Mapping[str, SeenStatus | tuple[int, str]] = field(default_factory=dict)
     trust: TrustPolicy | None = None
     used_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Who verifies: the keys that they trust, what they require, and when it is."""
+
+    trusted: tuple[PublicKey, ...]
+    options: VerificationOptions
+    now: datetime
+
+    def key(self, key_id: str) -> PublicKey | None:
+        """The trusted key of that id."""
+        return by_id(self.trusted).get(key_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

@@ -8,7 +8,6 @@ memory, and only it catches an operator who shows different logs to different pe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from affidavit.certificate.verification_result import (
     SeenCheckpoint,
     VerificationError,
     VerificationOptions,
+    Verifier,
 )
 
 
@@ -42,19 +42,15 @@ def require_logged(options: VerificationOptions) -> None:
         )
 
 
-def cosigned(
-    part: Inclusion | None,
-    trusted: Iterable[PublicKey],
-    options: VerificationOptions,
-    now: datetime,
-) -> tuple[datetime, datetime] | None:
+def cosigned(note: str | None, verifier: Verifier) -> tuple[datetime, datetime] | None:
     """When enough witnesses cosigned or an authority stamped it, first and last; None if never.
 
     Raises ``VerificationError`` of step 11.
     """
-    if part is None or options.trust is None:
+    trust = verifier.options.trust
+    if note is None or trust is None:
         return None
-    if (name := options.trust.dependent(trusted)) is not None:
+    if (name := trust.dependent(verifier.trusted)) is not None:
         raise VerificationError(
             11,
             "witness_not_independent",
@@ -62,7 +58,7 @@ def cosigned(
             "Name witnesses that others run.",
         )
     try:
-        return options.trust.seen(part.checkpoint, now)
+        return trust.seen(note, verifier.now)
     except BadNote as error:
         raise _unsigned("bad_cosignature", f"{error}.") from None
     except ModuleNotFoundError:
@@ -77,8 +73,7 @@ def cosigned(
 def require_trusted(
     checkpoint: Checkpoint,
     cosigned: tuple[datetime, datetime] | None,
-    options: VerificationOptions,
-    now: datetime,
+    verifier: Verifier,
     *,
     dated: bool,
 ) -> str:
@@ -87,16 +82,10 @@ def require_trusted(
     ``dated`` is for a certificate whose key was revoked since: its checkpoint is to be old. Raises
     ``VerificationError`` of that step.
     """
-    trust = options.trust
+    trust = verifier.options.trust
     if trust is None:
         return ""
-    if checkpoint.origin != trust.origin:
-        raise VerificationError(
-            11,
-            "wrong_origin",
-            f"the checkpoint is of the log {checkpoint.origin!r}, not of {trust.origin!r}.",
-            "Ask for a bundle of the log that you follow.",
-        )
+    _require_origin(checkpoint, trust.origin)
     if trust.dated_by_others and cosigned is None:
         raise VerificationError(
             11,
@@ -107,12 +96,12 @@ def require_trusted(
         )
     # Without witnesses it is as fresh as its own key says: an old one can be stamped today.
     last = cosigned[1] if cosigned and trust.witnesses is not None else checkpoint.signed_at
-    if not dated and last is not None and trust.stale(trust.freshness.checkpoint_hours, last, now):
+    hours = trust.freshness.checkpoint_hours
+    if not dated and last is not None and trust.stale(hours, last, verifier.now):
         raise VerificationError(
             11,
             "stale_checkpoint",
-            f"the checkpoint is from {last:%Y-%m-%d %H:%M:%S}Z, older than "
-            f"{trust.freshness.checkpoint_hours} hours.",
+            f"the checkpoint is from {last:%Y-%m-%d %H:%M:%S}Z, older than {hours} hours.",
             "Fetch the bundle again.",
         )
     if cosigned is None:
@@ -120,6 +109,16 @@ def require_trusted(
     if trust.witnesses is not None:
         return f", {trust.witnesses.threshold} or more witnesses"
     return f", stamped at {cosigned[0]:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _require_origin(checkpoint: Checkpoint, origin: str) -> None:
+    if checkpoint.origin != origin:
+        raise VerificationError(
+            11,
+            "wrong_origin",
+            f"the checkpoint is of the log {checkpoint.origin!r}, not of {origin!r}.",
+            "Ask for a bundle of the log that you follow.",
+        )
 
 
 def _unseen(trust: TrustPolicy) -> str:
@@ -167,20 +166,15 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
     return checkpoint
 
 
-def signed(
-    note: str,
-    trusted: Iterable[PublicKey],
-    origin: str | None,
-    now: datetime,
-    cosigned: tuple[datetime, datetime] | None = None,
-) -> PublicKey:
+def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Verifier) -> PublicKey:
     """Step 11: a trusted key signed the checkpoint inside its window; that key.
 
-    A key that is revoked by ``now`` does not count, whatever date it signed, unless witnesses
+    A key that is revoked by now does not count, whatever date it signed, unless witnesses
     cosigned the checkpoint before that. Raises ``VerificationError`` of that step.
     """
+    now = verifier.now
     try:
-        checkpoint, signers = open_checkpoint(note, trusted)
+        checkpoint, signers = open_checkpoint(note, verifier.trusted)
         at = checkpoint.signed_at
     except UnknownSigner:
         raise _unsigned(
@@ -188,13 +182,7 @@ def signed(
         ) from None
     except BadNote as error:
         raise _unsigned("bad_checkpoint_signature", f"{error}.") from None
-    if origin not in (None, checkpoint.origin):
-        raise VerificationError(
-            11,
-            "wrong_origin",
-            f"the checkpoint is of the log {checkpoint.origin!r}, not of {origin!r}.",
-            "Ask for a bundle of the log that you follow.",
-        )
+    _require_origin(checkpoint, verifier.options.log_origin or checkpoint.origin)
     if at is None:
         raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
     keys = [signer for signer in signers if not signer.development]
@@ -234,21 +222,17 @@ class Link(NamedTuple):
     keep: bool
 
 
-def consistent(
-    checkpoint: Checkpoint,
-    trusted: tuple[PublicKey, ...],
-    options: VerificationOptions,
-    now: datetime,
-) -> Link:
+def consistent(checkpoint: Checkpoint, verifier: Verifier) -> Link:
     """Step 12: the checkpoint and the last one seen of its log are of one growing tree.
 
     One that was seen only after its key was revoked binds nobody: a thief may have signed it.
     """
+    options = verifier.options
     seen = options.seen.get(checkpoint.origin)
     if seen is None:
         return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
     last = _last(seen.note, checkpoint.origin)
-    if _revoked_when_seen(seen, trusted, options, now):
+    if _revoked_when_seen(seen, verifier):
         return Link("the key of the checkpoint seen before was revoked", True, True)
     older, newer = sorted((last, checkpoint), key=lambda item: item.size)
     if older.size > 0:
@@ -267,15 +251,11 @@ def consistent(
     return Link(f"{relation} the checkpoint of size {last.size} seen before", True, grew)
 
 
-def _revoked_when_seen(
-    seen: SeenCheckpoint,
-    trusted: tuple[PublicKey, ...],
-    options: VerificationOptions,
-    now: datetime,
-) -> bool:
+def _revoked_when_seen(seen: SeenCheckpoint, verifier: Verifier) -> bool:
+    trust, now = verifier.options.trust, verifier.now
     try:
-        _, signers = open_checkpoint(seen.note, trusted)
-        cosigned = None if options.trust is None else options.trust.seen(seen.note, now)
+        _, signers = open_checkpoint(seen.note, verifier.trusted)
+        cosigned = None if trust is None else trust.seen(seen.note, now)
     except (BadNote, ModuleNotFoundError):
         return False
     at = min(seen.at or now, now if cosigned is None else cosigned[0])

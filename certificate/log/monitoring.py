@@ -28,7 +28,6 @@ from typing import Any, Protocol
 
 from affidavit.certificate.keys import KeyRole, PublicKey, by_id
 from affidavit.certificate.log import inclusion_verification as log_steps
-from affidavit.certificate.log.entry import Inclusion
 from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.log.tree import (
     TILE_WIDTH,
@@ -42,6 +41,7 @@ from affidavit.certificate.verification_result import (
     SeenCheckpoint,
     VerificationError,
     VerificationOptions,
+    Verifier,
 )
 
 SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")
@@ -144,10 +144,10 @@ class _Alarmed(Exception):
 
 
 def _require_signed(note: str, checkpoint: Checkpoint, known: MonitorState, now: datetime) -> None:
-    part = Inclusion(leaf_index=0, proof=(), checkpoint=note)
-    cosigned = log_steps.cosigned(part, known.trusted, known.options, now)
-    log_steps.signed(note, known.trusted, known.options.log_origin, now, cosigned)
-    log_steps.require_trusted(checkpoint, cosigned, known.options, now, dated=False)
+    verifier = Verifier(known.trusted, known.options, now)
+    cosigned = log_steps.cosigned(note, verifier)
+    log_steps.signed(note, cosigned, verifier)
+    log_steps.require_trusted(checkpoint, cosigned, verifier, dated=False)
 
 
 def _require_same(source: Source, newest: Checkpoint, known: MonitorState) -> None:

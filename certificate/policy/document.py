@@ -295,5 +295,5 @@ def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[s
 
 
 def _statement(kind: DocumentKind, document: dict[str, Any]) -> dict[str, Any]:
-    subject = {kind: digest_of(document).removeprefix("sha256:")}
+    subject: dict[str, str] = {kind: digest_of(document).removeprefix("sha256:")}
     return in_toto(subject, PREDICATE_TYPES[kind], document)
