@@ -30,10 +30,10 @@ from sqlalchemy import (
     Connection,
     Engine,
     Index,
+    Row,
     String,
     Text,
     func,
-    insert,
     select,
 )
 
@@ -44,7 +44,7 @@ from affidavit.service.certificate_tables import UtcDateTime, numbered
 from affidavit.service.database import Store, hold
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.state import ledger_events, ledgers
-from affidavit.service.log.entries import WAITING, append, logged
+from affidavit.service.log.entries import WAITING, insert_logged, logged
 from affidavit.service.problems import Problem
 
 LASTS = timedelta(days=7)
@@ -182,7 +182,7 @@ class SecondPerson(Store):
                     continue
                 is_open = not row.carried_out and not row.kind.endswith("_declined")
                 entries = logged(connection, row.digest)
-                if is_open and not _counts(row._mapping, entries, revoked):
+                if is_open and not _counts(row, entries, revoked):
                     continue
                 earlier = open_.pop(row.digest, None)
                 if is_open and dataset in (None, content["dataset"]):
@@ -206,15 +206,15 @@ class SecondPerson(Store):
         )
 
 
-def proposal_entry(row: Mapping[Any, Any]) -> LogEntry:
+def proposal_entry(row: Any) -> LogEntry:
     """The log entry of a row; the digest is of what it asks for, its reason apart."""
-    reason = {"reason": row["reason"]} if row["reason"] else {}
+    reason = {"reason": row.reason} if row.reason else {}
     return LogEntry(
         kind="proposal",
-        subject=row["digest"],
-        actor=row["proposer"],
-        at=row["at"],
-        body={"kind": row["kind"], "carried_out": bool(row["carried_out"]), **reason},
+        subject=row.digest,
+        actor=row.proposer,
+        at=row.at,
+        body={"kind": row.kind, "carried_out": bool(row.carried_out), **reason},
     )
 
 
@@ -237,9 +237,7 @@ def _set_at(connection: Connection) -> dict[tuple[str, ...], datetime]:
 def _store(connection: Connection, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """A row and its log entry."""
     text = json.dumps(content, sort_keys=True)
-    connection.execute(insert(admin_proposals).values(**row, content=text))
-    body = proposal_entry(row).body
-    append(connection, "proposal", row["digest"], body, actor=row["proposer"], at=row["at"])
+    insert_logged(connection, admin_proposals, {**row, "content": text}, proposal_entry)
 
 
 def _proposers(
@@ -254,21 +252,19 @@ def _proposers(
     )
     entries = logged(connection, digest)
     proposers: set[str] = set()
-    for row in connection.execute(query).mappings():
-        if row["carried_out"] or row["kind"].endswith("_declined"):
+    for row in connection.execute(query):
+        if row.carried_out or row.kind.endswith("_declined"):
             if _counts(row, entries, {}):
                 proposers = set()
         elif _counts(row, entries, revoked):
-            proposers.add(row["proposer"])
+            proposers.add(row.proposer)
     return proposers
 
 
-def _counts(
-    row: Mapping[Any, Any], entries: Mapping[str, int | None], revoked: Mapping[str, int]
-) -> bool:
+def _counts(row: Row[Any], entries: Mapping[str, int | None], revoked: Mapping[str, int]) -> bool:
     """Whether a row is in the log, after the leaf of its proposer's last ``revoked`` token."""
     content = proposal_entry(row).content.decode()
     if content not in entries:
         return False
     leaf = entries[content]
-    return (WAITING if leaf is None else leaf) > revoked.get(row["proposer"], -1)
+    return (WAITING if leaf is None else leaf) > revoked.get(row.proposer, -1)

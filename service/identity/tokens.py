@@ -50,8 +50,8 @@ import secrets
 import string
 import time
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
@@ -62,7 +62,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     ForeignKey,
-    RowMapping,
     String,
     Table,
     Text,
@@ -86,7 +85,14 @@ from affidavit.service.identity.actor import (
     Serves,
 )
 from affidavit.service.identity.four_eyes import Approve, alone
-from affidavit.service.log.entries import WAITING, append, log_entries, log_leaves, logged
+from affidavit.service.log.entries import (
+    WAITING,
+    append,
+    insert_logged,
+    log_entries,
+    log_leaves,
+    logged,
+)
 from affidavit.service.teams import NAME as TEAM_NAME
 
 # ---- the text ------------------------------------------------------------------------
@@ -281,15 +287,13 @@ class TokenRepository(Store):
             "team": team,
             "serves": json.dumps(serves) if serves else None,
         }
-        entry = token_entry(row)
         with self._writer.begin() as connection:
             approve(connection)
-            connection.execute(insert(tokens).values(row))
+            insert_logged(connection, tokens, row, token_entry)
             connection.execute(insert(token_uses).values(token_id=text.id))
-            append(connection, "token", text.id, entry.body, actor=by, at=at)
             stored = _find(connection, text.id)
         assert stored is not None
-        return stored[0], text
+        return stored, text
 
     def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
         """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
@@ -302,13 +306,13 @@ class TokenRepository(Store):
                 raise TokenError(
                     f"token {token_id[:80]!r} not found; affidavit tokens list shows all tokens"
                 )
-            if stored[0].revoked_at is not None:
-                return stored[0]
+            if stored.revoked_at is not None:
+                return stored
             row = {"token_id": token_id, "revoked_at": at, "revoked_by": by, "reason": reason}
             connection.execute(insert(token_revocations).values(row))
-            body = {"action": "revoked", "name": stored[0].name, "reason": reason}
+            body = {"action": "revoked", "name": stored.name, "reason": reason}
             append(connection, "token", token_id, body, actor=by, at=at)
-            return replace(stored[0], revoked_at=at)
+            return replace(stored, revoked_at=at)
 
         return write(self._engine, work)
 
@@ -316,7 +320,7 @@ class TokenRepository(Store):
         """Every token that was ever made, oldest first."""
         query = _QUERY.order_by(tokens.c.created_at, tokens.c.id)
         with self._reader.connect() as connection:
-            return [_token(row) for row in connection.execute(query).mappings()]
+            return [_token(row) for row in connection.execute(query)]
 
     def exist(self) -> bool:
         """Whether a token was ever made; asked of the database until one was."""
@@ -339,16 +343,16 @@ class TokenRepository(Store):
 
     def _find_logged(self, connection: Connection, token_id: str) -> tuple[Token, str] | None:
         """The token, if it is as its entry in the log says: a row alone is anybody's."""
-        row = connection.execute(_ONE, {"token_id": token_id}).mappings().first()
+        row = connection.execute(_ONE, {"token_id": token_id}).first()
         if row is None:
             return None
-        values = tuple(row[column.name] for column in tokens.columns)
+        values = row[: len(tokens.columns)]
         if values not in self._logged:
             if token_entry(row).content.decode() not in logged(connection, token_id):
                 log.error("token %s is not in the log as it is in the database", token_id)
                 return None
             self._logged.add(values)
-        return _token(row), row["digest"]
+        return _token(row), row.digest
 
     def use_is_due(self, token_id: str) -> bool:
         """Whether a use is to be written down now; true once in a while for each token."""
@@ -370,21 +374,21 @@ class TokenRepository(Store):
             log.warning("the use of token %s was not recorded: %s", token_id, error)
 
 
-def token_entry(row: Mapping[str, Any] | RowMapping) -> LogEntry:
+def token_entry(row: Any) -> LogEntry:
     """The entry that logs a row of ``tokens``."""
-    serves = json.loads(row["serves"] or "{}")
+    serves = json.loads(row.serves or "{}")
+    owners = {"person": row.person, "team": row.team}
     body = {
         "action": "created",
-        "name": row["name"],
-        "scopes": row["scopes"].split(),
-        "expires_at": row["expires_at"].isoformat(timespec="microseconds"),
-        "digest": logged_digest(row["digest"]),
-        **{name: row[name] for name in ("person", "team") if row[name] is not None},
+        "name": row.name,
+        "scopes": row.scopes.split(),
+        "expires_at": row.expires_at.isoformat(timespec="microseconds"),
+        "digest": logged_digest(row.digest),
+        **{name: value for name, value in owners.items() if value is not None},
         **{kind: serves[kind] for kind in ("queues", "datasets") if kind in serves},
     }
-    return LogEntry(
-        kind="token", subject=row["id"], actor=row["created_by"], at=row["created_at"], body=body
-    )
+    actor, at = row.created_by, row.created_at
+    return LogEntry(kind="token", subject=row.id, actor=actor, at=at, body=body)
 
 
 _QUERY = (
@@ -411,8 +415,8 @@ def last_revocations(connection: Connection) -> dict[str, int]:
     ``WAITING`` for one that has no leaf yet. Times would say less: clocks are put back.
     """
     query = _QUERY.add_columns(_LEAF).where(token_revocations.c.revoked_at.is_not(None))
-    revoked = connection.execute(query.order_by(_LEAF)).mappings()
-    return {_token(row).actor.name: row["leaf"] for row in revoked}
+    revoked = connection.execute(query.order_by(_LEAF))
+    return {_token(row).actor.name: row.leaf for row in revoked}
 
 
 def _person(text: str) -> str:
@@ -459,28 +463,18 @@ def _if_same(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
     return stored[0] if stored is not None and same else None
 
 
-def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:
-    row = connection.execute(_ONE, {"token_id": token_id}).mappings().first()
-    return None if row is None else (_token(row), row["digest"])
+def _find(connection: Connection, token_id: str) -> Token | None:
+    row = connection.execute(_ONE, {"token_id": token_id}).first()
+    return None if row is None else _token(row)
 
 
 def _token(row: Any) -> Token:
     known = {item.value for item in Scope}
-    return Token(
-        id=row["id"],
-        name=row["name"],
-        # A scope that a later release knew is none that we could grant.
-        scopes=tuple(Scope(entry) for entry in row["scopes"].split() if entry in known),
-        created_at=row["created_at"],
-        created_by=row["created_by"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
-        last_used_at=row["last_used_at"],
-        person=row["person"],
-        team=row["team"],
-        serves=DEFAULT_QUEUE
-        if row["serves"] is None
-        else Serves(
-            **{kind: frozenset(names) for kind, names in json.loads(row["serves"]).items()}
-        ),
-    )
+    serves = DEFAULT_QUEUE
+    if row.serves is not None:
+        named = json.loads(row.serves).items()
+        serves = Serves(**{kind: frozenset(names) for kind, names in named})
+    # A scope that a later release knew is none that we could grant.
+    scopes = tuple(Scope(entry) for entry in row.scopes.split() if entry in known)
+    facts = {**row._mapping, "scopes": scopes, "serves": serves}
+    return Token(**{field.name: facts[field.name] for field in fields(Token)})

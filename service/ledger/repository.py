@@ -39,7 +39,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import append, logged
+from affidavit.service.log.entries import append, insert_logged, logged
 from affidavit.service.runs.repository import runs
 
 STATES = {
@@ -127,8 +127,8 @@ def add_grant(
     """Write what ``team`` may do with ``dataset`` from now on, and its entry in the log."""
     database.hold(connection, f"grants {dataset}")  # they are logged in the order of their rows
     row = {"dataset": dataset, "team": team, "may": may, "reason": reason}
-    connection.execute(insert(dataset_grants).values(**row, granted_by=call.actor, at=call.at))
-    append(connection, "grant", dataset, row, actor=call.actor, at=call.at)
+    logged_row = {**row, "granted_by": call.actor, "at": call.at}
+    insert_logged(connection, dataset_grants, logged_row, grant_entry)
 
 
 def grant_entry(row: Any) -> LogEntry:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, insert, select
+from sqlalchemy import Connection, Engine, Select, Table, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
@@ -51,8 +51,8 @@ from affidavit.service.lifecycle.models import (
     RevocationRequest,
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
-from affidavit.service.log.entries import append, logged
-from affidavit.service.log.entry_types import approval_entry
+from affidavit.service.log.entries import insert_logged, logged
+from affidavit.service.log.entry_types import approval_entry, revocation_entry
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.teams import acting_for
@@ -181,9 +181,8 @@ def _insert_decision(
     at: datetime,
 ) -> None:
     decision = {"decision": request.decision, "approver": actor.name, "comment": request.comment}
-    connection.execute(insert(approvals).values(**_row_of(certificate), **decision, at=at))
-    body = {"issue": certificate.issue, **request.model_dump()}
-    append(connection, "approval", certificate.id, body, actor=actor.name, at=at)
+    row = {**_row_of(certificate), **decision, "at": at}
+    insert_logged(connection, approvals, row, approval_entry)
 
 
 def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[Approval, ...]:
@@ -252,12 +251,8 @@ def insert_revocation(
     at: datetime,
 ) -> None:
     """Revoke ``certificate``, a current issue that ``hold`` locks, in this transaction."""
-    why = {"code": code, "reason": reason}
-    connection.execute(
-        insert(revocations).values(**_row_of(certificate), **why, revoked_by=actor, at=at)
-    )
-    body = {"issue": certificate.issue, "envelope": certificate.envelope_digest, **why}
-    append(connection, "revocation", certificate.id, body, actor=actor, at=at)
+    row = {"code": code, "reason": reason, "revoked_by": actor, "at": at}
+    insert_logged(connection, revocations, {**_row_of(certificate), **row}, revocation_entry)
 
 
 def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Revocation:

@@ -162,6 +162,17 @@ def append(
     return _append(connection, [entry])[0]
 
 
+def insert_logged(
+    connection: Connection,
+    table: Table,
+    values: Mapping[str, Any],
+    entry_of_row: Callable[[Any], LogEntry],
+) -> None:
+    """Insert a row, and the entry that the audit compares it with."""
+    row = connection.execute(insert(table).values(values).returning(table)).one()
+    _append(connection, [entry_of_row(row)])
+
+
 # Built once: composing a statement takes as long as running it.
 _LOGGED = (
     select(log_entries.c.content, log_leaves.c.leaf_index)

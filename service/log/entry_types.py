@@ -110,7 +110,8 @@ def approval_entry(row: Any) -> LogEntry:
     return _entry("approval", row.certificate_id, row.approver, row.at, body)
 
 
-def _revocation(row: Any) -> LogEntry:
+def revocation_entry(row: Any) -> LogEntry:
+    """The entry of a revocation."""
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -148,7 +149,7 @@ ENTRY_TYPES = (
         entry=lambda row: entry_of(bytes(row.bundle)),
     ),
     EntryType(table=approvals, kinds=("approval",), entry=approval_entry),
-    EntryType(table=revocations, kinds=("revocation",), entry=_revocation),
+    EntryType(table=revocations, kinds=("revocation",), entry=revocation_entry),
     EntryType(table=policies, kinds=("policy",), entry=policy_entry),
     EntryType(
         table=waivers,
@@ -167,7 +168,7 @@ ENTRY_TYPES = (
     EntryType(
         table=tokens,
         kinds=("token",),
-        entry=lambda row: token_entry(row._mapping),
+        entry=token_entry,
         comparable=_where("action", "created"),
     ),
     EntryType(
@@ -184,11 +185,7 @@ ENTRY_TYPES = (
         entry=_keyset,
         comparable=_fields("version", "digest"),
     ),
-    EntryType(
-        table=admin_proposals,
-        kinds=("proposal",),
-        entry=lambda row: proposal_entry(row._mapping),
-    ),
+    EntryType(table=admin_proposals, kinds=("proposal",), entry=proposal_entry),
     EntryType(table=dataset_grants, kinds=("grant",), entry=grant_entry),
     EntryType(
         table=ledger_events,

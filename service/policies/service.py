@@ -90,14 +90,7 @@ def activate(
         _require_next_version(policy, last)
         policies.with_policy(policy)
         approve(connection)
-        stored = insert_policy(connection, policy, key, actor, at)
-        body = {
-            **policy.reference(),
-            "key_id": key.key_id,
-            "policy": policy.as_document(),
-        }
-        append(connection, "policy", policy.digest(), body, actor=actor, at=at)
-        return stored, True
+        return insert_policy(connection, policy, key, actor, at), True
 
 
 def _require_next_version(policy: Policy, last: Policy | None) -> None:
@@ -158,10 +151,7 @@ def grant(
                 )
             return granted
         approve(connection)
-        stored = insert_waiver(connection, waiver, team, key, now)
-        body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
-        append(connection, "waiver", waiver.id, body, actor=actor, at=now)
-        return stored
+        return insert_waiver(connection, waiver, team, key, now)
 
 
 def _checked(

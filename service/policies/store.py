@@ -71,7 +71,7 @@ from affidavit.service.certificate_tables import (
     signing_keys,
 )
 from affidavit.service.database import Store, hold
-from affidavit.service.log.entries import logged
+from affidavit.service.log.entries import insert_logged, logged
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
@@ -283,41 +283,37 @@ def lock_policies(connection: Connection, *, shared: bool = False) -> None:
 def insert_policy(
     connection: Connection, policy: Policy, key: SigningPort, actor: str, at: datetime
 ) -> StoredPolicy:
-    """Sign ``policy`` and store it."""
+    """Sign ``policy``, store it and log it."""
     envelope = sign_document("policy", policy.as_document(), key)
     insert_signing_key(connection, key.public.as_record(), at)
-    connection.execute(
-        insert(policies).values(
-            name=policy.name,
-            version=policy.version,
-            digest=policy.digest(),
-            envelope=envelope,
-            key_id=key.key_id,
-            created_by=actor,
-            created_at=at,
-        )
-    )
+    row = {
+        **policy.reference(),
+        "envelope": envelope,
+        "key_id": key.key_id,
+        "created_by": actor,
+        "created_at": at,
+    }
+    insert_logged(connection, policies, row, policy_entry)
     return StoredPolicy(policy=policy, created_by=actor, created_at=at, envelope=envelope)
 
 
 def insert_waiver(
     connection: Connection, waiver: Waiver, team: str, key: SigningPort, at: datetime
 ) -> StoredWaiver:
-    """Sign ``waiver`` and store it for plans of ``team``."""
+    """Sign ``waiver``, store it for plans of ``team`` and log it."""
     envelope = sign_document("waiver", waiver.as_document(), key)
     insert_signing_key(connection, key.public.as_record(), at)
-    connection.execute(
-        insert(waivers).values(
-            waiver_id=waiver.id,
-            envelope=envelope,
-            key_id=key.key_id,
-            owner=waiver.owner,
-            created_by=waiver.created_by,
-            created_at=at,
-            expires_at=waiver.expires,
-            team=team,
-        )
-    )
+    row = {
+        "waiver_id": waiver.id,
+        "envelope": envelope,
+        "key_id": key.key_id,
+        "owner": waiver.owner,
+        "created_by": waiver.created_by,
+        "created_at": at,
+        "expires_at": waiver.expires,
+        "team": team,
+    }
+    insert_logged(connection, waivers, row, waiver_entry)
     return StoredWaiver(waiver=waiver, envelope=envelope, team=team)
 
 

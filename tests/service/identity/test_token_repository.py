@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_row_that_is_not_in_the_log_is_no_token(store: TokenRepository, engine
     with engine.connect() as connection:
         row = dict(connection.execute(select(tokens)).mappings().one())
     row |= {"id": planted.id, "digest": planted.digest, "person": "ada", "scopes": "admin"}
-    body = token_entry(row).body
+    body = token_entry(SimpleNamespace(**row)).body
     with writer(engine).begin() as connection:
         connection.execute(insert(tokens).values(row))
     for other in (None, {**body, "scopes": ["submit"]}, {**body, "person": "bob"}, body):
@@ -128,6 +129,7 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
         raise RuntimeError("the disk is full")
 
     monkeypatch.setattr(tokens_module, "append", fail)
+    monkeypatch.setattr(tokens_module, "insert_logged", fail)
     with pytest.raises(RuntimeError):
         new(store, "other")
     with pytest.raises(RuntimeError):

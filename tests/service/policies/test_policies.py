@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, insert, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import (
@@ -280,10 +280,14 @@ def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
 
 @pytest.mark.parametrize("what", ["policy", "waiver"])
 def test_what_a_stranger_signed_and_only_the_database_has_certifies_nothing(
-    house: Any, plan: Document, what: str
+    house: Any, plan: Document, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever inserts rows can insert a key of their own."""
     strict = policy_from(house.activate(epsilon_cap=0.5)["policy"])
+    monkeypatch.setattr(
+        "affidavit.service.policies.store.insert_logged",
+        lambda connection, table, row, _entry: connection.execute(insert(table), row),
+    )
     at, stranger = datetime.now(UTC).replace(microsecond=0), SigningKey.generate("stranger")
     with writer(house.engine).begin() as connection:
         if what == "policy":
