@@ -32,7 +32,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, and_, exists, select
 
 from affidavit.service.database import Store, write
-from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, alone
@@ -44,7 +43,7 @@ from affidavit.service.ledger.state import (
     ledger_events,
     reservations,
 )
-from affidavit.service.ledger.transitions import Change, CostedRun, HeldByRun, LockedReservation
+from affidavit.service.ledger.transitions import Change, CostedRun, HeldByRun, LockedReservation, P
 from affidavit.service.runs.repository import run_leases, runs
 
 
@@ -121,54 +120,23 @@ class LedgerStore(Store):
 
         return write(self._engine, work)
 
-    def commit(self, reservation_id: str, call: CommandContext) -> tuple[StoredReservation, bool]:
-        """Commit a reservation as its run begins: from here on it can only be settled.
+    def change(
+        self,
+        reservation_id: str,
+        call: CommandContext,
+        change: Change[P],
+        *values: P.args,
+        **named: P.kwargs,
+    ) -> tuple[StoredReservation, bool]:
+        """The reservation after ``change``, and whether that happened now.
 
-        Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``, and
-        ``CertificateNotUsable`` where the certificate was revoked, expired or was reissued since.
+        Raises ``UnknownReservation``, ``HeldByRun``, and what ``change`` does.
         """
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
-            # Lock the certificate before the ledger, as everywhere, so that no two deadlock.
-            reservation = transitions.get_reservation(connection, reservation_id)
-            hold_certificate(connection, reservation.certificate_id)
-            return transitions.apply(
-                connection, reservation_id, call, LockedReservation.commit_usable
-            )
+            return transitions.apply(connection, reservation_id, call, change, *values, **named)
 
         return write(self._engine, work)
-
-    def release(
-        self, reservation_id: str, reason: str, call: CommandContext
-    ) -> tuple[StoredReservation, bool]:
-        """Give back what was reserved for a run that never began.
-
-        Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
-        """
-        return self._apply(reservation_id, call, LockedReservation.release, reason)
-
-    def settle(
-        self,
-        reservation_id: str,
-        steps_run: int,
-        record: str | None,
-        call: CommandContext,
-    ) -> tuple[StoredReservation, bool]:
-        """Charge a committed run in full; ``record`` is the digest of its record, as reported.
-
-        Raises ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
-        ``RecordRequired``.
-        """
-        change = LockedReservation.settle_by_hand
-        return self._apply(reservation_id, call, change, steps_run, record)
-
-    def _apply(
-        self, reservation_id: str, call: CommandContext, change: Change[...], *values: Any
-    ) -> tuple[StoredReservation, bool]:
-        return write(
-            self._engine,
-            lambda connection: transitions.apply(connection, reservation_id, call, change, *values),
-        )
 
 
 # ---- reservations that expire --------------------------------------------------------

@@ -448,13 +448,14 @@ class LockedReservation:
         self._add_event("settle", state, body, steps_run=steps_run)
         return True
 
-    def settle_by_hand(self, steps_run: int, record: str | None) -> bool:
+    def settle_by_hand(self, reported: int | None, record: str | None) -> bool:
         """``settle`` for a caller whose run the service did not see: in full, whatever it reports.
 
         The digest of a record shows nothing: only a run's record, which the service holds and has
         judged itself, gives anything back (``runs.queue.LockedRun``). Raises like ``settle``.
         """
         certified = self.reservation.certified_steps
+        steps_run = certified if reported is None else reported
         if self.reservation.state == "committed" and steps_run < certified:
             if is_repeated(self.connection, self.call):
                 return False
@@ -512,10 +513,9 @@ def apply(
     *values: P.args,
     **named: P.kwargs,
 ) -> tuple[StoredReservation, bool]:
-    """The reservation after ``change``, and whether that happened now.
-
-    Raises ``UnknownReservation``, ``HeldByRun``, and what ``change`` does.
-    """
+    """What ``LedgerStore.change`` does, in the transaction of ``connection``; raises like it."""
+    # The certificate before the ledger, as everywhere, so that no two deadlock.
+    hold_certificate(connection, get_reservation(connection, reservation_id).certificate_id)
     locked = hold_reservation(connection, reservation_id, call)
     run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
     if run_id is not None:

@@ -27,6 +27,7 @@ from affidavit.service.ledger.models import (
     summary_of,
 )
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
+from affidavit.service.ledger.transitions import LockedReservation
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
@@ -284,11 +285,15 @@ def commit(
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
     """Call it before the run's first step; afterwards the run can only be settled."""
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    _require_serves(services, actor, reservation_id)
+    change = LockedReservation.commit_usable
+    return reservation_of(services.ledger_store.change(reservation_id, call, change)[0])
+
+
+def _require_serves(services: Services, actor: Actor, reservation_id: str) -> None:
     reserved = services.ledger_store.reservation(reservation_id)
     require_serves(actor, dataset=reserved.scope.dataset)
-    call = CommandContext.of(actor, http, idempotency_key, request)
-    stored, _ = services.ledger_store.commit(reservation_id, call)
-    return reservation_of(stored)
 
 
 @router.post("/v1/reservations/{reservation_id}/settle", summary="Settle a run", responses=CHANGE)
@@ -302,13 +307,10 @@ def settle(
 ) -> Reservation:
     """Charges in full; a run of a queue settles itself, by the steps in its record."""
     call = CommandContext.of(actor, http, idempotency_key, request)
-    store, steps = services.ledger_store, request.steps_run
-    reserved = store.reservation(reservation_id)
-    require_serves(actor, dataset=reserved.scope.dataset)
-    if steps is None:
-        steps = reserved.certified_steps
-    stored, _ = store.settle(reservation_id, steps, request.record, call)
-    return reservation_of(stored)
+    _require_serves(services, actor, reservation_id)
+    settle = LockedReservation.settle_by_hand
+    report = (request.steps_run, request.record)
+    return reservation_of(services.ledger_store.change(reservation_id, call, settle, *report)[0])
 
 
 @router.post(
@@ -335,5 +337,5 @@ def release(
             "not_yours",
             "You can release only your own reservations. Ask whoever made it or an administrator.",
         )
-    stored, _ = services.ledger_store.release(reservation_id, request.reason, call)
-    return reservation_of(stored)
+    release, reason = LockedReservation.release, request.reason
+    return reservation_of(services.ledger_store.change(reservation_id, call, release, reason)[0])

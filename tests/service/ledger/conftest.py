@@ -20,7 +20,7 @@ from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import CostedRun
+from affidavit.service.ledger.transitions import CostedRun, LockedReservation
 from affidavit.service.lifecycle.issuance import sign
 
 TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")
@@ -75,6 +75,21 @@ class Bench:
     def claim(self, **changes: Any) -> CostedRun:
         """A claim for the quick plan, certified."""
         return claim_of(self.certified(**changes))
+
+    def commit(self, reservation_id: str) -> tuple[StoredReservation, bool]:
+        """A reservation committed by hand."""
+        return self.ledger.change(reservation_id, call(), LockedReservation.commit_usable)
+
+    def settle(
+        self, reservation_id: str, steps: int | None, record: str | None
+    ) -> tuple[StoredReservation, bool]:
+        """A reservation settled by hand."""
+        settle = LockedReservation.settle_by_hand
+        return self.ledger.change(reservation_id, call(), settle, steps, record)
+
+    def release(self, reservation_id: str, reason: str) -> tuple[StoredReservation, bool]:
+        """A reservation released."""
+        return self.ledger.change(reservation_id, call(), LockedReservation.release, reason)
 
     def settled_by_record(
         self, reservation_id: str, steps: int, record: str, cost: Cost

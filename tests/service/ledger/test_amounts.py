@@ -36,16 +36,16 @@ def test_each_run_is_in_the_amount_of_its_state(bench: Bench) -> None:
     claim = bench.claim()
     first, _ = bench.ledger.reserve(claim, call())
     assert taken(bench) == ["reserved", "free"]
-    bench.ledger.commit(first.id, call())
+    bench.commit(first.id)
     assert taken(bench) == ["committed", "free"]
     second, _ = bench.ledger.reserve(claim, call())
     assert taken(bench) == ["committed", "reserved", "free"]
     both = amounts(bench)
-    bench.ledger.settle(first.id, 10, None, call())
+    bench.settle(first.id, 10, None)
     settled = amounts(bench)
     assert (settled["spent"], settled["committed"]) == (both["committed"], 0)
     assert settled["free"] == both["free"]
-    bench.ledger.release(second.id, "", call())
+    bench.release(second.id, "")
     assert taken(bench) == ["spent", "free"]
 
 

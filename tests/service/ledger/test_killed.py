@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import ledger_events, reservations
 from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.transitions import LockedReservation
 from affidavit.service.log.entries import log_entries
 from tests.service.children import killed, on
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
@@ -47,11 +48,12 @@ def prepared(bench: Bench, step: str) -> Work:
         return methodcaller("reserve", claim, call("k"))
     created = bench.ledger.reserve(claim, call())[0].id
     if step == "commit":
-        return methodcaller("commit", created, call("k"))
+        return methodcaller("change", created, call("k"), LockedReservation.commit_usable)
     if step == "release":
-        return methodcaller("release", created, "", call("k"))
-    bench.ledger.commit(created, call())
-    return methodcaller("settle", created, 10, RECORD, call("k"))
+        return methodcaller("change", created, call("k"), LockedReservation.release, "")
+    bench.commit(created)
+    settle = LockedReservation.settle_by_hand
+    return methodcaller("change", created, call("k"), settle, 10, RECORD)
 
 
 @pytest.mark.ordinary("postgresql-reserve", "sqlite-commit", "postgresql-settle")

@@ -105,7 +105,7 @@ def test_the_first_run_decides_the_kind_again_once_all_are_released(bench: Bench
     other, _ = bench.ledger.reserve(loud, call())
     for reserved in (one, other):
         assert state(bench).base.noise_multiplier == 3.0
-        bench.ledger.release(reserved.id, "", call())
+        bench.release(reserved.id, "")
     assert state(bench).base is None
     bench.ledger.reserve(loud, call())
     assert state(bench).base.noise_multiplier == 0.8
@@ -149,7 +149,7 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
     with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(tiny, call())
-    bench.ledger.release(result.id, "", call())
+    bench.release(result.id, "")
     assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
     with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(claim, call())
@@ -267,7 +267,7 @@ def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Ben
     bench.budget()
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(result.id, call())
+    bench.commit(result.id)
     four = Cost.read(cost_of_bundle(claim.certificate.bundle, 4)["cost"])
     settled = bench.settled_by_record(result.id, 4, RECORD, four)
     assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
@@ -282,13 +282,13 @@ def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(result.id, call())
+    bench.commit(result.id)
     for record in (None, RECORD):
         for steps in (0, 4, 9):
             with pytest.raises(transitions.RecordRequired):
-                bench.ledger.settle(result.id, steps, record, call())
+                bench.settle(result.id, steps, record)
     assert state(bench).spent == claim.cost
-    settled, _ = bench.ledger.settle(result.id, 10, None, call())
+    settled, _ = bench.settle(result.id, 10, None)
     assert settled.charged == claim.cost
 
 
@@ -296,9 +296,9 @@ def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(result.id, call())
+    bench.commit(result.id)
     with pytest.raises(transitions.StepsAboveCertificate):
-        bench.ledger.settle(result.id, 11, RECORD, call())
+        bench.settle(result.id, 11, RECORD)
     settled = bench.settled_by_record(result.id, 9, RECORD, claim.cost.times(5))
     assert settled.charged == claim.cost
 
@@ -307,7 +307,7 @@ def test_a_release_gives_back_exactly_what_was_reserved(bench: Bench) -> None:
     bench.budget()
     before = state(bench).spent
     result, _ = bench.ledger.reserve(bench.claim(), call())
-    released, now = bench.ledger.release(result.id, "not needed", call())
+    released, now = bench.release(result.id, "not needed")
     assert now
     assert released.state == "released"
     assert state(bench).spent == before
@@ -320,22 +320,22 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
     claim = bench.claim()
     one, _ = bench.ledger.reserve(claim, call())
     with pytest.raises(WrongState, match="Commit it first"):
-        bench.ledger.settle(one.id, 10, None, call())
-    assert bench.ledger.commit(one.id, call())[1]
-    assert not bench.ledger.commit(one.id, call())[1]
+        bench.settle(one.id, 10, None)
+    assert bench.commit(one.id)[1]
+    assert not bench.commit(one.id)[1]
     with pytest.raises(WrongState):
-        bench.ledger.release(one.id, "", call())
-    assert bench.ledger.settle(one.id, 10, None, call())[1]
-    assert not bench.ledger.settle(one.id, 10, None, call())[1]
+        bench.release(one.id, "")
+    assert bench.settle(one.id, 10, None)[1]
+    assert not bench.settle(one.id, 10, None)[1]
     with pytest.raises(WrongState, match="settled only once"):
-        bench.ledger.settle(one.id, 3, RECORD, call())
+        bench.settle(one.id, 3, RECORD)
     two, _ = bench.ledger.reserve(claim, call())
-    assert bench.ledger.release(two.id, "", call())[1]
-    assert not bench.ledger.release(two.id, "", call())[1]
+    assert bench.release(two.id, "")[1]
+    assert not bench.release(two.id, "")[1]
     with pytest.raises(WrongState):
-        bench.ledger.commit(two.id, call())
+        bench.commit(two.id)
     with pytest.raises(transitions.UnknownReservation):
-        bench.ledger.commit("00000000-0000-0000-0000-000000000000", call())
+        bench.commit("00000000-0000-0000-0000-000000000000")
     assert state(bench).spent == claim.cost
 
 
@@ -357,10 +357,10 @@ def test_an_idempotency_key_does_it_once(bench: Bench) -> None:
 def test_everything_that_happens_is_in_the_log(bench: Bench) -> None:
     bench.budget()
     one, _ = bench.ledger.reserve(bench.claim(), call())
-    bench.ledger.commit(one.id, call())
-    bench.ledger.settle(one.id, 10, None, call())
+    bench.commit(one.id)
+    bench.settle(one.id, 10, None)
     two, _ = bench.ledger.reserve(bench.claim(), call())
-    bench.ledger.release(two.id, "", call())
+    bench.release(two.id, "")
     with bench.engine.connect() as connection:
         kinds = connection.execute(select(log_entries.c.kind).order_by(log_entries.c.id)).scalars()
         assert [kind for kind in kinds if kind != "certificate"] == [
@@ -516,9 +516,9 @@ def test_the_database_itself_lets_no_step_be_taken_twice_or_without_the_one_befo
     one, _ = bench.ledger.reserve(claim, call())
     two, _ = bench.ledger.reserve(claim, call())
     three, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(one.id, call())
-    bench.ledger.settle(one.id, 10, None, call())
-    bench.ledger.release(two.id, "", call())
+    bench.commit(one.id)
+    bench.settle(one.id, 10, None)
+    bench.release(two.id, "")
     forged: list[tuple[str, dict[str, Any]]] = [
         ("settle", {}),
         ("commit", {}),
