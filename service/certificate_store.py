@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     Connection,
+    Row,
     RowMapping,
     Select,
     bindparam,
     insert,
     select,
-    tuple_,
 )
 from sqlalchemy.exc import IntegrityError
 
@@ -43,7 +43,7 @@ from affidavit.service.certificate_tables import (
     signing_keys,
 )
 from affidavit.service.clock import NOW
-from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.cursors import page_of
 from affidavit.service.database import Store, hold
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
@@ -51,8 +51,12 @@ from affidavit.service.teams import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """What a list shows of a certificate; ``epsilon_upper`` in nats."""
+class StoredCertificate:
+    """An issue with its signed bytes and the result that was returned with it.
+
+    ``status`` is what it was when it was read; everything else never changes. ``epsilon_upper`` is
+    in nats.
+    """
 
     id: str
     untrusted: bool
@@ -67,15 +71,6 @@ class Summary:
     delta: float | None
     created_at: datetime
     not_after: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredCertificate(Summary):
-    """An issue with its signed bytes and the result that was returned with it.
-
-    ``status`` is what it was when it was read; everything else never changes.
-    """
-
     envelope_digest: str
     approvals_required: int
     approvals_given: int
@@ -223,19 +218,12 @@ class CertificateStore(Store):
 
     def page(
         self, cursor: str | None, limit: int, **filters: Any
-    ) -> tuple[list[Summary], str | None]:
+    ) -> tuple[Sequence[Row[Any]], str | None]:
         """Certificates that pass ``filters``, newest first, and the cursor of the next page.
 
         Raises ``InvalidCursor``.
         """
-        query = _page(None if cursor is None else read_cursor(cursor, str, bool), **filters)
-        with self._reader.connect() as connection:
-            rows = connection.execute(query.limit(limit + 1)).mappings()
-            items = [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
-        if len(items) <= limit:
-            return items, None
-        last = items[limit - 1]
-        return items[:limit], cursor_at(last.created_at, last.id, last.untrusted)
+        return self.read(page_of, _listed(**filters), _PLACE, cursor, limit)
 
     def keys(self) -> list[dict[str, Any]]:
         """The public records of all keys that signed something here."""
@@ -394,8 +382,7 @@ _REQUESTS = insert(requests)
 _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
 
 
-def _page(
-    after: tuple[Any, ...] | None,
+def _listed(
     *,
     status: Status | None = None,
     created_after: datetime | None = None,
@@ -407,7 +394,7 @@ def _page(
     ``equal`` are values of columns; None lets all through. The times themselves are left out.
     """
     now = status_at(NOW)
-    shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
+    shown = [column for column in certificates.c if column.name not in ("bundle", "result")]
     query = select(*shown, now.label("status")).where(~SUPERSEDED)
     values = [(name, value) for name, value in equal.items() if value is not None]
     query = query.where(*(certificates.c[name] == value for name, value in values))
@@ -417,7 +404,4 @@ def _page(
         query = query.where(certificates.c.created_at > created_after)
     if created_before is not None:
         query = query.where(certificates.c.created_at < created_before)
-    if after is not None:
-        place = tuple_(*after, types=[column.type for column in _PLACE])
-        query = query.where(tuple_(*_PLACE) < place)
-    return query.order_by(*(column.desc() for column in _PLACE))
+    return query

@@ -13,8 +13,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -46,3 +49,27 @@ def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
     if not known or not plain:
         raise InvalidCursor("this service did not issue the cursor")
     return (moment, *rest)
+
+
+def page_of(
+    connection: Connection,
+    query: Select[Any],
+    place: Sequence[ColumnElement[Any]],
+    cursor: str | None,
+    limit: int,
+) -> tuple[Sequence[Row[Any]], str | None]:
+    """At most ``limit`` rows after ``cursor``, and the cursor of the next page, if there is one.
+
+    ``place`` are columns of ``query``, a time first, by which the newest row comes first. Raises
+    ``InvalidCursor``.
+    """
+    if cursor is not None:
+        types = [column.type for column in place]
+        after = read_cursor(cursor, *(kind.python_type for kind in types[1:]))
+        query = query.where(tuple_(*place) < tuple_(*after, types=types))
+    ordered = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
+    rows = connection.execute(ordered).all()
+    if len(rows) <= limit:
+        return rows, None
+    last = rows[limit - 1]._mapping
+    return rows[:limit], cursor_at(*(last[column] for column in place))

@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy import ColumnElement, Connection, select, tuple_
+from sqlalchemy import ColumnElement, Connection, select
 
 from affidavit.plan import changes, plan_from
 from affidavit.service.certificate_store import StoredCertificate, current
 from affidavit.service.certificate_tables import certificates, requests
-from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.cursors import page_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
@@ -181,18 +181,9 @@ def decide(
 def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
     """Certificates that await approval, newest first; raises ``InvalidCursor``."""
     place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
-    columns = [certificates.c[name] for name in COLUMNS]
-    query = select(*columns).where(*awaiting(now)).order_by(*(key.desc() for key in place))
-    if cursor is not None:
-        after = tuple_(*read_cursor(cursor, str, bool), types=[key.type for key in place])
-        query = query.where(tuple_(*place) < after)
-    rows = connection.execute(query.limit(LISTED + 1)).all()
-    lines = tuple(map(_line, rows[:LISTED]))
-    last = lines[-1] if len(rows) > LISTED else None
-    return ListPage(
-        lines=lines,
-        next=None if last is None else cursor_at(last.created_at, last.id, last.untrusted),
-    )
+    query = select(*(certificates.c[name] for name in COLUMNS)).where(*awaiting(now))
+    rows, following = page_of(connection, query, place, cursor, LISTED)
+    return ListPage(lines=tuple(map(_line, rows)), next=following)
 
 
 def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:

@@ -240,7 +240,7 @@ def certificate_view(
     """The page of ``certificate``."""
     predicate = statement_of(certificate)["predicate"]
     with services.engine.connect() as connection:
-        runs = repository.page(connection, None, MOST_RUNS, certificate_id=certificate.id)
+        runs, _ = repository.page(connection, None, MOST_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)
     place = _place(services, certificate)
     plan = predicate["plan"]

@@ -26,19 +26,18 @@ from pydantic import BeforeValidator, Field, ValidationError
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    RowMapping,
+    Row,
     Select,
     and_,
     case,
     func,
     or_,
     select,
-    tuple_,
 )
 
 from affidavit.plan import OptimizerName
 from affidavit.service.certificate_tables import certificate_facets, certificates
-from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.cursors import page_of
 from affidavit.service.database import any_of
 from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys
@@ -66,7 +65,6 @@ COUNTED = 2000
 """The newest certificates that are counted; the page says if there are more."""
 SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
-_CURSOR = (str, bool)
 
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
@@ -182,9 +180,8 @@ def certificate_list(
     """The page of ``search``; raises ``InvalidCursor``."""
     keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
     revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
-    rows = connection.execute(page_query(search, now, revoked)).mappings().all()
-    shown = rows[:LISTED]
-    last = shown[-1] if len(rows) > LISTED else None
+    query = page_query(search, now, revoked)
+    rows, following = page_of(connection, query, _place(search), search.cursor, LISTED)
     rest = search.model_copy(update=dict.fromkeys(_VALUES))
     tally = _tally(connection, tally_query(rest, now, revoked))
     # Few of the newest may match the search: those are counted by themselves.
@@ -193,39 +190,29 @@ def certificate_list(
         exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
         order=_time(search),
-        lines=tuple(_line(row) for row in shown),
+        lines=tuple(map(_line, rows)),
         total=exact.with_each(search.filters),
         facets=tuple(_facets(search, tally)),
         filters=search.filters,
-        next=None
-        if last is None
-        else cursor_at(last[_time(search)], last["id"], last["untrusted"]),
+        next=following,
     )
 
 
 def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
-    """The rows of a page and one more, in their order.
+    """The rows of all pages.
 
     ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
     reads by the key or by the time.
     """
-    place = _place(search)
-    facets = certificate_facets.c
-    query = (
+    return (
         select(
             *(certificates.c[name] for name in _COLUMNS),
-            facets.mechanism,
-            facets.requester,
+            *certificate_facets.c,
             status_at(now).label("status"),
         )
         .select_from(_joined(outer=True))
         .where(*_conditions(search, now, revoked))
     )
-    if search.cursor is not None:
-        after = read_cursor(search.cursor, *_CURSOR)
-        types = [column.type for column in place]
-        query = query.where(tuple_(*place) < tuple_(*after, types=types))
-    return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
 
 
 def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
@@ -366,13 +353,13 @@ def _standing(
             return [*undecided, columns.not_after >= now, ~waits]
 
 
-def _line(row: RowMapping) -> CertificateLine:
+def _line(row: Row[Any]) -> CertificateLine:
     return view_of(
         CertificateLine,
         row,
-        status=Status(row["status"]),
-        epsilon_at_most=up(row["epsilon_upper"]),
-        delta=up(row["delta"]),
+        status=Status(row.status),
+        epsilon_at_most=up(row.epsilon_upper),
+        delta=up(row.delta),
     )
 
 

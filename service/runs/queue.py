@@ -33,7 +33,6 @@ from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Conformance, SearchOpening
-from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import Store
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, WrongState
@@ -370,12 +369,7 @@ class RunQueue(Store):
         self, cursor: str | None, limit: int, **filters: Any
     ) -> tuple[list[StoredRun], str | None]:
         """Runs, latest first, and the cursor of the next page; raises ``InvalidCursor``."""
-        after = None if cursor is None else read_cursor(cursor, str)
-        runs = self.read(repository.page, after, limit + 1, **filters)
-        if len(runs) <= limit:
-            return runs, None
-        last = runs[limit - 1]
-        return runs[:limit], cursor_at(last.requested_at, last.id)
+        return self.read(repository.page, cursor, limit, **filters)
 
     def claim(
         self, queue: str, request: RunClaimRequest, call: CommandContext

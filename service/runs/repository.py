@@ -40,7 +40,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    RowMapping,
+    Row,
     Select,
     String,
     Table,
@@ -49,12 +49,12 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    tuple_,
     update,
 )
 
 from affidavit.certificate import SearchOpening
 from affidavit.service.certificate_tables import UtcDateTime, issue_columns, metadata
+from affidavit.service.cursors import page_of
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.state import reservations
@@ -252,15 +252,15 @@ class StoredRun:
     events: tuple[StoredRunEvent, ...]
 
     @classmethod
-    def of(cls, row: RowMapping, events: Sequence[StoredRunEvent]) -> Self:
+    def of(cls, row: Row[Any], events: Sequence[StoredRunEvent]) -> Self:
         """The run of a row of ``_RUNS``, to which ``events`` happened."""
-        search, last = row["search"], events[-1].kind
+        last = events[-1].kind
         read = {
-            "request": json.loads(row["request"]),
-            "search": None if search is None else SearchOpening.read(json.loads(search)),
-            "state": last if last in ENDED else row["state"],
+            "request": json.loads(row.request),
+            "search": None if row.search is None else SearchOpening.read(json.loads(row.search)),
+            "state": last if last in ENDED else row.state,
         }
-        return cls(**{**row, **read}, events=tuple(events))
+        return cls(**{**row._mapping, **read}, events=tuple(events))
 
     @property
     def began_at(self) -> datetime | None:
@@ -316,7 +316,8 @@ _EVENTS = select(
 def find(connection: Connection, run_id: str, *, locked: bool = False) -> StoredRun:
     """The run of that id, its lease ``locked`` by this transaction; raises ``UnknownRun``."""
     query = _RUNS.where(runs.c.id == run_id)
-    for run in _read(connection, query.with_for_update(of=run_leases) if locked else query):
+    query = query.with_for_update(of=run_leases) if locked else query
+    for run in _read(connection, connection.execute(query).all()):
         return run
     raise UnknownRun(f"run {run_id} not found.", "GET /v1/runs lists all runs.")
 
@@ -324,20 +325,20 @@ def find(connection: Connection, run_id: str, *, locked: bool = False) -> Stored
 def page(
     connection: Connection,
     /,
-    after: tuple[datetime, str] | None,
+    cursor: str | None,
     limit: int,
     *,
     state: str | None = None,
     requested_after: datetime | None = None,
     requested_before: datetime | None = None,
     **equal: str | None,
-) -> list[StoredRun]:
-    """At most ``limit`` runs, latest first, beyond the one ``after``.
+) -> tuple[list[StoredRun], str | None]:
+    """At most ``limit`` runs after ``cursor``, latest first, and the cursor of the next page.
 
     ``equal`` are values of columns; None lets all through. The times themselves are left out.
+    Raises ``InvalidCursor``.
     """
-    query = _RUNS.order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
-    query = query.where(*(runs.c[name] == value for name, value in equal.items() if value))
+    query = _RUNS.where(*(runs.c[name] == value for name, value in equal.items() if value))
     if state in ENDED:
         query = query.join(run_events, run_events.c.run_id == runs.c.id)
         query = query.where(run_events.c.once == "end", run_events.c.kind == state)
@@ -347,10 +348,9 @@ def page(
         query = query.where(runs.c.requested_at > requested_after)
     if requested_before is not None:
         query = query.where(runs.c.requested_at < requested_before)
-    if after is not None:
-        place = tuple_(*after, types=[runs.c.requested_at.type, runs.c.id.type])
-        query = query.where(tuple_(runs.c.requested_at, runs.c.id) < place)
-    return _read(connection, query)
+    place = (runs.c.requested_at, runs.c.id)
+    rows, following = page_of(connection, query, place, cursor, limit)
+    return _read(connection, rows), following
 
 
 def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
@@ -358,20 +358,20 @@ def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
     if call.idempotency_key is None:
         return None
     key = (runs.c.requested_by == call.actor, runs.c.idempotency_key == call.idempotency_key)
-    for earlier in _read(connection, _RUNS.where(*key)):
+    for earlier in _read(connection, connection.execute(_RUNS.where(*key)).all()):
         call.require_same(earlier.request_digest)
         return earlier
     return None
 
 
-def _read(connection: Connection, query: Select[Any]) -> list[StoredRun]:
-    rows = connection.execute(query).mappings().all()
+def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredRun]:
+    """The runs of rows of ``_RUNS``, with what happened to them."""
     events: dict[str, list[StoredRunEvent]] = defaultdict(list)
-    happened = _EVENTS.where(run_events.c.run_id.in_([row["id"] for row in rows]))
+    happened = _EVENTS.where(run_events.c.run_id.in_([row.id for row in rows]))
     for event in connection.execute(happened).mappings() if rows else ():
         body = json.loads(event["body"])
         events[event["run_id"]].append(StoredRunEvent(**{**event, "body": body}))
-    return [StoredRun.of(row, events[row["id"]]) for row in rows]
+    return [StoredRun.of(row, events[row.id]) for row in rows]
 
 
 def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
