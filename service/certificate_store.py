@@ -34,7 +34,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import statement_in
+from affidavit.certificate import Approvals, parse_instant, statement_in
+from affidavit.plan import digest_of
 from affidavit.service.certificate_tables import (
     certificate_facets,
     certificates,
@@ -296,15 +297,37 @@ def insert_issues(
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
     """The row of ``certificate_facets`` of an issue."""
-    predicate = statement_in(certificate.bundle)["predicate"]
     return {
         "certificate_id": certificate.id,
         "untrusted": certificate.untrusted,
         "issue": certificate.issue,
-        # A plan that names none means the first one.
-        "mechanism": predicate["plan"].get("optimizer", {}).get("name", "dp_sgd"),
-        "requester": predicate["requester"],
         "created_at": certificate.created_at,
+        **signed_facets(statement_in(certificate.bundle)["predicate"]),
+    }
+
+
+def signed_facets(predicate: Mapping[str, Any]) -> dict[str, str]:
+    """What ``certificate_facets`` repeats of a signed statement."""
+    # A plan that names no optimizer means the first one.
+    mechanism = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
+    return {"mechanism": mechanism, "requester": predicate["requester"]}
+
+
+def signed_columns(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``certificates`` repeats of a signed statement, to be searched by."""
+    plan, approvals = predicate["plan"], Approvals.of(predicate)
+    return {
+        "id": predicate["certificate_id"],
+        "untrusted": predicate["untrusted"],
+        "issue": predicate.get("issue", 1),
+        "verdict": predicate["verdict"],
+        "plan_digest": digest_of(plan),
+        "name": plan.get("name"),
+        "dataset": plan["dataset"].get("name"),
+        "adjacency": plan["adjacency"],
+        "approvals_required": approvals.required,
+        "approvals_given": len(approvals.given),
+        "not_after": parse_instant(predicate["validity"]["not_after"]),
     }
 
 

@@ -24,18 +24,15 @@ from affidavit.certificate import (
     SigningPort,
     issue,
     issue_approved,
-    parse_instant,
     statement_in,
 )
 from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
-from affidavit.plan import Plan
-from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.certificate_store import StoredCertificate, signed_columns
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.teams import DEFAULT, in_id
 
 
 def sign(
-    plan: Plan,
     assessment: Assessment,
     key: SigningPort,
     *,
@@ -46,7 +43,7 @@ def sign(
     ledger: Mapping[str, Any] | None = None,
     team: str = DEFAULT,
 ) -> StoredCertificate:
-    """Sign the assessment of ``plan`` as the issue after ``former``, or as the first.
+    """Sign the assessment of a plan as the issue after ``former``, or as the first.
 
     ``under`` is what ``judge`` returned together with ``assessment``; ``ledger`` is the
     position of the data set's budget, ``team`` whose certificate it is.
@@ -61,25 +58,15 @@ def sign(
         ledger=ledger,
         team=in_id(team),
     )
-    result = certificate.as_result(assessment)
-    approvals = Approvals.of(certificate.statement["predicate"])
+    result, predicate = certificate.as_result(assessment), certificate.statement["predicate"]
+    approved = Approvals.of(predicate).complete
     return StoredCertificate(
-        id=certificate.id,
-        untrusted=certificate.untrusted,
-        issue=certificate.statement["predicate"]["issue"],
-        status=Status.ACTIVE if approvals.complete else Status.AWAITING_APPROVAL,
-        plan_digest=assessment.plan_digest,
-        name=plan.name,
-        dataset=plan.dataset.name,
-        adjacency=plan.adjacency,
-        verdict=assessment.verdict,
+        **signed_columns(predicate),
+        status=Status.ACTIVE if approved else Status.AWAITING_APPROVAL,
         epsilon_upper=(result["epsilon"] or {}).get("upper"),
         delta=(result["delta"] or {}).get("upper"),
         created_at=issued_at,
-        not_after=not_after(certificate.statement),
         envelope_digest=certificate.envelope_digest,
-        approvals_required=approvals.required,
-        approvals_given=len(approvals.given),
         key_id=key.key_id,
         bundle=certificate.bundle,
         result=json.dumps(result, allow_nan=False),
@@ -98,12 +85,10 @@ def sign_approved(
     document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}
     return replace(
         pending,
-        issue=pending.issue + 1,
-        untrusted=certificate.untrusted,
+        **signed_columns(certificate.statement["predicate"]),
         status=Status.ACTIVE,
         created_at=at,
         envelope_digest=certificate.envelope_digest,
-        approvals_given=len(approvals.given),
         key_id=key.key_id,
         bundle=certificate.bundle,
         result=json.dumps(document, allow_nan=False),
@@ -113,11 +98,6 @@ def sign_approved(
 def statement_of(certificate: StoredCertificate) -> dict[str, Any]:
     """The statement that a stored certificate carries in its signed bytes."""
     return statement_in(certificate.bundle)
-
-
-def not_after(statement: Mapping[str, Any]) -> datetime:
-    """The end of a statement's validity."""
-    return parse_instant(statement["predicate"]["validity"]["not_after"])
 
 
 def result_document(certificate: StoredCertificate) -> str:

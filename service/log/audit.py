@@ -28,18 +28,17 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
-    Approvals,
     BadEnvelope,
     KeysetError,
     SignedKeyset,
     follow_keyset,
     format_instant,
-    parse_instant,
     read_envelope,
     read_keyset,
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
-from affidavit.plan import MalformedPlan, digest_of
+from affidavit.plan import MalformedPlan
+from affidavit.service.certificate_store import signed_columns, signed_facets
 from affidavit.service.certificate_tables import certificate_facets, certificates, signing_keys
 from affidavit.service.clock import now_of
 from affidavit.service.keys import keysets, revoked_keys
@@ -493,23 +492,11 @@ def _differing_columns(row: Any, waivers: Set[str]) -> list[str]:
     bundle = json.loads(bytes(row.bundle))
     envelope = read_envelope(bundle["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
-    plan, approvals = predicate["plan"], Approvals.of(predicate)
     signed = {
-        "id": predicate["certificate_id"],
-        "untrusted": predicate["untrusted"],
-        "issue": predicate.get("issue", 1),
-        "verdict": predicate["verdict"],
+        **signed_columns(predicate),
+        **signed_facets(predicate),
         "envelope_digest": envelope.digest,
         "key_id": envelope.key_id,
-        "plan_digest": digest_of(plan),
-        "name": plan.get("name"),
-        "dataset": plan["dataset"].get("name"),
-        "adjacency": plan["adjacency"],
-        "approvals_required": approvals.required,
-        "approvals_given": len(approvals.given),
-        "not_after": parse_instant(predicate["validity"]["not_after"]),
-        "mechanism": plan.get("optimizer", {}).get("name", "dp_sgd"),
-        "requester": predicate["requester"],
     }
     differing = [name for name, value in signed.items() if getattr(row, name) != value]
     if not waivers >= {item["waiver"]["id"] for item in predicate.get("waived", ())}:

@@ -346,7 +346,6 @@ class SubmitPlan:
             stored = self._repeat(requested.id, job.request)
             return Submission(stored or former, created=False)
         certificate = sign(
-            requested.plan,
             assessment,
             key,
             requester=job.request.requester,
