@@ -30,7 +30,7 @@ from functools import lru_cache
 from math import isclose
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
 from affidavit.certificate.log import LogEntry
@@ -88,21 +88,15 @@ def state_digest(state: str) -> str:
     return "sha256:" + hashlib.sha256(state.encode()).hexdigest()
 
 
-def entry_body(scope: LedgerScope, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the log says of an event."""
-    return {"ledger": scope.as_dict(), "seq": seq, **body}
-
-
-def logged_as(scope: LedgerScope, event: Mapping[str, Any]) -> str:
-    """The content of the log entry that was written with the row ``event``."""
-    entry = LogEntry(
-        kind=ENTRY_KINDS[event["kind"]],
-        subject=event["reservation_id"] or str(scope),
-        actor=event["actor"],
-        at=event["at"],
-        body=entry_body(scope, event["seq"], json.loads(event["body"])),
+def event_entry(scope: LedgerScope, event: Any) -> LogEntry:
+    """The log entry of a row of ``ledger_events``."""
+    return LogEntry(
+        kind=ENTRY_KINDS[event.kind],
+        subject=event.reservation_id or str(scope),
+        actor=event.actor,
+        at=event.at,
+        body={"ledger": scope.as_dict(), "seq": event.seq, **json.loads(event.body)},
     )
-    return entry.content.decode()
 
 
 def require_unaltered(
@@ -120,7 +114,7 @@ def require_all_unaltered(connection: Connection) -> None:
     # The log is read first: a ledger that goes on meanwhile is only ever ahead of it.
     logged = _newest_in_log(connection)
     for row in connection.execute(_LAST).all():
-        scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
+        scope = LedgerScope.of(row)
         last = row.seq or 0
         fault = _of_end(logged.pop(scope, 0), last) or _of_head(connection, row.id, scope, last)
         if fault is not None:
@@ -130,17 +124,17 @@ def require_all_unaltered(connection: Connection) -> None:
 
 
 def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: int) -> str | None:
-    event = connection.execute(_HEAD, {"ledger": ledger_id, "last": last}).mappings().first()
+    event = connection.execute(_HEAD, {"ledger": ledger_id, "last": last}).first()
     if event is None:
         return "it has no events"
     try:
-        digest = json.loads(event["body"])["state_digest"]
-        content = logged_as(scope, dict(event))
+        digest = json.loads(event.body)["state_digest"]
+        content = event_entry(scope, event).content.decode()
     except (ValueError, TypeError, KeyError, AttributeError):
         return "its last event cannot be read"
-    if digest != state_digest(event["state"]):
+    if digest != state_digest(event.state):
         return "its state is not the one in the log"
-    entries = logged(connection, event["reservation_id"] or str(scope))
+    entries = logged(connection, event.reservation_id or str(scope))
     if content not in entries:
         return "its last event is not the one in the log"
     leaf_index = entries[content]
@@ -209,40 +203,33 @@ def check_ledgers(connection: Connection) -> list[LedgerFinding]:
     """What is wrong with the ledgers; nothing if it is empty."""
     findings: list[LedgerFinding] = []
     logged = _logged(connection)
-    rows = connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all()
-    for row in map(dict, rows):
-        scope = LedgerScope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"])
-        findings.extend(_check(connection, row, scope, logged))
+    for row in connection.execute(select(ledgers).order_by(ledgers.c.id)).all():
+        findings.extend(_check(connection, row, LedgerScope.of(row), logged))
     return findings
 
 
 def _check(
-    connection: Connection, row: Mapping[str, Any], scope: LedgerScope, logged: set[str]
+    connection: Connection, row: Row[Any], scope: LedgerScope, logged: set[str]
 ) -> Iterator[LedgerFinding]:
-    filter_ = Filter.read(json.loads(row["filter"]))
-    reservations_by_id = {
-        mapping["id"]: dict(mapping)
-        for mapping in connection.execute(
-            select(reservations).where(reservations.c.ledger_id == row["id"])
-        ).mappings()
-    }
-    query = select(ledger_events).where(ledger_events.c.ledger_id == row["id"])
-    ordered = query.order_by(ledger_events.c.seq)
-    events = [dict(mapping) for mapping in connection.execute(ordered).mappings()]
+    filter_ = Filter.read(json.loads(row.filter))
+    reserved = select(reservations).where(reservations.c.ledger_id == row.id)
+    reservations_by_id = {each.id: each for each in connection.execute(reserved)}
+    events = select(ledger_events).where(ledger_events.c.ledger_id == row.id)
+    ordered = connection.execute(events.order_by(ledger_events.c.seq)).all()
     state: LedgerState | None = None
-    for number, event in enumerate(events, start=1):
+    for number, event in enumerate(ordered, start=1):
 
-        def finding(code: str, message: str, seq: int = event["seq"]) -> LedgerFinding:
+        def finding(code: str, message: str, seq: int = event.seq) -> LedgerFinding:
             return LedgerFinding(
                 ledger=str(scope), seq=seq, code=code, message=f"{scope}, event {seq}: {message}"
             )
 
-        if event["seq"] != number:
+        if event.seq != number:
             yield finding("gap", f"it should be event {number}.")
             return
         try:
             state, discrepancies = _after(state, filter_, event, reservations_by_id)
-            differs = state.written() != event["state"]
+            differs = state.written() != event.state
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
@@ -250,7 +237,7 @@ def _check(
             yield finding(code, message)
         if differs:
             yield finding("state_differs", "its state does not follow from the events.")
-        if logged_as(scope, event) not in logged:
+        if event_entry(scope, event).content.decode() not in logged:
             yield finding("not_logged", "it differs from its log entry.")
 
 
@@ -261,12 +248,12 @@ FACTS = ("certificate_id", "issue", "untrusted", "plan_digest", "certified_steps
 def _after(
     state: LedgerState | None,
     filter_: Filter,
-    event: Mapping[str, Any],
-    reservations_by_id: Mapping[str, Mapping[str, Any]],
+    event: Row[Any],
+    reservations_by_id: Mapping[str, Row[Any]],
 ) -> tuple[LedgerState, Mistakes]:
     """The state after ``event``, and what is wrong with the event itself."""
-    body = json.loads(event["body"])
-    if event["kind"] == "budget":
+    body = json.loads(event.body)
+    if event.kind == "budget":
         if state is None:
             first = LedgerState.first(body["epsilon"], body["delta"], filter_)
             return first, _first(
@@ -275,16 +262,16 @@ def _after(
         return state.with_budget(body["epsilon"], body["delta"]), []
     if state is None:
         raise ValueError("the first event of a ledger is its budget")
-    reservation = reservations_by_id[event["reservation_id"]]
-    cost = Cost.read(json.loads(reservation["cost"]))
-    match event["kind"]:
+    reservation = reservations_by_id[event.reservation_id]
+    cost = Cost.read(json.loads(reservation.cost))
+    match event.kind:
         case "reserve":
             discrepancies = _reserved(state, filter_, body, reservation, cost)
-            return state.reserved(cost, reservation["rule"]), discrepancies
+            return state.reserved(cost, reservation.rule), discrepancies
         case "commit":
             return state.committed(), []
         case "release":
-            return state.released(cost, reservation["rule"]), []
+            return state.released(cost, reservation.rule), []
         case "settle":
             charged = Cost.read(body["cost"])
             return state.settled(cost, charged), _settled(event, body, cost, charged)
@@ -303,23 +290,23 @@ def _reserved(
     state: LedgerState,
     filter_: Filter,
     body: Mapping[str, Any],
-    reservation: Mapping[str, Any],
+    reservation: Row[Any],
     cost: Cost,
 ) -> Mistakes:
     discrepancies = []
-    differing = [name for name in FACTS if reservation[name] != body[name]]
+    differing = [name for name in FACTS if getattr(reservation, name) != body[name]]
     if differing:
         discrepancies.append(("reservation_differs", f"its reservation has another {differing}."))
     if Cost.read(body["cost"]) != cost:
         discrepancies.append(("cost_differs", "its cost differs from its reservation's."))
-    if _understated(reservation["event"], cost, state.within(filter_, cost).base):
+    if _understated(reservation.event, cost, state.within(filter_, cost).base):
         discrepancies.append(("understated", "it reserves less than its releases cost."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
-    if rule != reservation["rule"]:
+    if rule != reservation.rule:
         discrepancies.append(
             (
                 "overspent",
-                f"a run was admitted by {reservation['rule']}, but the rule says "
+                f"a run was admitted by {reservation.rule}, but the rule says "
                 f"{rule or 'that it passes the budget'}.",
             )
         )
@@ -343,15 +330,13 @@ def _bounds(event: str) -> tuple[Steps, tuple[float, ...]]:
     return Steps.of(released), divergences(released)
 
 
-def _settled(
-    event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost
-) -> Mistakes:
+def _settled(event: Row[Any], body: Mapping[str, Any], cost: Cost, charged: Cost) -> Mistakes:
     discrepancies = []
     if not charged.within(cost):
         discrepancies.append(
             ("charged_above_reserved", "its charge is higher than its reservation.")
         )
-    if event["steps_run"] != body["steps_run"]:
+    if event.steps_run != body["steps_run"]:
         discrepancies.append(("not_logged", "it is settled on other steps than were logged."))
     if charged != cost and body["record"] is None:
         discrepancies.append(

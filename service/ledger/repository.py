@@ -14,21 +14,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, insert, select, tuple_
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Row,
+    RowMapping,
+    bindparam,
+    func,
+    insert,
+    select,
+    tuple_,
+)
 
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.certificate.log import LogEntry
 from affidavit.service import database
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger.integrity import (
-    ENTRY_KINDS,
-    entry_body,
-    require_unaltered,
-    state_digest,
-)
+from affidavit.service.ledger.integrity import event_entry, require_unaltered, state_digest
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -39,7 +44,7 @@ from affidavit.service.ledger.state import (
     ledgers,
     reservations,
 )
-from affidavit.service.log.entries import append, insert_logged, logged
+from affidavit.service.log.entries import insert_logged, logged
 from affidavit.service.runs.repository import runs
 
 STATES = {
@@ -74,7 +79,7 @@ def hold(connection: Connection, scope: LedgerScope) -> None:
 
 def find_ledger(connection: Connection, scope: LedgerScope) -> StoredLedger | None:
     """The ledger of ``scope`` as its last event left it."""
-    row = connection.execute(_LEDGER, scope.as_dict()).mappings().first()
+    row = connection.execute(_LEDGER, scope.as_dict()).first()
     return None if row is None else _ledger_of(row)
 
 
@@ -91,7 +96,7 @@ def all_ledgers(connection: Connection, dataset: str | None = None) -> list[Stor
     query = _LEDGERS.order_by(*_NAME)
     if dataset is not None:
         query = query.where(ledgers.c.dataset == dataset)
-    return [_ledger_of(row) for row in connection.execute(query).mappings()]
+    return [_ledger_of(row) for row in connection.execute(query)]
 
 
 def ledgers_after(
@@ -101,7 +106,7 @@ def ledgers_after(
     query = _LEDGERS.order_by(*_NAME).limit(limit)
     if after is not None:
         query = query.where(tuple_(*_NAME) > (after.dataset, after.unit, after.adjacency))
-    return [_ledger_of(row) for row in connection.execute(query).mappings()]
+    return [_ledger_of(row) for row in connection.execute(query)]
 
 
 def add_ledger(
@@ -164,9 +169,6 @@ def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool
     return grant_entry(grant).content.decode() in logged(connection, dataset)
 
 
-_EVENT = insert(ledger_events)
-
-
 def add_event(
     connection: Connection,
     ledger_id: int,
@@ -184,27 +186,22 @@ def add_event(
     if state.seq > 1:
         require_unaltered(connection, ledger_id, scope, state.seq - 1)
     body = {**body, "state_digest": state_digest(state.written())}
-    connection.execute(
-        _EVENT,
-        {
-            "ledger_id": ledger_id,
-            "seq": state.seq,
-            "kind": kind,
-            "at": call.at,
-            "actor": call.actor,
-            "idempotency_key": call.idempotency_key,
-            "request_digest": call.request_digest,
-            "body": json.dumps(body, sort_keys=True),
-            "state": state.written(),
-            **columns,
-        },
-    )
-    subject = columns.get("reservation_id") or str(scope)
-    entry = entry_body(scope, state.seq, body)
-    append(connection, ENTRY_KINDS[kind], subject, entry, actor=call.actor, at=call.at)
+    row = {
+        "ledger_id": ledger_id,
+        "seq": state.seq,
+        "kind": kind,
+        "at": call.at,
+        "actor": call.actor,
+        "idempotency_key": call.idempotency_key,
+        "request_digest": call.request_digest,
+        "body": json.dumps(body, sort_keys=True),
+        "state": state.written(),
+        **columns,
+    }
+    insert_logged(connection, ledger_events, row, partial(event_entry, scope))
 
 
-def repeated(connection: Connection, call: CommandContext) -> RowMapping | None:
+def repeated(connection: Connection, call: CommandContext) -> Row[Any] | None:
     """The event that this actor's idempotency key led to, if there is one."""
     if call.idempotency_key is None:
         return None
@@ -212,7 +209,7 @@ def repeated(connection: Connection, call: CommandContext) -> RowMapping | None:
         ledger_events.c.actor == call.actor,
         ledger_events.c.idempotency_key == call.idempotency_key,
     )
-    return connection.execute(query).mappings().first()
+    return connection.execute(query).first()
 
 
 _RESERVATIONS = (
@@ -234,8 +231,8 @@ _SCOPE = select(*_NAME).join(reservations, reservations.c.ledger_id == ledgers.c
 
 def scope_of(connection: Connection, reservation_id: str) -> LedgerScope | None:
     """The ledger that a reservation stands in."""
-    row = connection.execute(_SCOPE, {"reservation": reservation_id}).mappings().first()
-    return None if row is None else LedgerScope(**row)
+    row = connection.execute(_SCOPE, {"reservation": reservation_id}).first()
+    return None if row is None else LedgerScope.of(row)
 
 
 def find_reservation(connection: Connection, reservation_id: str) -> StoredReservation | None:
@@ -315,49 +312,48 @@ def states_of(
 
 def _reservations_of(result: CursorResult[Any]) -> list[StoredReservation]:
     """From rows of ``_RESERVATIONS``; the one made last comes first."""
-    events: dict[str, list[RowMapping]] = {}
-    for row in result.mappings():
-        events.setdefault(row["id"], []).append(row)
-    return [_reservation(rows) for rows in reversed(list(events.values()))]
+    events: dict[str, list[Row[Any]]] = {}
+    for row in result:
+        events.setdefault(row.id, []).append(row)
+    return [_reservation(rows[0], rows[-1]) for rows in reversed(list(events.values()))]
 
 
-def _reservation(rows: list[RowMapping]) -> StoredReservation:
-    """From the joined rows of one reservation, in the order in which they happened."""
-    first, last = rows[0], rows[-1]
-    body = json.loads(last["body"])
-    cost = Cost.read(json.loads(first["cost"]))
+def _reservation(first: Row[Any], last: Row[Any]) -> StoredReservation:
+    """From the joined rows of one reservation, those of its first and its last event."""
+    body = json.loads(last.body)
+    cost = Cost.read(json.loads(first.cost))
     charged = cost
-    if last["kind"] == "settle":
+    if last.kind == "settle":
         charged = Cost.read(body["cost"])
-    elif last["kind"] == "release":
+    elif last.kind == "release":
         charged = Cost.nothing(len(cost.renyi))
     plain = (
         *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
         *("certified_steps", "rule", "team"),
     )
     return StoredReservation(
-        **{name: first[name] for name in plain},
-        scope=LedgerScope(**{name: first[name] for name in ("dataset", "unit", "adjacency")}),
+        **{name: getattr(first, name) for name in plain},
+        scope=LedgerScope.of(first),
         cost=cost,
-        event=json.loads(first["event"]),
-        state=STATES[last["kind"]],
+        event=json.loads(first.event),
+        state=STATES[last.kind],
         charged=charged,
-        steps_run=last["steps_run"],
-        record=body.get("record") if last["kind"] == "settle" else None,
-        reserved_by=first["actor"],
-        reserved_at=first["at"],
-        changed_at=last["at"],
+        steps_run=last.steps_run,
+        record=body.get("record") if last.kind == "settle" else None,
+        reserved_by=first.actor,
+        reserved_at=first.at,
+        changed_at=last.at,
     )
 
 
-def _ledger_of(row: RowMapping) -> StoredLedger:
+def _ledger_of(row: Row[Any]) -> StoredLedger:
     """From a row of ``_LEDGERS``."""
     return StoredLedger(
-        id=row["id"],
-        scope=LedgerScope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
-        filter=_filter(row["filter"]),
-        state=LedgerState.read(row["seq"], row["state"]),
-        team=row["team"],
+        id=row.id,
+        scope=LedgerScope.of(row),
+        filter=_filter(row.filter),
+        state=LedgerState.read(row.seq, row.state),
+        team=row.team,
     )
 
 

@@ -181,6 +181,11 @@ class LedgerScope:
     unit: str
     adjacency: str
 
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """The scope that a row names."""
+        return cls(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
+
     def __str__(self) -> str:
         return f"{self.dataset}/{self.unit}/{self.adjacency}"
 

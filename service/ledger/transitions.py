@@ -232,7 +232,7 @@ def is_repeated(connection: Connection, call: CommandContext) -> bool:
     """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
     event = repository.repeated(connection, call)
     if event is not None:
-        call.require_same(event["request_digest"])
+        call.require_same(event.request_digest)
     return event is not None
 
 
@@ -242,7 +242,7 @@ def repeated_reservation(connection: Connection, call: CommandContext) -> Stored
         return None
     event = repository.repeated(connection, call)
     assert event is not None
-    return get_reservation(connection, event["reservation_id"])
+    return get_reservation(connection, event.reservation_id)
 
 
 def set_budget(

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -48,6 +49,7 @@ from sqlalchemy import (
     insert,
     select,
 )
+from sqlalchemy.sql.dml import ReturningInsert
 
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry, certificate_entry
@@ -169,8 +171,13 @@ def insert_logged(
     entry_of_row: Callable[[Any], LogEntry],
 ) -> None:
     """Insert a row, and the entry that the audit compares it with."""
-    row = connection.execute(insert(table).values(values).returning(table)).one()
+    row = connection.execute(_insert(table), values).one()
     _append(connection, [entry_of_row(row)])
+
+
+@cache
+def _insert(table: Table) -> ReturningInsert[Any]:
+    return insert(table).returning(table)
 
 
 # Built once: composing a statement takes as long as running it.

@@ -10,7 +10,6 @@ entry type are only verified in the tree.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +23,8 @@ from affidavit.service.certificate_tables import certificates
 from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import token_entry, token_revocations, tokens
 from affidavit.service.keys import keysets
-from affidavit.service.ledger.integrity import ENTRY_KINDS, entry_body
+from affidavit.service.ledger.integrity import ENTRY_KINDS
+from affidavit.service.ledger.integrity import event_entry as ledger_event_entry
 from affidavit.service.ledger.repository import grant_entry
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
 from affidavit.service.lifecycle.status import approvals, revocations
@@ -36,7 +36,7 @@ from affidavit.service.policies.store import (
     waiver_revocations,
     waivers,
 )
-from affidavit.service.runs.repository import entry_body as run_entry_body
+from affidavit.service.runs.repository import event_entry as run_event_entry
 from affidavit.service.runs.repository import run_events
 
 Body = Mapping[str, Any]
@@ -126,18 +126,6 @@ def _keyset(row: Any) -> LogEntry:
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
-def _ledger_event(row: Any) -> LogEntry:
-    scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
-    body = entry_body(scope, row.seq, json.loads(row.body))
-    subject = row.reservation_id or str(scope)
-    return _entry(ENTRY_KINDS[row.kind], subject, row.actor, row.at, body)
-
-
-def _run_event(row: Any) -> LogEntry:
-    body = run_entry_body(row.kind, row.seq, json.loads(row.body))
-    return _entry("run", row.run_id, row.actor, row.at, body)
-
-
 def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> LogEntry:
     return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
@@ -190,7 +178,7 @@ ENTRY_TYPES = (
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),
-        entry=_ledger_event,
+        entry=lambda row: ledger_event_entry(LedgerScope.of(row), row),
     ),
-    EntryType(table=run_events, kinds=("run",), entry=_run_event),
+    EntryType(table=run_events, kinds=("run",), entry=run_event_entry),
 )

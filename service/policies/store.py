@@ -41,7 +41,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    RowMapping,
+    Row,
     Select,
     String,
     Text,
@@ -215,19 +215,19 @@ class PolicyStore(Store):
         with self._reader.connect() as connection:
             rows = connection.execute(_with_key(policies).order_by(policies.c.id.desc()))
             keys = self._key_records()
-            return [_policy(row, keys) for row in rows.mappings()]
+            return [_policy(row, keys) for row in rows]
 
     def version(self, name: str, version: int) -> StoredPolicy | None:
         """One version of a policy, or None."""
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
         with self._reader.connect() as connection:
-            row = connection.execute(query).mappings().first()
+            row = connection.execute(query).first()
             return None if row is None else _policy(row, self._key_records())
 
     def granted(self) -> list[StoredWaiver]:
         """Every waiver, newest first."""
         with self._reader.connect() as connection:
-            rows = connection.execute(_waivers().order_by(waivers.c.id.desc())).mappings()
+            rows = connection.execute(_waivers().order_by(waivers.c.id.desc()))
             keys = self._key_records()
             return [_waiver(row, keys) for row in rows]
 
@@ -238,7 +238,7 @@ class PolicyStore(Store):
     def waiver_in(self, connection: Connection, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
         query = _waivers().where(waivers.c.waiver_id == waiver_id)
-        row = connection.execute(query).mappings().first()
+        row = connection.execute(query).first()
         return None if row is None else _waiver(row, self._key_records())
 
     def _load(self, connection: Connection, head: Head) -> PolicySet:
@@ -246,14 +246,10 @@ class PolicyStore(Store):
         name, version = policies.c.name, policies.c.version
         newest = tuple_(name, version).in_(select(name, func.max(version)).group_by(name))
         rows = connection.execute(_with_key(policies).where(newest))
-        active = [
-            _logged(connection, _policy(row._mapping, keys), policy_entry(row)).policy
-            for row in rows
-        ]
+        active = [_logged(connection, _policy(row, keys), policy_entry(row)).policy for row in rows]
         unrevoked = connection.execute(_waivers().where(waiver_revocations.c.id.is_(None)))
         granted = [
-            _logged(connection, _waiver(row._mapping, keys), waiver_entry(row)).waiver
-            for row in unrevoked
+            _logged(connection, _waiver(row, keys), waiver_entry(row)).waiver for row in unrevoked
         ]
         by_name = {policy.name: policy for policy in active}
         return PolicySet(head, by_name, tuple(granted), self._now)
@@ -268,7 +264,7 @@ class PolicyStore(Store):
 def tampered(connection: Connection) -> Iterator[str]:
     """What is wrong with policies and waivers, revoked ones too, beside the key directory."""
     for query, read in ((_with_key(policies), _policy), (_waivers(), _waiver)):
-        for row in connection.execute(query).mappings():
+        for row in connection.execute(query):
             try:
                 read(row, {})
             except PolicyTampered as error:
@@ -402,57 +398,57 @@ def _logged(connection: Connection, stored: Stored, entry: LogEntry) -> Stored:
     return stored
 
 
-def _policy(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
-    what = f"the policy {row['name']} version {row['version']}"
+def _policy(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
+    what = f"the policy {row.name} version {row.version}"
     document = _opened("policy", row, keys, what)
     try:
         policy = policy_from(document)
     except MalformedPolicy as error:
         raise PolicyTampered(f"{what} cannot be read: {error.reasons[0]}") from None
     if (policy.name, policy.version, policy.digest()) != (
-        row["name"],
-        row["version"],
-        row["digest"],
+        row.name,
+        row.version,
+        row.digest,
     ):
         raise PolicyTampered(f"{what} does not match its signed document")
     return StoredPolicy(
         policy=policy,
-        created_by=row["created_by"],
-        created_at=row["created_at"],
-        envelope=bytes(row["envelope"]),
+        created_by=row.created_by,
+        created_at=row.created_at,
+        envelope=bytes(row.envelope),
     )
 
 
-def _waiver(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
-    what = f"the waiver {row['waiver_id']}"
+def _waiver(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
+    what = f"the waiver {row.waiver_id}"
     document = _opened("waiver", row, keys, what)
     try:
         waiver = Waiver.model_validate(document)
     except ValidationError as error:
         raise PolicyTampered(f"{what} cannot be read: {error.error_count()} errors") from None
     if (waiver.id, waiver.owner, waiver.created_by, waiver.expires) != (
-        row["waiver_id"],
-        row["owner"],
-        row["created_by"],
-        row["expires_at"],
+        row.waiver_id,
+        row.owner,
+        row.created_by,
+        row.expires_at,
     ):
         raise PolicyTampered(f"{what} does not match its signed document")
     return StoredWaiver(
         waiver=waiver,
-        envelope=bytes(row["envelope"]),
-        team=row["team"],
-        revoked_by=row["revoked_by"],
-        revoked_at=row["revoked_at"],
-        revocation_reason=row["reason"],
+        envelope=bytes(row.envelope),
+        team=row.team,
+        revoked_by=row.revoked_by,
+        revoked_at=row.revoked_at,
+        revocation_reason=row.reason,
     )
 
 
 def _opened(
-    kind: Any, row: RowMapping, keys: Mapping[str, Mapping[str, Any]], what: str
+    kind: Any, row: Row[Any], keys: Mapping[str, Mapping[str, Any]], what: str
 ) -> dict[str, Any]:
     """The signed document; the key directory's record of a key takes precedence."""
     try:
-        record = keys.get(row["key_id"]) or json.loads(row["key_record"])
-        return open_document(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
+        record = keys.get(row.key_id) or json.loads(row.key_record)
+        return open_document(kind, bytes(row.envelope), PublicKey.from_record(dict(record)))
     except (BadSignedDocument, KeyFailure, ValueError, TypeError) as error:
         raise PolicyTampered(f"{what} does not match its signature: {error}") from None

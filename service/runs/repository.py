@@ -53,6 +53,7 @@ from sqlalchemy import (
 )
 
 from affidavit.certificate import SearchOpening
+from affidavit.certificate.log import LogEntry
 from affidavit.service.certificate_tables import UtcDateTime, issue_columns, metadata
 from affidavit.service.cursors import page_of
 from affidavit.service.errors import DomainError
@@ -404,14 +405,13 @@ def add_event(
         "actor": call.actor,
         "body": json.dumps(body, sort_keys=True),
     }
-    connection.execute(insert(run_events), event)
-    logged = entry_body(kind, seq, body)
-    entries.append(connection, "run", run_id, logged, actor=call.actor, at=call.at)
+    entries.insert_logged(connection, run_events, event, event_entry)
 
 
-def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the log says of an event."""
-    return {"event": kind, "seq": seq, **body}
+def event_entry(event: Any) -> LogEntry:
+    """The log entry of a row of ``run_events``."""
+    body = {"event": event.kind, "seq": event.seq, **json.loads(event.body)}
+    return LogEntry(kind="run", subject=event.run_id, actor=event.actor, at=event.at, body=body)
 
 
 # ---- records --------------------------------------------------------------------------
