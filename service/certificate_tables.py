@@ -29,36 +29,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Connection,
-    DateTime,
-    Dialect,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    TypeDecorator,
-    bindparam,
-    select,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import Connection, Dialect, TypeDecorator, bindparam, select, text
 from sqlalchemy.schema import SchemaItem
 
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An instant: aware in Python, UTC in the database (SQLite keeps no time zone)."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
@@ -75,42 +54,44 @@ class UtcDateTime(TypeDecorator[datetime]):
         return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
-Sequence = BigInteger().with_variant(Integer(), "sqlite")
+Sequence = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite numbers rows by itself only in a column that is INTEGER PRIMARY KEY."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 ISSUE = ("certificate_id", "untrusted", "issue")
 """The columns that say which issue of a certificate a row is about."""
 
 
-def numbered(name: str, *items: SchemaItem) -> Table:
+def numbered(name: str, *items: SchemaItem) -> sa.Table:
     """A table whose rows are numbered from 1 by their ``id``."""
-    positive = CheckConstraint("id > 0", name=f"{name}_id_positive")
-    return Table(name, metadata, Column("id", Sequence, primary_key=True), *items, positive)
+    positive = sa.CheckConstraint("id > 0", name=f"{name}_id_positive")
+    return sa.Table(name, metadata, sa.Column("id", Sequence, primary_key=True), *items, positive)
 
 
 def issue_columns(table: str, *, primary_key: bool = False) -> tuple[SchemaItem, ...]:
     """The columns of a row that is about an issue of a certificate, which the database checks."""
     columns = (
-        Column("certificate_id", String(71), primary_key=primary_key, nullable=False),
-        Column("untrusted", Boolean, primary_key=primary_key, nullable=False),
-        Column("issue", Integer, primary_key=primary_key, nullable=False, autoincrement=False),
+        sa.Column("certificate_id", sa.String(71), primary_key=primary_key, nullable=False),
+        sa.Column("untrusted", sa.Boolean, primary_key=primary_key, nullable=False),
+        sa.Column(
+            "issue", sa.Integer, primary_key=primary_key, nullable=False, autoincrement=False
+        ),
     )
     issue = ["certificates.id", "certificates.untrusted", "certificates.issue"]
     name = f"{table}_certificate"
-    return (*columns, ForeignKeyConstraint([*ISSUE], issue, name=name))
+    return (*columns, sa.ForeignKeyConstraint([*ISSUE], issue, name=name))
 
 
 def _starts(column: str) -> dict[str, str]:
     return {column: "varchar_pattern_ops"}
 
 
-signing_keys = Table(
+signing_keys = sa.Table(
     "signing_keys",
     metadata,
-    Column("key_id", String(64), primary_key=True),
-    Column("record", Text, nullable=False),
-    Column("first_used_at", UtcDateTime, nullable=False),
+    sa.Column("key_id", sa.String(64), primary_key=True),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Column("first_used_at", UtcDateTime, nullable=False),
 )
 
 
@@ -127,32 +108,32 @@ _INSERT_KEY = text(
     "ON CONFLICT DO NOTHING"
 ).bindparams(bindparam("at", type_=UtcDateTime))
 
-certificates = Table(
+certificates = sa.Table(
     "certificates",
     metadata,
-    Column("id", String(71), primary_key=True),
-    Column("untrusted", Boolean, primary_key=True),
-    Column("issue", Integer, primary_key=True, autoincrement=False),
-    Column("plan_digest", String(71), nullable=False),
-    Column("name", String(64)),
-    Column("dataset", String(64)),
-    Column("adjacency", String(32), nullable=False),
-    Column("verdict", String(32), nullable=False),
-    Column("epsilon_upper", Double),
-    Column("delta", Double),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
-    Column("bundle", LargeBinary, nullable=False),
-    Column("result", Text, nullable=False),
-    Column("not_after", UtcDateTime, nullable=False),
-    Column("envelope_digest", String(71), nullable=False),
-    Column("approvals_required", Integer, nullable=False),
-    Column("approvals_given", Integer, nullable=False),
-    Column("team", String(64), nullable=False, server_default="default"),
-    CheckConstraint("issue > 0", name="certificates_issue_positive"),
-    Index("certificates_by_time", "created_at", "id", "untrusted"),
-    Index("certificates_by_team", "team", "created_at", "id", "untrusted"),
-    Index(
+    sa.Column("id", sa.String(71), primary_key=True),
+    sa.Column("untrusted", sa.Boolean, primary_key=True),
+    sa.Column("issue", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("plan_digest", sa.String(71), nullable=False),
+    sa.Column("name", sa.String(64)),
+    sa.Column("dataset", sa.String(64)),
+    sa.Column("adjacency", sa.String(32), nullable=False),
+    sa.Column("verdict", sa.String(32), nullable=False),
+    sa.Column("epsilon_upper", sa.Double),
+    sa.Column("delta", sa.Double),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
+    sa.Column("bundle", sa.LargeBinary, nullable=False),
+    sa.Column("result", sa.Text, nullable=False),
+    sa.Column("not_after", UtcDateTime, nullable=False),
+    sa.Column("envelope_digest", sa.String(71), nullable=False),
+    sa.Column("approvals_required", sa.Integer, nullable=False),
+    sa.Column("approvals_given", sa.Integer, nullable=False),
+    sa.Column("team", sa.String(64), nullable=False, server_default="default"),
+    sa.CheckConstraint("issue > 0", name="certificates_issue_positive"),
+    sa.Index("certificates_by_time", "created_at", "id", "untrusted"),
+    sa.Index("certificates_by_team", "team", "created_at", "id", "untrusted"),
+    sa.Index(
         "certificates_awaiting",
         "created_at",
         "id",
@@ -160,37 +141,37 @@ certificates = Table(
         postgresql_where=text("approvals_given < approvals_required"),
         sqlite_where=text("approvals_given < approvals_required"),
     ),
-    Index("certificates_by_plan", "plan_digest"),
-    Index("certificates_by_name", "name"),
-    Index("certificates_by_verdict", "verdict", "created_at"),
-    Index("certificates_by_epsilon", "epsilon_upper"),
-    Index("certificates_by_end", "not_after"),
-    Index("certificates_by_key", "key_id", "created_at"),
+    sa.Index("certificates_by_plan", "plan_digest"),
+    sa.Index("certificates_by_name", "name"),
+    sa.Index("certificates_by_verdict", "verdict", "created_at"),
+    sa.Index("certificates_by_epsilon", "epsilon_upper"),
+    sa.Index("certificates_by_end", "not_after"),
+    sa.Index("certificates_by_key", "key_id", "created_at"),
     # By their beginnings: an index of PostgreSQL in the order of a language cannot do that.
-    Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_starts("dataset")),
-    Index("certificates_by_name_start", "name", postgresql_ops=_starts("name")),
-    Index("certificates_by_id_start", "id", postgresql_ops=_starts("id")),
-    Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_starts("plan_digest")),
+    sa.Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_starts("dataset")),
+    sa.Index("certificates_by_name_start", "name", postgresql_ops=_starts("name")),
+    sa.Index("certificates_by_id_start", "id", postgresql_ops=_starts("id")),
+    sa.Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_starts("plan_digest")),
 )
 
 
-certificate_facets = Table(
+certificate_facets = sa.Table(
     "certificate_facets",
     metadata,
     *issue_columns("certificate_facets", primary_key=True),
-    Column("mechanism", String(64), nullable=False),
-    Column("requester", String(255), nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Index("certificate_facets_by_mechanism", "mechanism", "created_at"),
-    Index("certificate_facets_by_requester", "requester", "created_at"),
+    sa.Column("mechanism", sa.String(64), nullable=False),
+    sa.Column("requester", sa.String(255), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Index("certificate_facets_by_mechanism", "mechanism", "created_at"),
+    sa.Index("certificate_facets_by_requester", "requester", "created_at"),
 )
 
 requests = numbered(
     "requests",
     *issue_columns("requests"),
-    Column("requester", String(255), nullable=False),
-    Column("received_at", UtcDateTime, nullable=False),
-    Column("content_type", String(255), nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Index("requests_by_certificate", "certificate_id"),
+    sa.Column("requester", sa.String(255), nullable=False),
+    sa.Column("received_at", UtcDateTime, nullable=False),
+    sa.Column("content_type", sa.String(255), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("requests_by_certificate", "certificate_id"),
 )

@@ -38,19 +38,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import sqlalchemy as sa
 from pydantic import ConfigDict, Field
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    String,
-    Table,
-    insert,
-    select,
-)
+from sqlalchemy import Connection, insert, select
 
 from affidavit.certificate import (
     PAYLOAD_TYPE,
@@ -189,34 +179,34 @@ def _fingerprint(directory: Path) -> Fingerprint:
 
 FRESH_SECONDS = 1.0
 
-keysets = Table(
+keysets = sa.Table(
     "keysets",
     metadata,
-    Column("version", Sequence, primary_key=True, autoincrement=False),
-    Column("follows", Sequence, ForeignKey("keysets.version", name="keysets_follows")),
-    Column("digest", String(71), nullable=False, unique=True),
-    Column("document", LargeBinary, nullable=False),
-    Column("published_at", UtcDateTime, nullable=False),
-    Column("publisher", String(255), nullable=False),
-    CheckConstraint(
+    sa.Column("version", Sequence, primary_key=True, autoincrement=False),
+    sa.Column("follows", Sequence, sa.ForeignKey("keysets.version", name="keysets_follows")),
+    sa.Column("digest", sa.String(71), nullable=False, unique=True),
+    sa.Column("document", sa.LargeBinary, nullable=False),
+    sa.Column("published_at", UtcDateTime, nullable=False),
+    sa.Column("publisher", sa.String(255), nullable=False),
+    sa.CheckConstraint(
         "(version = 1 AND follows IS NULL) OR (follows IS NOT NULL AND version = follows + 1)",
         name="keysets_in_order",
     ),
 )
 
-revoked_keys = Table(
+revoked_keys = sa.Table(
     "revoked_keys",
     metadata,
-    Column(
+    sa.Column(
         "version",
         Sequence,
-        ForeignKey("keysets.version", name="revoked_keys_keyset"),
+        sa.ForeignKey("keysets.version", name="revoked_keys_keyset"),
         primary_key=True,
         autoincrement=False,
     ),
-    Column("key_id", String(64), primary_key=True),
-    Column("since", UtcDateTime, nullable=False),
-    Index("revoked_keys_by_key", "key_id"),
+    sa.Column("key_id", sa.String(64), primary_key=True),
+    sa.Column("since", UtcDateTime, nullable=False),
+    sa.Index("revoked_keys_by_key", "key_id"),
 )
 
 

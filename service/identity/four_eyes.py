@@ -24,18 +24,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Connection,
-    Engine,
-    Index,
-    Row,
-    String,
-    Text,
-    func,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, Row, func, select
 
 from affidavit.certificate.log import LogEntry
 from affidavit.client import Proposal
@@ -53,14 +43,14 @@ _PEOPLE = {Scope.ADMIN: "administrators", Scope.APPROVE: "approvers"}
 
 admin_proposals = numbered(
     "admin_proposals",
-    Column("kind", String(32), nullable=False),
-    Column("digest", String(71), nullable=False),
-    Column("proposer", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Column("carried_out", Boolean, nullable=False),
-    Column("content", Text),
-    Column("reason", Text),
-    Index("admin_proposals_by_digest", "digest", "id"),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("digest", sa.String(71), nullable=False),
+    sa.Column("proposer", sa.String(255), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("carried_out", sa.Boolean, nullable=False),
+    sa.Column("content", sa.Text),
+    sa.Column("reason", sa.Text),
+    sa.Index("admin_proposals_by_digest", "digest", "id"),
 )
 
 

@@ -56,21 +56,8 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    Engine,
-    ForeignKey,
-    String,
-    Table,
-    Text,
-    bindparam,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.log import LogEntry
@@ -161,36 +148,36 @@ USE_SECONDS = 60.0
 log = logging.getLogger("affidavit.service")
 
 
-tokens = Table(
+tokens = sa.Table(
     "tokens",
     metadata,
-    Column("id", String(12), primary_key=True),
-    Column("name", String(64), nullable=False),
-    Column("scopes", String(255), nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("created_by", String(255), nullable=False),
-    Column("expires_at", UtcDateTime, nullable=False),
-    Column("person", String(255)),
-    Column("team", String(64)),
-    Column("serves", Text),
-    CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
+    sa.Column("id", sa.String(12), primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("scopes", sa.String(255), nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("created_by", sa.String(255), nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Column("person", sa.String(255)),
+    sa.Column("team", sa.String(64)),
+    sa.Column("serves", sa.Text),
+    sa.CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
 )
 
-token_revocations = Table(
+token_revocations = sa.Table(
     "token_revocations",
     metadata,
-    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
-    Column("revoked_at", UtcDateTime, nullable=False),
-    Column("revoked_by", String(255), nullable=False),
-    Column("reason", String(255), nullable=False),
+    sa.Column("token_id", sa.String(12), sa.ForeignKey("tokens.id"), primary_key=True),
+    sa.Column("revoked_at", UtcDateTime, nullable=False),
+    sa.Column("revoked_by", sa.String(255), nullable=False),
+    sa.Column("reason", sa.String(255), nullable=False),
 )
 
-token_uses = Table(
+token_uses = sa.Table(
     "token_uses",
     metadata,
-    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
-    Column("last_used_at", UtcDateTime),
+    sa.Column("token_id", sa.String(12), sa.ForeignKey("tokens.id"), primary_key=True),
+    sa.Column("last_used_at", UtcDateTime),
 )
 
 

@@ -33,20 +33,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    ColumnElement,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    and_,
-    case,
-    exists,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, and_, case, exists, select
 
 from affidavit.service.certificate_tables import (
     Sequence,
@@ -61,37 +49,37 @@ from affidavit.service.keys import revoked_keys
 approvals = numbered(
     "approvals",
     *issue_columns("approvals"),
-    Column("envelope_digest", String(71), nullable=False),
-    Column("decision", String(16), nullable=False),
-    Column("approver", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Column("comment", Text, nullable=False),
-    UniqueConstraint("certificate_id", "untrusted", "issue", "approver", name="approvals_once"),
-    CheckConstraint("decision IN ('approve', 'reject')", name="approvals_decision"),
-    CheckConstraint("approver NOT LIKE 'anonymous@%'", name="approvals_by_someone"),
+    sa.Column("envelope_digest", sa.String(71), nullable=False),
+    sa.Column("decision", sa.String(16), nullable=False),
+    sa.Column("approver", sa.String(255), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("comment", sa.Text, nullable=False),
+    sa.UniqueConstraint("certificate_id", "untrusted", "issue", "approver", name="approvals_once"),
+    sa.CheckConstraint("decision IN ('approve', 'reject')", name="approvals_decision"),
+    sa.CheckConstraint("approver NOT LIKE 'anonymous@%'", name="approvals_by_someone"),
 )
 
 revocations = numbered(
     "revocations",
     *issue_columns("revocations"),
-    Column("envelope_digest", String(71), nullable=False),
-    Column("code", String(32), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("revoked_by", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    UniqueConstraint("certificate_id", "untrusted", "issue", name="revocations_once"),
+    sa.Column("envelope_digest", sa.String(71), nullable=False),
+    sa.Column("code", sa.String(32), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("revoked_by", sa.String(255), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("certificate_id", "untrusted", "issue", name="revocations_once"),
 )
 
-status_lists = Table(
+status_lists = sa.Table(
     "status_lists",
     metadata,
-    Column("sequence", Sequence, primary_key=True, autoincrement=False),
-    Column("issued_at", UtcDateTime, nullable=False),
-    Column("next_update", UtcDateTime, nullable=False),
-    Column("content_digest", String(71), nullable=False),
-    Column("key_id", String(64), nullable=False),
-    Column("envelope", LargeBinary, nullable=False),
-    CheckConstraint("sequence > 0", name="status_lists_sequence_positive"),
+    sa.Column("sequence", Sequence, primary_key=True, autoincrement=False),
+    sa.Column("issued_at", UtcDateTime, nullable=False),
+    sa.Column("next_update", UtcDateTime, nullable=False),
+    sa.Column("content_digest", sa.String(71), nullable=False),
+    sa.Column("key_id", sa.String(64), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.CheckConstraint("sequence > 0", name="status_lists_sequence_positive"),
 )
 
 

@@ -31,24 +31,8 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    bindparam,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam, func, insert, select
 from sqlalchemy.sql.dml import ReturningInsert
 
 from affidavit.certificate import read_envelope
@@ -57,65 +41,65 @@ from affidavit.plan import load_json
 from affidavit.service.certificate_tables import Sequence as SequenceNumber
 from affidavit.service.certificate_tables import UtcDateTime, metadata, numbered
 
-log_entries = Table(
+log_entries = sa.Table(
     "log_entries",
     metadata,
-    Column("id", SequenceNumber, primary_key=True),
-    Column("kind", String(32), nullable=False),
-    Column("subject", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Column("content", Text, nullable=False),
-    Index("log_entries_by_subject", "subject"),
-    Index("log_entries_by_kind", "kind", "id"),
+    sa.Column("id", SequenceNumber, primary_key=True),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("subject", sa.String(255), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("content", sa.Text, nullable=False),
+    sa.Index("log_entries_by_subject", "subject"),
+    sa.Index("log_entries_by_kind", "kind", "id"),
 )
 
-log_pending = Table(
+log_pending = sa.Table(
     "log_pending",
     metadata,
-    Column("entry_id", SequenceNumber, ForeignKey("log_entries.id"), primary_key=True),
+    sa.Column("entry_id", SequenceNumber, sa.ForeignKey("log_entries.id"), primary_key=True),
 )
 
-log_leaves = Table(
+log_leaves = sa.Table(
     "log_leaves",
     metadata,
-    Column("leaf_index", SequenceNumber, primary_key=True, autoincrement=False),
-    Column("entry_id", SequenceNumber, ForeignKey("log_entries.id"), nullable=False),
-    Column("leaf_hash", LargeBinary(32), nullable=False),
-    UniqueConstraint("entry_id", name="log_leaves_entry"),
-    CheckConstraint("leaf_index >= 0", name="log_leaves_from_zero"),
-    Index("log_leaves_by_hash", "leaf_hash"),
+    sa.Column("leaf_index", SequenceNumber, primary_key=True, autoincrement=False),
+    sa.Column("entry_id", SequenceNumber, sa.ForeignKey("log_entries.id"), nullable=False),
+    sa.Column("leaf_hash", sa.LargeBinary(32), nullable=False),
+    sa.UniqueConstraint("entry_id", name="log_leaves_entry"),
+    sa.CheckConstraint("leaf_index >= 0", name="log_leaves_from_zero"),
+    sa.Index("log_leaves_by_hash", "leaf_hash"),
 )
 
-log_nodes = Table(
+log_nodes = sa.Table(
     "log_nodes",
     metadata,
-    Column("level", Integer, primary_key=True),
-    Column("position", BigInteger, primary_key=True),
-    Column("hash", LargeBinary(32), nullable=False),
+    sa.Column("level", sa.Integer, primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True),
+    sa.Column("hash", sa.LargeBinary(32), nullable=False),
 )
 
 log_checkpoints = numbered(
     "log_checkpoints",
-    Column("tree_size", SequenceNumber, nullable=False),
-    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
-    Column("signed_at", UtcDateTime, nullable=False),
-    Column("note", Text, nullable=False),
-    Index("log_checkpoints_by_size", "tree_size"),
+    sa.Column("tree_size", SequenceNumber, nullable=False),
+    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
+    sa.Column("signed_at", UtcDateTime, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Index("log_checkpoints_by_size", "tree_size"),
 )
 
-log_cosignatures = Table(
+log_cosignatures = sa.Table(
     "log_cosignatures",
     metadata,
-    Column(
+    sa.Column(
         "checkpoint_id",
         SequenceNumber,
-        ForeignKey("log_checkpoints.id"),
+        sa.ForeignKey("log_checkpoints.id"),
         primary_key=True,
         autoincrement=False,
     ),
-    Column("witness", String(400), primary_key=True),
-    Column("cosigned_at", UtcDateTime, nullable=False),
-    Column("line", Text, nullable=False),
+    sa.Column("witness", sa.String(400), primary_key=True),
+    sa.Column("cosigned_at", UtcDateTime, nullable=False),
+    sa.Column("line", sa.Text, nullable=False),
 )
 
 
@@ -166,7 +150,7 @@ def append(
 
 def insert_logged(
     connection: Connection,
-    table: Table,
+    table: sa.Table,
     values: Mapping[str, Any],
     entry_of_row: Callable[[Any], LogEntry],
 ) -> None:
@@ -176,7 +160,7 @@ def insert_logged(
 
 
 @cache
-def _insert(table: Table) -> ReturningInsert[Any]:
+def _insert(table: sa.Table) -> ReturningInsert[Any]:
     return insert(table).returning(table)
 
 

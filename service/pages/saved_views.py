@@ -10,19 +10,8 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Engine,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    delete,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Engine, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.certificate_tables import UtcDateTime, metadata
@@ -32,16 +21,16 @@ MOST = 50
 LONGEST = 64
 PAGE = "/certificates"
 
-saved_views = Table(
+saved_views = sa.Table(
     "saved_views",
     metadata,
-    Column("id", String(36), primary_key=True),
-    Column("owner", String(255), nullable=False),
-    Column("page", String(64), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("query", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    UniqueConstraint("owner", "page", "name", name="saved_views_once"),
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("owner", sa.String(255), nullable=False),
+    sa.Column("page", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("query", sa.Text, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("owner", "page", "name", name="saved_views_once"),
 )
 
 

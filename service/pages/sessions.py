@@ -26,22 +26,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 from fastapi import Request, Response
-from sqlalchemy import (
-    JSON,
-    CheckConstraint,
-    Column,
-    Engine,
-    ForeignKey,
-    Index,
-    RowMapping,
-    String,
-    Table,
-    delete,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Engine, RowMapping, delete, insert, select, update
 
 from affidavit.certificate import KeyRole
 from affidavit.plan import digest_of
@@ -60,19 +47,19 @@ IDLE = timedelta(hours=1)
 SEEN = timedelta(minutes=1)
 """How often the use of a session is written down."""
 
-sessions = Table(
+sessions = sa.Table(
     "sessions",
     metadata,
-    Column("digest", String(64), primary_key=True),
-    Column("actor", String(255), nullable=False),
-    Column("roles", JSON, nullable=False),
-    Column("token_id", String(12), ForeignKey("tokens.id")),
-    Column("team", String(64)),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("seen_at", UtcDateTime, nullable=False),
-    Column("expires_at", UtcDateTime, nullable=False),
-    CheckConstraint("expires_at > created_at", name="sessions_expire_later"),
-    Index("sessions_by_expiry", "expires_at"),
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("actor", sa.String(255), nullable=False),
+    sa.Column("roles", sa.JSON, nullable=False),
+    sa.Column("token_id", sa.String(12), sa.ForeignKey("tokens.id")),
+    sa.Column("team", sa.String(64)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.CheckConstraint("expires_at > created_at", name="sessions_expire_later"),
+    sa.Index("sessions_by_expiry", "expires_at"),
 )
 """Who is signed in with a browser, until when, by the SHA-256 of the cookie.
 

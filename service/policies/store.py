@@ -31,26 +31,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
+import sqlalchemy as sa
 from pydantic import ValidationError
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    Engine,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    Row,
-    Select,
-    String,
-    Text,
-    UniqueConstraint,
-    func,
-    insert,
-    select,
-    tuple_,
-)
+from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, tuple_
 
 from affidavit.certificate import KeyFailure, PublicKey, SigningPort, read_envelope
 from affidavit.certificate.log import LogEntry
@@ -82,47 +65,47 @@ from affidavit.service.teams import TEAM, acting_for
 
 policies = numbered(
     "policies",
-    Column("name", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("digest", String(71), nullable=False),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
-    Column("created_by", String(255), nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    UniqueConstraint("name", "version", name="policies_version"),
-    CheckConstraint("version > 0", name="policies_version_positive"),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("digest", sa.String(71), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
+    sa.Column("created_by", sa.String(255), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("name", "version", name="policies_version"),
+    sa.CheckConstraint("version > 0", name="policies_version_positive"),
 )
 
 waivers = numbered(
     "waivers",
-    Column("waiver_id", String(71), nullable=False),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
-    Column("owner", String(255), nullable=False),
-    Column("created_by", String(255), nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("expires_at", UtcDateTime, nullable=False),
-    Column("team", String(64), nullable=False, server_default="default"),
-    UniqueConstraint("waiver_id", name="waivers_once"),
-    CheckConstraint("owner <> created_by", name="waivers_by_another"),
-    CheckConstraint("expires_at > created_at", name="waivers_end"),
+    sa.Column("waiver_id", sa.String(71), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("key_id", sa.String(64), sa.ForeignKey("signing_keys.key_id"), nullable=False),
+    sa.Column("owner", sa.String(255), nullable=False),
+    sa.Column("created_by", sa.String(255), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Column("team", sa.String(64), nullable=False, server_default="default"),
+    sa.UniqueConstraint("waiver_id", name="waivers_once"),
+    sa.CheckConstraint("owner <> created_by", name="waivers_by_another"),
+    sa.CheckConstraint("expires_at > created_at", name="waivers_end"),
 )
 
 waiver_revocations = numbered(
     "waiver_revocations",
-    Column("waiver_id", String(71), ForeignKey("waivers.waiver_id"), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("revoked_by", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    UniqueConstraint("waiver_id", name="waiver_revocations_once"),
+    sa.Column("waiver_id", sa.String(71), sa.ForeignKey("waivers.waiver_id"), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("revoked_by", sa.String(255), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("waiver_id", name="waiver_revocations_once"),
 )
 
 waiver_uses = numbered(
     "waiver_uses",
-    Column("waiver_id", String(71), ForeignKey("waivers.waiver_id"), nullable=False),
-    Column("certificate_id", String(71), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Index("waiver_uses_by_waiver", "waiver_id"),
+    sa.Column("waiver_id", sa.String(71), sa.ForeignKey("waivers.waiver_id"), nullable=False),
+    sa.Column("certificate_id", sa.String(71), nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Index("waiver_uses_by_waiver", "waiver_id"),
 )
 
 

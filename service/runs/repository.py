@@ -30,27 +30,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self
 
-from sqlalchemy import (
-    Boolean,
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    Row,
-    Select,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from affidavit.certificate import SearchOpening
 from affidavit.certificate.log import LogEntry
@@ -78,88 +59,90 @@ IS_AN_EVENT = (
     " AND follows IN ('queued', 'running'))))"
 )
 
-runs = Table(
+runs = sa.Table(
     "runs",
     metadata,
-    Column("id", String(36), primary_key=True),
+    sa.Column("id", sa.String(36), primary_key=True),
     *issue_columns("runs"),
-    Column("plan_digest", String(71), nullable=False),
-    Column("reservation_id", String(36), ForeignKey("reservations.id"), nullable=False),
-    Column("queue", String(64), nullable=False),
-    Column("request", Text, nullable=False),
-    Column("requested_by", String(255), nullable=False),
-    Column("requested_at", UtcDateTime, nullable=False),
-    Column("idempotency_key", String(255)),
-    Column("request_digest", String(71)),
-    Column("team", String(64), nullable=False, server_default="default"),
-    UniqueConstraint("reservation_id", name="runs_reservation_once"),
-    UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
-    Index("runs_by_time", "requested_at", "id"),
-    Index("runs_by_team", "team", "requested_at", "id"),
-    Index("runs_by_certificate", "certificate_id", "requested_at"),
-    Index("runs_by_queue", "queue", "requested_at"),
+    sa.Column("plan_digest", sa.String(71), nullable=False),
+    sa.Column("reservation_id", sa.String(36), sa.ForeignKey("reservations.id"), nullable=False),
+    sa.Column("queue", sa.String(64), nullable=False),
+    sa.Column("request", sa.Text, nullable=False),
+    sa.Column("requested_by", sa.String(255), nullable=False),
+    sa.Column("requested_at", UtcDateTime, nullable=False),
+    sa.Column("idempotency_key", sa.String(255)),
+    sa.Column("request_digest", sa.String(71)),
+    sa.Column("team", sa.String(64), nullable=False, server_default="default"),
+    sa.UniqueConstraint("reservation_id", name="runs_reservation_once"),
+    sa.UniqueConstraint("requested_by", "idempotency_key", name="runs_idempotent"),
+    sa.Index("runs_by_time", "requested_at", "id"),
+    sa.Index("runs_by_team", "team", "requested_at", "id"),
+    sa.Index("runs_by_certificate", "certificate_id", "requested_at"),
+    sa.Index("runs_by_queue", "queue", "requested_at"),
 )
 
-run_events = Table(
+run_events = sa.Table(
     "run_events",
     metadata,
-    Column("run_id", String(36), ForeignKey("runs.id"), primary_key=True),
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(16), nullable=False),
-    Column("once", String(16)),
-    Column("follows", String(16)),
-    Column("fence", Integer),
-    Column("at", UtcDateTime, nullable=False),
-    Column("actor", String(255), nullable=False),
-    Column("body", Text, nullable=False),
-    UniqueConstraint("run_id", "once", name="run_events_once"),
-    UniqueConstraint("run_id", "kind", "fence", name="run_events_fenced"),
-    ForeignKeyConstraint(
+    sa.Column("run_id", sa.String(36), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("once", sa.String(16)),
+    sa.Column("follows", sa.String(16)),
+    sa.Column("fence", sa.Integer),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("actor", sa.String(255), nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.UniqueConstraint("run_id", "once", name="run_events_once"),
+    sa.UniqueConstraint("run_id", "kind", "fence", name="run_events_fenced"),
+    sa.ForeignKeyConstraint(
         ["run_id", "follows"],
         ["run_events.run_id", "run_events.once"],
         name="run_events_follows",
     ),
-    CheckConstraint("seq > 0", name="run_events_seq_positive"),
-    CheckConstraint("fence IS NULL OR fence > 0", name="run_events_fence_positive"),
-    CheckConstraint(IS_AN_EVENT, name="run_events_kind"),
-    Index("run_events_by_kind", "kind", "at"),
+    sa.CheckConstraint("seq > 0", name="run_events_seq_positive"),
+    sa.CheckConstraint("fence IS NULL OR fence > 0", name="run_events_fence_positive"),
+    sa.CheckConstraint(IS_AN_EVENT, name="run_events_kind"),
+    sa.Index("run_events_by_kind", "kind", "at"),
 )
 
-run_leases = Table(
+run_leases = sa.Table(
     "run_leases",
     metadata,
-    Column("run_id", String(36), ForeignKey("runs.id"), primary_key=True),
-    Column("queue", String(64), nullable=False),
-    Column("requested_at", UtcDateTime, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("fence", Integer, nullable=False),
-    Column("secret", String(71)),
-    Column("job", Integer, nullable=False, server_default="1"),
-    Column("holder", String(255)),
-    Column("worker", String(64)),
-    Column("seconds", Integer),
-    Column("expires_at", UtcDateTime),
-    Column("steps", Integer, nullable=False),
-    Column("cancel", Boolean, nullable=False),
-    Column("granted", Integer, nullable=False, server_default="0"),
-    Column("head", String(71)),
-    Column("previous", Integer),
-    Column("search", Text),
-    CheckConstraint("state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"),
-    CheckConstraint("fence >= 0", name="run_leases_fence"),
-    Index("run_leases_expiring", "state", "expires_at"),
-    Index("run_leases_next", "queue", "state", "requested_at", "run_id"),
+    sa.Column("run_id", sa.String(36), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("queue", sa.String(64), nullable=False),
+    sa.Column("requested_at", UtcDateTime, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("secret", sa.String(71)),
+    sa.Column("job", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("holder", sa.String(255)),
+    sa.Column("worker", sa.String(64)),
+    sa.Column("seconds", sa.Integer),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("steps", sa.Integer, nullable=False),
+    sa.Column("cancel", sa.Boolean, nullable=False),
+    sa.Column("granted", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("head", sa.String(71)),
+    sa.Column("previous", sa.Integer),
+    sa.Column("search", sa.Text),
+    sa.CheckConstraint(
+        "state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"
+    ),
+    sa.CheckConstraint("fence >= 0", name="run_leases_fence"),
+    sa.Index("run_leases_expiring", "state", "expires_at"),
+    sa.Index("run_leases_next", "queue", "state", "requested_at", "run_id"),
 )
 
-run_records = Table(
+run_records = sa.Table(
     "run_records",
     metadata,
-    Column("run_id", String(36), ForeignKey("runs.id"), primary_key=True),
-    Column("fence", Integer, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("content", LargeBinary, nullable=False),
-    Column("length", Integer, nullable=False),
-    CheckConstraint("fence > 0 AND part > 0", name="run_records_counted"),
+    sa.Column("run_id", sa.String(36), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("fence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.CheckConstraint("fence > 0 AND part > 0", name="run_records_counted"),
 )
 
 

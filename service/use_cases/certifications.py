@@ -20,7 +20,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Column, Engine, Row, String, Table, Text, delete, insert, select, update
+import sqlalchemy as sa
+from sqlalchemy import Engine, Row, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -42,17 +43,17 @@ LOST_AFTER = timedelta(seconds=30)
 ABANDONED_AFTER = timedelta(minutes=5)
 FORGOTTEN_AFTER = timedelta(days=1)
 
-certifications = Table(
+certifications = sa.Table(
     "certifications",
     metadata,
-    Column("id", String(36), primary_key=True),
-    Column("requester", String(255), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("certificate_id", String(71)),
-    Column("problem", Text),
-    Column("requested_at", UtcDateTime, nullable=False, index=True),
-    Column("alive_at", UtcDateTime, nullable=False),
-    Column("asked_at", UtcDateTime, nullable=False),
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("requester", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("certificate_id", sa.String(71)),
+    sa.Column("problem", sa.Text),
+    sa.Column("requested_at", UtcDateTime, nullable=False, index=True),
+    sa.Column("alive_at", UtcDateTime, nullable=False),
+    sa.Column("asked_at", UtcDateTime, nullable=False),
 )
 
 STOPPED = Problem(
