@@ -33,7 +33,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.keys import PublicKey, SigningPort, by_id
+from affidavit.certificate.keys.key import PublicKey, SigningPort, by_id
 from affidavit.plan import canonical_json, digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

@@ -15,7 +15,7 @@ from affidavit.accountants import Bracket
 from affidavit.accountants.chains import NARROW, chained_epsilon
 from affidavit.certificate.assessment import Assessment, Confidence, GroupBound
 from affidavit.certificate.certification import certify
-from affidavit.certificate.step_requirements import PlanNotClosed, closed_plan
+from affidavit.certificate.runs.step_requirements import PlanNotClosed, closed_plan
 from affidavit.plan import (
     Adjacency,
     MalformedPlan,

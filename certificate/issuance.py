@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.dsse import sign_envelope
-from affidavit.certificate.keys import SigningPort, format_instant
+from affidavit.certificate.keys.key import SigningPort, format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, PolicyEvaluation
 from affidavit.certificate.policy.waiver import Waiver

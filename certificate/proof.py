@@ -48,8 +48,8 @@ from affidavit.accountants import (
 )
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
+from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
-from affidavit.certificate.step_requirements import PlanNotClosed, certified_plan
 from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier
 from affidavit.plan import (
     ClippingQuantile,

@@ -19,7 +19,7 @@ from typing import Any, get_args
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
 from affidavit.certificate.assessment import Assessment, Confidence, Verdict
 from affidavit.certificate.dsse import in_toto
-from affidavit.certificate.keys import format_instant
+from affidavit.certificate.keys.key import format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
     AS_PROVED,

@@ -16,8 +16,8 @@ from affidavit.certificate import (
     with_proof,
 )
 from affidavit.certificate import certify as assess
+from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.certificate.policy import BUILT_IN, MOST_RECORDS, judge, lacks, with_requirements
-from affidavit.certificate.signers import own_signing_key
 from affidavit.gate.console import (
     fail,
     out,

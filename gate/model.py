@@ -48,7 +48,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import sign_model as sign_folder
 from affidavit.certificate import verify_model as verify_folder
-from affidavit.certificate.signers import own_signing_key
+from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.gate.console import (
     fail,
     out,

@@ -18,7 +18,7 @@ from affidavit.certificate import (
     issue_here,
     write_atomically,
 )
-from affidavit.certificate.signers import own_signing_key
+from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.library.bounds import Bound, bound_of
 from affidavit.plan import Plan, Reason
 

@@ -3,7 +3,7 @@
 The key directory says which keys there are; ``affidavit keys new`` makes them. It is looked
 at for every certificate, so that a new key or the end of an old one's window needs no
 restart, and read again only when something in it has changed. Where the private halves
-are kept is a setting (``certificate.signers``). A key that the published keyset revokes
+are kept is a setting (``certificate.keys.signers``). A key that the published keyset revokes
 does not sign.
 
 While there is no key at all, keys that live in this process alone sign instead, and every

@@ -43,9 +43,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from affidavit.certificate import PrivateKeySource, home
+from affidavit.certificate.keys.signers import KEY_VARIABLE as PRIVATE_KEY
+from affidavit.certificate.keys.signers import private_key_source
 from affidavit.certificate.log import BadNote, require_name
-from affidavit.certificate.signers import KEY_VARIABLE as PRIVATE_KEY
-from affidavit.certificate.signers import private_key_source
 from affidavit.service.dispatch.engine import UnknownEngine
 from affidavit.service.dispatch.engines import engine_of
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of

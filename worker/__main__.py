@@ -23,7 +23,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from affidavit.certificate import KeyFailure, KeyRole, SigningPort, TrustRoot
-from affidavit.certificate.signers import own_signing_key
+from affidavit.certificate.keys.signers import own_signing_key
 from affidavit.client import Unreachable
 from affidavit.worker.job import WorkerConfig, run_job
 from affidavit.worker.lease import UUID, Job, LeaseLost, Refused

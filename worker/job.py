@@ -9,9 +9,9 @@
    Meanwhile the heartbeat renews the lease with the number of steps charged, and grants steps to
    the trainer (``affidavit.worker.heartbeat``).
 4. Check the record against the certificate, upload it, sign it with the digest of the weights
-   (``affidavit.certificate.provenance``), and complete the run. A run without a final record line
-   goes back to the queue if a new attempt may help (the trainer was killed, or could not write);
-   otherwise it fails and is charged in full.
+   (``affidavit.certificate.runs.provenance``), and complete the run. A run without a final record
+   line goes back to the queue if a new attempt may help (the trainer was killed, or could not
+   write); otherwise it fails and is charged in full.
 
 When the lease is lost the trainer is killed, and nothing is reported.
 """

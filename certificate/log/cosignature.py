@@ -42,7 +42,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_pem_x509_certificates
 
 from affidavit.certificate.dsse import encode_base64
-from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.keys.key import SigningPort
 from affidavit.certificate.log.note import (
     BadNote,
     Checkpoint,

@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.dsse import Base64, Envelope, Model, SignedPart, validated
-from affidavit.certificate.keys import parse_instant
+from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
 from affidavit.plan import canonical_json, digest_of
 

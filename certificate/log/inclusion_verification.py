@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from affidavit.certificate.dsse import Envelope
-from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.keys.key import PublicKey
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import (
     BadNote,
@@ -22,8 +22,8 @@ from affidavit.certificate.log.note import (
     read_checkpoint,
 )
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
-from affidavit.certificate.trust_policy import AHEAD, TrustPolicy
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.verification.trust_policy import AHEAD, TrustPolicy
+from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationError,
     VerificationOptions,

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from affidavit.certificate.keys import KeyRole, PublicKey, by_id
+from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id
 from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.note import BadNote, Checkpoint, open_checkpoint, read_checkpoint
 from affidavit.certificate.log.tree import (
@@ -37,7 +37,7 @@ from affidavit.certificate.log.tree import (
     frontier_hashes,
     leaf_hash,
 )
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.verification.verification_result import (
     SeenCheckpoint,
     VerificationError,
     VerificationOptions,

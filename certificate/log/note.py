@@ -47,7 +47,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from affidavit.certificate.dsse import decode_base64, encode_base64
-from affidavit.certificate.keys import (
+from affidavit.certificate.keys.key import (
     KeyRole,
     PublicKey,
     SigningPort,

@@ -60,8 +60,8 @@ from affidavit.certificate.dsse import (
     in_toto,
     pre_authentication_encoding,
 )
-from affidavit.certificate.key_store import require_private
-from affidavit.certificate.keys import KeyFailure
+from affidavit.certificate.keys.key import KeyFailure
+from affidavit.certificate.keys.key_store import require_private
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 OPENSSF_TYPE = "https://model_signing/signature/v1.0"

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from affidavit.certificate.atomic_write import write_atomically
 from affidavit.certificate.dsse import sign_envelope
-from affidavit.certificate.keys import PublicKey, SigningPort, format_instant
+from affidavit.certificate.keys.key import PublicKey, SigningPort, format_instant
 from affidavit.certificate.model_evidence.claim import (
     FOLDER,
     STATEMENT_FILE,
@@ -47,7 +47,7 @@ from affidavit.certificate.model_evidence.manifest import (
 )
 from affidavit.certificate.model_evidence.training import training_of
 from affidavit.certificate.model_evidence.verification import IGNORED_FILES
-from affidavit.certificate.verification_result import VerificationOptions
+from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import canonical_json
 
 CARD = "model-card"

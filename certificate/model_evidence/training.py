@@ -23,9 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from affidavit.certificate.bundle_verification import verify
-from affidavit.certificate.conformance import check_conformance
-from affidavit.certificate.keys import PublicKey, parse_instant
+from affidavit.certificate.keys.key import PublicKey, parse_instant
 from affidavit.certificate.model_evidence.audit import (
     AUDITABLE,
     Audit,
@@ -44,9 +42,14 @@ from affidavit.certificate.model_evidence.claim import (
     Training,
 )
 from affidavit.certificate.model_evidence.manifest import BadModel, Manifest, printable
-from affidavit.certificate.run_record import START, RecordEntry, decode_line, is_guarded
-from affidavit.certificate.step_requirements import certified_plan
-from affidavit.certificate.verification_result import VerificationError, VerificationOptions
+from affidavit.certificate.runs.conformance import check_conformance
+from affidavit.certificate.runs.run_record import START, RecordEntry, decode_line, is_guarded
+from affidavit.certificate.runs.step_requirements import certified_plan
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.verification_result import (
+    VerificationError,
+    VerificationOptions,
+)
 from affidavit.plan import AuditCanaries, MalformedPlan, PlanError, load_json
 
 SUFFIX = ".safetensors"

@@ -28,7 +28,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.bundle_verification import MAX_BUNDLE_BYTES
 from affidavit.certificate.dsse import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
@@ -36,7 +35,7 @@ from affidavit.certificate.dsse import (
     Envelope,
     read_envelope,
 )
-from affidavit.certificate.keys import KeyRole, PublicKey, by_id, parse_instant
+from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id, parse_instant
 from affidavit.certificate.model_evidence.audit import MOST_BYTES
 from affidavit.certificate.model_evidence.claim import (
     CANARIES_FILE,
@@ -65,7 +64,8 @@ from affidavit.certificate.model_evidence.training import (
     NotTrained,
     training_of,
 )
-from affidavit.certificate.verification_result import VerificationOptions
+from affidavit.certificate.verification.bundle_verification import MAX_BUNDLE_BYTES
+from affidavit.certificate.verification.verification_result import VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)

@@ -44,7 +44,7 @@ from affidavit.certificate.dsse import (
     read_envelope,
     sign_envelope,
 )
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort
+from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort
 from affidavit.plan import (
     Adjacency,
     Integer,

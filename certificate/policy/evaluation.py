@@ -38,7 +38,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.keys import parse_instant
+from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
 from affidavit.certificate.policy.waiver import Waived, Waiver

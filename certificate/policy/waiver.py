@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.keys import format_instant, parse_instant
+from affidavit.certificate.keys.key import format_instant, parse_instant
 from affidavit.certificate.policy.rules import WAIVABLE
 from affidavit.plan import Name, Reason, StrictModel, digest_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import PAYLOAD_TYPE, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import PublicKey, SigningKey, development_key
-from affidavit.certificate.verification_result import STEPS, VerificationError
+from affidavit.certificate.keys.key import PublicKey, SigningKey, development_key
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.verification_result import STEPS, VerificationError
 from affidavit.plan import Plan, canonical_json
 
 GUARANTEE = {

@@ -11,8 +11,8 @@ import pytest
 
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.step_requirements import PlanNotClosed, certified_plan
+from affidavit.certificate.keys.key import SigningKey
+from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

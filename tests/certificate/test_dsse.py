@@ -17,7 +17,7 @@ from affidavit.certificate.dsse import (
     sign_envelope,
 )
 from affidavit.certificate.issuance import Certificate
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 
 
 def their_key(key: SigningKey) -> SSlibKey:

@@ -12,17 +12,23 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.bundle_verification import verify
-from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.dsse import read_envelope, sign_envelope
-from affidavit.certificate.key_store import KeyStore
-from affidavit.certificate.keys import KeyFailure, KeyRole, PublicKey, SigningKey, format_instant
-from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
+from affidavit.certificate.keys.key import (
+    KeyFailure,
+    KeyRole,
+    PublicKey,
+    SigningKey,
+    format_instant,
+)
+from affidavit.certificate.keys.key_store import KeyStore
+from affidavit.certificate.keys.keyset import KeysetError, Roots, draft_keyset, read_keyset
+from affidavit.certificate.keys.trust_root import accept_keyset
 from affidavit.certificate.log.note import UnknownSigner, open_checkpoint
-from affidavit.certificate.provenance import BadProvenance, read_provenance, sign_provenance
-from affidavit.certificate.status import current_status, sign_status
-from affidavit.certificate.trust_root import accept_keyset
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.runs.conformance import Conformance
+from affidavit.certificate.runs.provenance import BadProvenance, read_provenance, sign_provenance
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.verification_result import (
     SeenStatus,
     VerificationError,
     VerificationOptions,

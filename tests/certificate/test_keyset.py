@@ -15,10 +15,10 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import SSlibKey
 
-from affidavit.certificate import trust_root
 from affidavit.certificate.dsse import CosignedEnvelope
-from affidavit.certificate.keys import KeyFailure, SigningKey
-from affidavit.certificate.keyset import (
+from affidavit.certificate.keys import trust_root
+from affidavit.certificate.keys.key import KeyFailure, SigningKey
+from affidavit.certificate.keys.keyset import (
     KeysetError,
     Revocation,
     Roots,
@@ -26,8 +26,8 @@ from affidavit.certificate.keyset import (
     draft_keyset,
     read_keyset,
 )
-from affidavit.certificate.trust_root import TrustRoot, accept_keyset, read_anchor
-from affidavit.certificate.verification_result import VerificationError
+from affidavit.certificate.keys.trust_root import TrustRoot, accept_keyset, read_anchor
+from affidavit.certificate.verification.verification_result import VerificationError
 from affidavit.plan import canonical_json
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)

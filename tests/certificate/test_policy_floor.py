@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.key_store import read_public_keys
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
+from affidavit.certificate.keys.key_store import read_public_keys
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge, policy_floor
 from affidavit.certificate.policy.rules import PolicyFacts
 from affidavit.certificate.policy.waiver import Waiver
+from affidavit.certificate.verification.bundle_verification import verify
 from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]

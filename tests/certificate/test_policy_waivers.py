@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from affidavit.certificate import format_instant
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import certificate_id, issue
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import (
     BadSignedDocument,
     Policy,
@@ -241,9 +241,9 @@ def test_what_was_signed_is_read_back_and_nothing_else(key: SigningKey) -> None:
 
 
 def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None:
-    from affidavit.certificate.bundle_verification import verify
     from affidavit.certificate.issuance import BUNDLE_TYPE
-    from affidavit.certificate.verification_result import VerificationError
+    from affidavit.certificate.verification.bundle_verification import verify
+    from affidavit.certificate.verification.verification_result import VerificationError
 
     envelope = sign_document("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'

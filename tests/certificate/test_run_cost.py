@@ -13,8 +13,8 @@ from affidavit.accountants.privacy_filter import divergences
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.run_cost import CertificateDiffers, run_of
+from affidavit.certificate.keys.key import SigningKey
+from affidavit.certificate.runs.run_cost import CertificateDiffers, run_of
 from affidavit.plan import Composed, Plan
 
 POISSON = {"scheme": "poisson", "lot_size": 20}

@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from affidavit.certificate.run_record import ENTRIES, START, BrokenLine, decode_line, encode_line
+from affidavit.certificate.runs.run_record import (
+    ENTRIES,
+    START,
+    BrokenLine,
+    decode_line,
+    encode_line,
+)
 from affidavit.plan import canonical_json
 
 ENTRY = {"type": "checkpoint"} | dict.fromkeys(ENTRIES["checkpoint"], 1)

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from affidavit.certificate.charts import Dots, Line, ReferenceLine
-from affidavit.certificate.run_cost import spending, spending_chart
+from affidavit.certificate.runs.run_cost import spending, spending_chart
 from affidavit.plan import Plan
 
 DELTA = 1e-5

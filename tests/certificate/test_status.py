@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, sign_envelope
 from affidavit.certificate.issuance import Certificate, issue, issue_approved
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
 from affidavit.certificate.policy.evaluation import Approval, Approvals, judge
-from affidavit.certificate.status import PAYLOAD_TYPE as STATUS_PAYLOAD
-from affidavit.certificate.status import current_status, sign_status
-from affidavit.certificate.verification_result import VerificationError, VerificationOptions
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.status import PAYLOAD_TYPE as STATUS_PAYLOAD
+from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.verification_result import (
+    VerificationError,
+    VerificationOptions,
+)
 from affidavit.plan import Plan, canonical_json
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys import KeyFailure, PublicKey, SigningKey
-from affidavit.certificate.trust_root import TrustRoot
-from affidavit.certificate.verification_result import VerificationError
+from affidavit.certificate.keys.key import KeyFailure, PublicKey, SigningKey
+from affidavit.certificate.keys.trust_root import TrustRoot
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.verification_result import VerificationError
 from affidavit.plan import Plan
 
 ISSUED = datetime.now(UTC).replace(microsecond=0)

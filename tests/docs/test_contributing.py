@@ -39,7 +39,7 @@ def test_the_table_has_the_tasks_of_a_first_week() -> None:
         "a noise strategy": "mechanisms/strategies",
         "a known mistake": "certificate/diagnosis/catalogue",
         "a policy rule": "certificate/policy/rules.py",
-        "a verification step": "certificate/bundle_verification.py",
+        "a verification step": "certificate/verification/bundle_verification.py",
         "an endpoint": "service/routes",
         "a command": "gate/cli.py",
         "exit codes": "gate/exit_codes.py",

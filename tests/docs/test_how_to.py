@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import signers
+from affidavit.certificate.keys import signers
 from affidavit.gate import app
 from affidavit.service import settings
 from affidavit.service.operation.telemetry import VARIABLES, Metrics, watch_services

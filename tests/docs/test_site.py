@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from affidavit.certificate.bundle_verification import PREDICATE_TYPE
+from affidavit.certificate.verification.bundle_verification import PREDICATE_TYPE
 from docs.generate import PAGES
 from docs.generate.codes import ROOMS, uses
 from docs.generate.plan_schema import schema

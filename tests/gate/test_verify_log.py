@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Revocation, Roots, draft_keyset, format_instant
-from affidavit.certificate.keys import KeyRole
+from affidavit.certificate.keys.key import KeyRole
 from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
 from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, key_for, log_of

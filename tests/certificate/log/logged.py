@@ -10,7 +10,7 @@ from typing import Any
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import KeyRole, SigningKey
+from affidavit.certificate.keys.key import KeyRole, SigningKey
 from affidavit.certificate.log.entry import Consistency, Inclusion, certificate_entry
 from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.log.tree import (

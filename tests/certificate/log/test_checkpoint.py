@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, pre_authentication_encoding
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log.note import (
     BadCheckpoint,
     BadNote,

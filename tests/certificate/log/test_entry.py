@@ -13,7 +13,7 @@ import pytest
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log.entry import LogEntry, certificate_entry
 from affidavit.plan import plan_from
 

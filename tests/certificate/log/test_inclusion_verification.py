@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.bundle_verification import verify
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import encode_base64, read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import PublicKey, SigningKey
+from affidavit.certificate.keys.key import PublicKey, SigningKey
 from affidavit.certificate.log.entry import Consistency, read_inclusion
 from affidavit.certificate.log.inclusion_verification import included
 from affidavit.certificate.log.note import (
@@ -27,7 +26,8 @@ from affidavit.certificate.log.tree import (
     Place,
     leaf_hash,
 )
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.verification.bundle_verification import verify
+from affidavit.certificate.verification.verification_result import (
     STEPS,
     SeenCheckpoint,
     VerificationError,

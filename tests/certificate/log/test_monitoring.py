@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey
+from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey
 from affidavit.certificate.log.monitoring import (
     Alarm,
     MissingTile,
@@ -19,7 +19,10 @@ from affidavit.certificate.log.monitoring import (
 )
 from affidavit.certificate.log.note import sign_checkpoint
 from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
-from affidavit.certificate.verification_result import SeenCheckpoint, VerificationOptions
+from affidavit.certificate.verification.verification_result import (
+    SeenCheckpoint,
+    VerificationOptions,
+)
 from tests.certificate.log.test_trust_policy import policy
 
 ORIGIN = "example.com/log"

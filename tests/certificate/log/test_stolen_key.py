@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import SigningKey
-from affidavit.certificate.bundle_verification import VerificationError, VerificationOptions, verify
-from affidavit.certificate.keys import PublicKey, format_instant
+from affidavit.certificate.keys.key import PublicKey, format_instant
 from affidavit.certificate.log.note import sign_checkpoint
-from affidavit.certificate.status import current_status, sign_status
-from affidavit.certificate.verification_result import SeenCheckpoint
+from affidavit.certificate.verification.bundle_verification import (
+    VerificationError,
+    VerificationOptions,
+    verify,
+)
+from affidavit.certificate.verification.status import current_status, sign_status
+from affidavit.certificate.verification.verification_result import SeenCheckpoint
 from tests.certificate.log.logged import ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from tlog_scales.signing import PlainEd25519Signer, Vkey
 from tlog_scales.tlog import Checkpoint
 
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log import NoteKey, open_note, read_checkpoint
 from affidavit.certificate.log.cosignature import WitnessKey, cosign
 from affidavit.certificate.log.note import sign_checkpoint

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import trust_policy
-from affidavit.certificate.bundle_verification import VerificationError, VerificationOptions, verify
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningKey, format_instant
-from affidavit.certificate.keyset import KeysetError, Roots, draft_keyset, read_keyset
+from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningKey, format_instant
+from affidavit.certificate.keys.keyset import KeysetError, Roots, draft_keyset, read_keyset
 from affidavit.certificate.log.cosignature import WitnessKey, cosign
-from affidavit.certificate.status import sign_status
-from affidavit.certificate.trust_policy import (
+from affidavit.certificate.verification import trust_policy
+from affidavit.certificate.verification.bundle_verification import (
+    VerificationError,
+    VerificationOptions,
+    verify,
+)
+from affidavit.certificate.verification.status import sign_status
+from affidavit.certificate.verification.trust_policy import (
     BadTrustPolicy,
     Timestamps,
     TrustPolicy,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log.cosignature import (
     MOST_HASHES,
     WitnessKey,

@@ -29,7 +29,7 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.certificate.log import WitnessKey, cosign
-from affidavit.certificate.trust_policy import Timestamps, Witnesses
+from affidavit.certificate.verification.trust_policy import Timestamps, Witnesses
 from affidavit.service.__main__ import main
 from affidavit.service.database import writer
 from affidavit.service.keys import KeysetStore

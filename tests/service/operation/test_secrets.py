@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy import MetaData
 
 from affidavit.certificate import KeyStore, SigningKey
-from affidavit.certificate.signers import KEY_VARIABLE, EnvironmentKey
+from affidavit.certificate.keys.signers import KEY_VARIABLE, EnvironmentKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository

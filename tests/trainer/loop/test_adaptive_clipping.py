@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from affidavit.certificate import check_conformance, verify
-from affidavit.certificate.run_record import START, encode_line
+from affidavit.certificate.runs.run_record import START, encode_line
 from affidavit.trainer.errors import Interrupted, NotCertified
 from tests.trainer.loop.made import KEY, STEPS, Made, Ran, Small, bundle_of, plan_with
 from tests.trainer.loop.test_loop import Stopping, gradients, lots_of

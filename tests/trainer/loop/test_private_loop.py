@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from affidavit.certificate import verify
-from affidavit.certificate.conformance import check_conformance
+from affidavit.certificate.runs.conformance import check_conformance
 from affidavit.trainer import LoopError, PrivateRun, private
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.errors import RunFailure

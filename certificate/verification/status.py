@@ -45,10 +45,10 @@ from affidavit.certificate.dsse import (
     sign_envelope,
     validated,
 )
-from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
+from affidavit.certificate.keys.key import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.trust_policy import AHEAD
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.verification.trust_policy import AHEAD
+from affidavit.certificate.verification.verification_result import (
     SeenStatus,
     VerificationError,
     Verifier,

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from affidavit.certificate.step_requirements import StepRequirement, noise_std
+from affidavit.certificate.runs.step_requirements import StepRequirement, noise_std
 from affidavit.plan import ClippingQuantile, Plan
 
 QUANTILE = 0.5

@@ -2,7 +2,7 @@
 
 The key id is the sha256 of the public key's SubjectPublicKeyInfo, so that it cannot name another
 key. ``development_key`` is for trying things out: it lives in memory, is marked in every
-record and trusted by nobody. ``affidavit.certificate.key_store`` keeps keys in files.
+record and trusted by nobody. ``affidavit.certificate.keys.key_store`` keeps keys in files.
 
 A key may be for one role (``KeyRole``), so that a stolen one forges documents of one kind only.
 A record without ``roles`` is for each of them, as all were before there were roles.

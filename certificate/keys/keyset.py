@@ -17,7 +17,7 @@ people a budget or a policy needs at the service.
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 
 >>> from datetime import UTC, datetime
->>> from affidavit.certificate.keys import SigningKey
+>>> from affidavit.certificate.keys.key import SigningKey
 >>> root, signer = SigningKey.generate(), SigningKey.generate("service")
 >>> now = datetime.now(UTC)
 >>> first = draft_keyset(None, roots=Roots.of([root.public], threshold=1), keys=[signer.public],
@@ -46,7 +46,7 @@ from affidavit.certificate.dsse import (
     read_cosigned,
     validated,
 )
-from affidavit.certificate.keys import (
+from affidavit.certificate.keys.key import (
     KeyFailure,
     KeyRole,
     PublicKey,
@@ -54,7 +54,7 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.trust_policy import TrustPolicy
+from affidavit.certificate.verification.trust_policy import TrustPolicy
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"

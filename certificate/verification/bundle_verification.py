@@ -36,15 +36,15 @@ from affidavit.certificate.dsse import (
     read_envelope,
 )
 from affidavit.certificate.issuance import BUNDLE_TYPE
-from affidavit.certificate.keys import KeyRole, PublicKey, format_instant, parse_instant
+from affidavit.certificate.keys.key import KeyRole, PublicKey, format_instant, parse_instant
 from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
 from affidavit.certificate.statement import CRITICAL, PREDICATE_TYPE, is_readable
-from affidavit.certificate.status import check_status
-from affidavit.certificate.trust_policy import TrustPolicy
-from affidavit.certificate.verification_result import (
+from affidavit.certificate.verification.status import check_status
+from affidavit.certificate.verification.trust_policy import TrustPolicy
+from affidavit.certificate.verification.verification_result import (
     STEPS,
     VerificationError,
     VerificationOptions,

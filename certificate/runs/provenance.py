@@ -12,11 +12,11 @@ like (``affidavit runs verify``).
 
 References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.
 
->>> from affidavit.certificate.keys import SigningKey
+>>> from affidavit.certificate.keys.key import SigningKey
 >>> key = SigningKey.generate()
 >>> read_provenance({}, [key.public])
 Traceback (most recent call last):
-affidavit.certificate.provenance.BadProvenance: the envelope: payload: Field required.
+affidavit.certificate.runs.provenance.BadProvenance: the envelope: payload: Field required.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.dsse import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
@@ -35,7 +34,7 @@ from affidavit.certificate.dsse import (
     read_envelope,
     sign_envelope,
 )
-from affidavit.certificate.keys import (
+from affidavit.certificate.keys.key import (
     KeyRole,
     PublicKey,
     SigningPort,
@@ -43,6 +42,7 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
+from affidavit.certificate.runs.conformance import Conformance
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"

@@ -55,9 +55,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from affidavit.certificate.clip_adaptation import ClipAdaptation
-from affidavit.certificate.hyperparameter_search import selection_of
-from affidavit.certificate.run_record import (
+from affidavit.certificate.runs.clip_adaptation import ClipAdaptation
+from affidavit.certificate.runs.hyperparameter_search import selection_of
+from affidavit.certificate.runs.run_record import (
     START,
     VERSION,
     BrokenLine,
@@ -67,7 +67,7 @@ from affidavit.certificate.run_record import (
     is_guarded,
     is_number,
 )
-from affidavit.certificate.step_requirements import Execution, StepRequirement, certified_plan
+from affidavit.certificate.runs.step_requirements import Execution, StepRequirement, certified_plan
 from affidavit.plan import Plan, canonical_json, digest_of
 
 FOLLOWED = 1e-9

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
-from affidavit.certificate.strategy_comparison import INDEPENDENT, MechanismCost, attempt
+from affidavit.certificate.comparison.strategy_comparison import INDEPENDENT, MechanismCost, attempt
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, RefusedPlan, schedule

@@ -78,7 +78,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
     (part,) = lowered.phases
     if part.correlation is not None:
         # As in lowering: only correlated noise needs the strategies.
-        from affidavit.certificate.strategy_summary import streamed
+        from affidavit.certificate.summary.strategy_summary import streamed
 
         at = streamed(part)
         return None if at is None else at.distance * at.sensitivity.value
@@ -175,7 +175,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     """One entry for each phase with correlated noise."""
     if all(part.correlation is None for part in lowered.phases):
         return ()
-    from affidavit.certificate import strategy_summary
+    from affidavit.certificate.summary import strategy_summary
 
     return strategy_summary.strategies_of(lowered)
 
@@ -183,7 +183,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
 def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
     if all(part.correlation is None for part in lowered.phases):
         return ()
-    from affidavit.certificate import strategy_summary
+    from affidavit.certificate.summary import strategy_summary
 
     return tuple(strategy_summary.caveats(lowered))
 

@@ -26,7 +26,7 @@ set are committed to under a secret of the run.
 >>> decode_line(line.replace(b":0", b":1"), START)
 Traceback (most recent call last):
     ...
-affidavit.certificate.run_record.BrokenLine: the line does not match its digest.
+affidavit.certificate.runs.run_record.BrokenLine: the line does not match its digest.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from affidavit.certificate.atomic_write import locked, write_atomically
-from affidavit.certificate.key_store import KeyStore, home, read_public_keys
-from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
-from affidavit.certificate.keyset import (
+from affidavit.certificate.keys.key import KeyFailure, PublicKey, parse_instant
+from affidavit.certificate.keys.key_store import KeyStore, home, read_public_keys
+from affidavit.certificate.keys.keyset import (
     Keyset,
     KeysetError,
     Roots,
@@ -35,8 +35,8 @@ from affidavit.certificate.keyset import (
     read_keyset,
     read_model,
 )
-from affidavit.certificate.trust_policy import TrustPolicy
-from affidavit.certificate.verification_result import VerificationError
+from affidavit.certificate.verification.trust_policy import TrustPolicy
+from affidavit.certificate.verification.verification_result import VerificationError
 from affidavit.plan import MalformedPlan, canonical_json, load_json, read_limited
 
 KEY_STEP = 3

@@ -1,7 +1,7 @@
 """A verification: its numbered steps, a verifier's further requirements, and its outcome.
 
-The steps stand in ``affidavit.certificate.bundle_verification``; those about the log and about the
-status of a certificate stand beside what they check, and share this.
+The steps stand in ``bundle_verification`` beside this; those about the log stand beside what they
+check, and share this.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from affidavit.certificate.assessment import html_table
-from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.keys.key import PublicKey, by_id
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.trust_policy import TrustPolicy
+from affidavit.certificate.verification.trust_policy import TrustPolicy
 
 STEPS = (
     "size and form",

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from affidavit.certificate.atomic_write import write_atomically
-from affidavit.certificate.keys import (
+from affidavit.certificate.keys.key import (
     SERVICE_ROLES,
     KeyFailure,
     KeyRole,

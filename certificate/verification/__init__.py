@@ -1,0 +1,1 @@
+"""Verification of a bundle in numbered steps, and what a verifier requires."""
