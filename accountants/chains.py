@@ -35,8 +35,9 @@ Group = (
 NARROW = 1e-2
 """Relative width of a bracket up to which no chain is asked."""
 _LEAST_DELTA = 1e-300
-_HALVINGS, _LEAST_SHARE = 8, 1e-3
-"""Of the search for a smaller δ, and the smallest that is looked for, of the first one."""
+_HALVINGS, _LEAST_SHARE, _RUNG = 30, 1e-3, 0.25
+"""Of the search for a smaller δ, the smallest that is looked for, of the first one, and how far
+apart, as a ratio, the δ lie at which neighbours are known."""
 
 
 def of_one_record(event: Event) -> tuple[Event | None, int]:
@@ -164,15 +165,34 @@ class ChainedCurve:
         return chained_epsilon(neighbours, delta, self.records, most)
 
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
-        """The least δ that is found below that of ``own``, at which the chain bounds ε so."""
+        """A bound of δ by links whose ε are chosen by about what is known of neighbours."""
+        most, known = self.neighbours.delta(0.0).upper, {0: 0.0}
+
+        def rung(number: int) -> float:
+            if number not in known:
+                known[number] = self.neighbours.epsilon(most * _RUNG**number).upper
+            return known[number]
+
+        def about(at: float) -> float:
+            number, part = divmod(max(0.0, math.log(at / most) / math.log(_RUNG)), 1)
+            low, high = rung(int(number)), rung(int(number) + 1)
+            return low + part * (high - low)
+
         low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
         # What the chain does not reach there it reaches at no smaller δ.
-        if self._chained(high, epsilon) > epsilon:
+        if chained_epsilon(about, high, self.records, epsilon) > epsilon:
             return high
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
-            if self._chained(middle, epsilon) <= epsilon:
+            if chained_epsilon(about, middle, self.records, epsilon) <= epsilon:
                 high = middle
             else:
                 low = middle
-        return high
+        total = result = 0.0
+        for link in range(1, self.records + 1):
+            rest = epsilon - total
+            at = high / self.records * math.exp(-total)
+            one = rest if link == self.records else min(rest, about(at))
+            result += math.exp(total) * self.neighbours.delta(max(0.0, one * (1 - 1e-12))).upper
+            total += one
+        return result * (1 + 1e-9)

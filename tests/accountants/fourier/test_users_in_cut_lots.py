@@ -20,6 +20,7 @@ from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,
 )
+from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import (
     Adjacency,
     Composed,
@@ -183,6 +184,14 @@ def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(
     assert bound.width <= 0.003 * bound.upper
     assert bound.upper < 0.99 * min(own.epsilon(1e-6).upper for own in curve.above)
     assert 0.9e-6 <= curve.delta(bound.upper).upper <= 1.01e-6
+
+
+@pytest.mark.parametrize("epsilon", [10.0, 15.0])
+def test_delta_of_a_chain_is_above_the_truth_and_where_its_epsilon_is(epsilon: float) -> None:
+    chain = ChainedCurve(above=(), below=(), neighbours=GaussianCurve(mu=1.0), records=4)
+    delta = chain.delta(epsilon).upper
+    assert GaussianCurve(mu=4.0).delta(epsilon).lower <= delta
+    assert chain.epsilon(delta).upper == pytest.approx(epsilon, rel=2e-3)
 
 
 def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set() -> None:
