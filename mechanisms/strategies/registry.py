@@ -236,4 +236,4 @@ def _stored(at: Setting, request: dict[str, Any], search: Callable[[], Arrays]) 
         if workload.learning_rates is None
         else list(workload.learning_rates[: at.steps]),
     }
-    return default_store().construct(whole, search).arrays
+    return default_store().construct(whole, search)

@@ -5,13 +5,10 @@ certificate therefore names the *coefficients* of the strategy that it judged by
 does not depend on any file format (``coefficients_digest``: sha256 over the arrays' names,
 shapes and little-endian doubles), and the store holds them. An entry is found by the digest of
 its request (canonical JSON of everything the search depends on) and holds named arrays as npz,
-with a JSON file beside it that gives the request, the sha256 of the npz and the digest of the
-coefficients. Reading is suspicious:
-
-* a size above the limit, a wrong sha256, another request, a pickle, or numbers that are not
-  finite make an entry *corrupt*; it is computed again, replaced, and ``StoredArrays.note`` says so;
-* a directory that cannot be written costs the cache and nothing else, and the note says so;
-* the oldest entries go when the directory holds more than ``most_bytes``.
+with a JSON file beside it that gives the request and the digest of the coefficients. What was
+altered, is compressed or pickled, or has numbers that are not finite is computed again and
+replaced. A directory that cannot be written costs the cache and nothing else; the oldest entries
+go when it holds more than ``most_bytes``.
 
 Privacy does not rest on any of this: the sensitivity is computed from the arrays that come
 out, wherever they come from.
@@ -20,10 +17,10 @@ out, wherever they come from.
 >>> request = {"kind": "blt", "steps": 10, "buffers": 1}
 >>> with tempfile.TemporaryDirectory() as place:
 ...     store = Store(directory=Path(place))
-...     first = store.construct(request, lambda: {"decays": np.array([0.5])})
+...     _ = store.construct(request, lambda: {"decays": np.array([0.5])})
 ...     again = store.construct(request, lambda: {"decays": np.array([0.6])})
->>> first.source, again.source, again.arrays["decays"].tolist()
-('computed', 'kept', [0.5])
+>>> again["decays"].tolist()
+[0.5]
 
 >>> coefficients_digest({"noise": np.eye(1)})[:15]
 'sha256:c62b8015'
@@ -40,9 +37,10 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -62,20 +60,6 @@ LARGEST_SIDECAR = 4 * 1024 * 1024
 """Bytes of the largest description; learning rates are the bulk of it."""
 
 
-class Corrupt(ValueError):
-    """A stored entry that is not what was written."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredArrays:
-    """Arrays with the digest of their coefficients, where they come from, and what went wrong."""
-
-    arrays: Arrays
-    digest: str
-    source: Literal["computed", "kept"]
-    note: str = ""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
     """One directory; any number of processes may share it, since files are replaced whole.
@@ -86,60 +70,31 @@ class Store:
     directory: Path
     most_bytes: int = MOST_BYTES
 
-    def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> StoredArrays:
+    def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
         """The stored arrays for ``request``, else those of ``compute``, which are then stored."""
         key = hashlib.sha256(canonical_json({"version": VERSION, **request})).hexdigest()
-        note = ""
+        described, archived = self.directory / f"{key}.json", self.directory / f"{key}.npz"
+        description = {"request": json.loads(canonical_json(request))}
         try:
-            stored = self._read(key, request)
-            if stored is not None:
+            stored = _unpacked(read_limited(archived, LARGEST_FILE))
+            description["digest"] = coefficients_digest(stored)
+            beside = json.loads(read_limited(described, LARGEST_SIDECAR))
+            if all(beside.get(name) == value for name, value in description.items()):
                 return stored
-        except Corrupt as error:
-            note = f"a stored strategy was corrupt ({error}) and was recomputed"
-        except OSError as error:
-            note = f"stored strategies cannot be read ({error.strerror})"
+        except (ValueError, OSError, EOFError, RecursionError, AttributeError, zipfile.BadZipFile):
+            pass  # it is corrupt, or not there
         arrays = {name: np.asarray(array, dtype="<f8") for name, array in compute().items()}
-        try:
-            self._write(key, request, arrays)
-        except OSError as error:
-            note = f"the strategy could not be stored ({error.strerror}); {note}".rstrip("; ")
-        return StoredArrays(
-            arrays=arrays, digest=coefficients_digest(arrays), source="computed", note=note
-        )
-
-    def _read(self, key: str, request: Mapping[str, Any]) -> StoredArrays | None:
-        described, archived = self._paths(key)
-        try:
-            description = _json(_bounded(described, LARGEST_SIDECAR))
-            content = _bounded(archived, LARGEST_FILE)
-        except FileNotFoundError:
-            return None
-        if description.get("request") != json.loads(canonical_json(request)):
-            raise Corrupt("it belongs to another request")
-        if description.get("sha256") != hashlib.sha256(content).hexdigest():
-            raise Corrupt("its sha256 does not match")
-        arrays = _unpacked(content)
-        digest = coefficients_digest(arrays)
-        if description.get("digest") != digest:
-            raise Corrupt("the digest of its coefficients does not match")
-        return StoredArrays(arrays=arrays, digest=digest, source="kept")
-
-    def _write(self, key: str, request: Mapping[str, Any], arrays: Arrays) -> None:
+        description["digest"] = coefficients_digest(arrays)
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # its options have other names
         content = stream.getvalue()
-        description = {
-            "request": json.loads(canonical_json(request)),
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "digest": coefficients_digest(arrays),
-        }
-        if len(content) > min(self.most_bytes, LARGEST_FILE):
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._make_room(len(content))
-        described, archived = self._paths(key)
-        _replace(archived, content)
-        _replace(described, canonical_json(description))
+        if len(content) <= min(self.most_bytes, LARGEST_FILE):
+            with suppress(OSError):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._make_room(len(content))
+                _replace(archived, content)
+                _replace(described, canonical_json(description))
+        return arrays
 
     def _make_room(self, size: int) -> None:
         files = [(path.stat(), path) for path in self.directory.glob("*.npz")]
@@ -151,9 +106,6 @@ class Store:
             path.unlink(missing_ok=True)
             total -= status.st_size
 
-    def _paths(self, key: str) -> tuple[Path, Path]:
-        return self.directory / f"{key}.json", self.directory / f"{key}.npz"
-
 
 def default_store() -> Store:
     """``strategies`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``."""
@@ -161,40 +113,17 @@ def default_store() -> Store:
     return Store(directory=home / "strategies")
 
 
-def _bounded(path: Path, most: int) -> bytes:
-    content = read_limited(path, most)
-    if len(content) > most:
-        raise Corrupt("it is too large")
-    return content
-
-
-def _json(content: bytes) -> dict[str, Any]:
-    try:
-        result = json.loads(content)
-    except (ValueError, RecursionError):
-        raise Corrupt("its description is not JSON") from None
-    if not isinstance(result, dict):
-        raise Corrupt("its description is not an object")
-    return result
-
-
 def _unpacked(content: bytes) -> dict[str, Array]:
     """The arrays of an npz file; nothing is unpickled and nothing is inflated."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise Corrupt("it is compressed")
-            result = {
-                member.filename.removesuffix(".npy"): npy.read_array(
-                    io.BytesIO(archive.read(member)), allow_pickle=False
-                )
-                for member in archive.infolist()
-            }
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise Corrupt(str(error) or "it is cut off") from None
-    for array in result.values():
-        if array.dtype != np.dtype("<f8") or not np.all(np.isfinite(array)):
-            raise Corrupt("it contains values that are not finite doubles")
+    result = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("it is compressed")
+            array = npy.read_array(io.BytesIO(archive.read(member)), allow_pickle=False)
+            if array.dtype != np.dtype("<f8") or not np.all(np.isfinite(array)):
+                raise ValueError("it contains values that are not finite doubles")
+            result[member.filename.removesuffix(".npy")] = array
     return result
 
 
