@@ -23,20 +23,8 @@ are, bit for bit; so do tensors that are no matrices. In units of σ', with y = 
 >>> shrunk(mean[None], 1.0, threshold=1.02)[0].diagonal().tolist()[1:]
 [0.0, 0.0]
 
-The causal low-pass filter of first order, which two optimisers are built with:
-
-    f_t = s f_(t-1) + (1-s) x_t,   f_0 = 0,   f̂_t = f_t / (1 - s^t)
-
-The division makes the weights of x_1..x_t sum to one from the first step on. s = 0 leaves x.
-
->>> state: State = {}
->>> [round(float(smoothed(torch.tensor(x), state, smoothing=0.5, step=t)), 4)
-...  for t, x in enumerate((1.0, 4.0), start=1)]
-[1.0, 3.0]
-
 References: "Sample-efficient DP fine-tuning via gradient matrix denoising", equations 3 to 9;
-Shabalin and Nobel, arXiv:1007.4148; Zhang, Bu, Hong and Razaviyayn, DOPPLER, NeurIPS 2024, with
-a₁ = -s, b₀ = 1-s.
+Shabalin and Nobel, arXiv:1007.4148.
 """
 
 from __future__ import annotations
@@ -44,8 +32,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,27 +42,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, ReleasedTensors
 
 
-def all_shrunk(means: Sequence[Tensor], noise_std: float, *, threshold: float) -> list[Tensor]:
-    """Every mean of one release, matrices denoised; ``noise_std`` is σ' of this step.
-
-    Each keeps its shape; matrices are (m, n).
-    """
-    result = list(means)
+def in_batches(
+    tensors: Sequence[Tensor], function: Callable[[Tensor], Iterable[Tensor]]
+) -> list[Tensor]:
+    """``function`` of each of ``tensors``, in batches (k, ...) of equal shape; shapes stay."""
+    result = list(tensors)
     shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, mean in enumerate(means):
-        if mean.ndim == 2:
-            shapes[(mean.shape, mean.dtype, mean.device)].append(place)
+    for place, item in enumerate(tensors):
+        shapes[(item.shape, item.dtype, item.device)].append(place)
     for places in shapes.values():
-        done = shrunk(
-            torch.stack([means[place] for place in places]), noise_std, threshold=threshold
-        )
-        for place, mean in zip(places, done, strict=True):
-            result[place] = mean
+        done = function(torch.stack([tensors[place] for place in places]))
+        for place, item in zip(places, done, strict=True):
+            result[place] = item
     return result
 
 
@@ -184,17 +168,16 @@ class DPOptimizer(Optimizer):
             self._update(group["params"], means, at)
 
     def _shrunk(self, means: list[Tensor], std: float, names: Sequence[str]) -> list[Tensor]:
-        """Denoised matrices, each on the rank that has it whole."""
+        """Means with denoised matrices, each on the rank that has it whole."""
         assert self._threshold is not None  # asked by the caller
-        threshold = self._threshold
-        if self._shards is None:
-            return all_shrunk(means, std, threshold=threshold)
+        one = partial(shrunk, noise_std=std, threshold=self._threshold)
         places = [place for place, mean in enumerate(means) if mean.ndim == 2]
-        done = self._shards.on_whole(
-            [means[place] for place in places],
-            [names[place] for place in places],
-            lambda matrices, _: all_shrunk(matrices, std, threshold=threshold),
-        )
+        matrices = [means[place] for place in places]
+        if self._shards is None:
+            done: Sequence[Tensor] = in_batches(matrices, one)
+        else:
+            own = [names[place] for place in places]
+            done = self._shards.on_whole(matrices, own, lambda of, _: in_batches(of, one))
         result = list(means)
         for place, mean in zip(places, done, strict=True):
             result[place] = mean
@@ -252,27 +235,3 @@ def std_at(stds: dict[str, Array], at: At) -> float:
     Of arrays of shape (T,), one for each release; steps count from 1.
     """
     return float(np.asarray(stds[at.release])[at.step - 1])
-
-
-def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
-    """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
-    return moment / -math.expm1(step * math.log(decay)) if decay else moment
-
-
-SMOOTHING = 0.9
-"""s of a plan that gives none."""
-
-
-def smoothed(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
-    """f̂_t; the state is ``filtered``. The shape is that of ``values``."""
-    if not smoothing:
-        return values
-    before = state.get("filtered")
-    before = torch.zeros_like(values) if before is None else before
-    state["filtered"] = torch.add(before * smoothing, values, alpha=1 - smoothing)
-    return corrected(state["filtered"], smoothing, step)
-
-
-def smoothing_of(settings: Settings) -> float:
-    """s of a plan."""
-    return SMOOTHING if settings.smoothing is None else settings.smoothing

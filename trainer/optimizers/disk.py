@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms import GAMMA, KAPPA, combination
-from affidavit.trainer.optimizers.adam import rule_of
 from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
+from affidavit.trainer.optimizers.entrywise import heavy_ball, heavy_ball_or_adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 
@@ -62,7 +62,7 @@ class DiSK(DPOptimizer):
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
         """The update after the filter."""
-        return rule_of(inputs, without_any="heavy ball")
+        return heavy_ball_or_adam(inputs, without_any=heavy_ball)
 
     def points(self) -> tuple[Point, ...]:
         """The points of the coming step with their weights, which add to 1; zeros are left out.

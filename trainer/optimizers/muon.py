@@ -50,7 +50,6 @@ Reference: arXiv:2605.12994v1, Algorithm 1, section 4, appendices C and D.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -60,8 +59,8 @@ from torch import Tensor
 
 from affidavit.mechanisms import DEGREE, STEPS, Start, coefficients
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.optimizers.adam import adamw_rule
-from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, std_at
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, in_batches, std_at
+from affidavit.trainer.optimizers.entrywise import adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 
@@ -111,17 +110,10 @@ def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
 
 def by_shape(matrices: Sequence[Tensor], function: Map) -> list[Tensor]:
     """``function`` of each matrix, in batches of equal shape, the tall ones transposed."""
-    places: dict[tuple[object, ...], list[int]] = defaultdict(list)
     tall = [len(matrix) > matrix.shape[1] for matrix in matrices]
     wide = [matrix.mT if of else matrix for matrix, of in zip(matrices, tall, strict=True)]
-    for place, matrix in enumerate(wide):
-        places[(matrix.shape, matrix.dtype, matrix.device)].append(place)
-    result = list(matrices)
-    for same in places.values():
-        batch = function(torch.stack([wide[place] for place in same]))
-        for place, matrix in zip(same, batch, strict=True):
-            result[place] = matrix.mT if tall[place] else matrix
-    return result
+    done = in_batches(wide, function)
+    return [matrix.mT if of else matrix for matrix, of in zip(done, tall, strict=True)]
 
 
 class Muon(DPOptimizer):
@@ -142,7 +134,7 @@ class Muon(DPOptimizer):
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
         """The rule of the auxiliary tensors."""
-        return adamw_rule(inputs.settings)
+        return adam(inputs, decoupled=True)
 
     def map(self, matrices: Tensor) -> Tensor:
         """Q_(κ,q) of a batch. Shape (batch, m, n)."""

@@ -1,4 +1,4 @@
-"""The registry of optimisers; a new one is a file and a line here.
+"""The registry of optimisers; a new one is a file and a line here, or a rule of ``entrywise``.
 
 The optimiser of another package's mechanism is an entry point ``affidavit.optimizers``.
 
@@ -20,32 +20,18 @@ from torch.nn import Parameter
 from affidavit.mechanisms import mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, RefusedPlan, extension, installed
-from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW, CorrMom
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.disk import DiSK
+from affidavit.trainer.optimizers.entrywise import RULES, EntryWise
 from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
 from affidavit.trainer.optimizers.muon import Muon, MuonBC
-from affidavit.trainer.optimizers.sgd import SGD, SGDLowpass
 from affidavit.trainer.shards import Shards
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
-    "dp_sgd": SGD,
-    "dp_sgd_lowpass": SGDLowpass,
-    "dp_adam": Adam,
-    "dp_adamw": AdamW,
-    "dp_adambc": AdamBC,
-    "dp_adam_floor": AdamFloor,
-    "dp_adam_lowpass": AdamLowpass,
+    **dict.fromkeys(RULES, EntryWise),
     "dp_muon": Muon,
     "dp_muonbc": MuonBC,
-    "dp_corrmom": CorrMom,
-    "dp_corrsgd": SGD,
     "dp_disk": DiSK,
-    "dp_dice": SGD,
-    "dp_matrix_se": SGD,
-    "dp_matrix_se_lambda": SGD,
-    "dp_matrix_me": SGD,
-    "dp_matrix_me_lambda": SGD,
 }
 
 
