@@ -51,6 +51,13 @@ def root_down(squared: float, operations: int) -> float:
 Array = NDArray[np.float64]
 
 
+def padded(values: Array, length: int) -> Array:
+    """``values``, shape (m,), with zeros after them or cut off; shape (length,)."""
+    result = np.zeros(length)
+    result[: len(values)] = values[:length]
+    return result
+
+
 def lfilter(
     numerator: Array | list[float], denominator: Array | list[float], values: Array, axis: int = -1
 ) -> Array:

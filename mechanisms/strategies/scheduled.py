@@ -101,10 +101,6 @@ class Scheduled(Strategy):
         """Columns of N, which is injected as it is. Shape (T, last - first)."""
         return self.unscaled.noise_columns(first, last)
 
-    def noise_matrix(self) -> Array:
-        """N, shape (T, T)."""
-        return self.unscaled.noise_matrix()
-
     def strategy_matrix(self) -> Array:
         """C·diag(ζ), shape (T, T); raises ``TooLarge``."""
         self._require_dense()

@@ -203,9 +203,9 @@ class Strategy(ABC):
         return None
 
     def noise_matrix(self) -> Array:
-        """N, shape (T, T), lower triangular; raises ``TooLarge``."""
+        """N, shape (T, draws), lower triangular where it is square; raises ``TooLarge``."""
         self._require_dense()
-        return self.noise_columns(0, self.steps)
+        return self.noise_columns(0, self.draws)
 
     def strategy_matrix(self) -> Array:
         """C, shape (T, T), lower triangular; raises ``TooLarge``."""

@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies.numerics import fftconvolve, gamma, lfilter
+from affidavit.mechanisms.strategies.numerics import fftconvolve, gamma, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
     Sensitivity,
@@ -154,22 +154,22 @@ class Toeplitz(Strategy):
         Raises ``Unaffordable`` where inverting N takes more than ``MOST_PRODUCTS`` operations.
         """
         if self.column is not None:
-            return _padded(self.column, self.steps)
+            return padded(self.column, self.steps)
         assert self.noise_column is not None
         if self.steps * len(self.noise_column) > MOST_PRODUCTS:
             raise Unaffordable(
                 f"inverting {len(self.noise_column)} coefficients over {self.steps} steps"
             )
-        return _reciprocal(self.noise_column, self.steps)
+        return reciprocal(self.noise_column, self.steps)
 
     @cached_property
     def noise_coefficients(self) -> Array:
         """First column of N, shape (T,); for errors and streaming, not for sensitivity."""
         if self.noise_column is not None:
-            return _padded(self.noise_column, self.steps)
+            return padded(self.noise_column, self.steps)
         assert self.column is not None
         if self.steps * len(self.column) <= MOST_PRODUCTS:
-            return _reciprocal(self.column, self.steps)
+            return reciprocal(self.column, self.steps)
         return newton_reciprocal(self.column, self.steps)
 
     def noise_columns(self, first: int, last: int) -> Array:
@@ -216,18 +216,10 @@ def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:
     return result
 
 
-def _padded(values: Array, steps: int) -> Array:
-    result = np.zeros(steps)
-    result[: len(values)] = values
-    return result
-
-
-def _reciprocal(series: Array, steps: int) -> Array:
-    """1 / series by its recurrence, O(T · len)."""
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
+def reciprocal(series: Array, steps: int) -> Array:
+    """1 / ``series``, shape (m,), by its recurrence, O(T · m). Shape (steps,)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(lfilter([1.0], series, impulse))
+        return np.asarray(lfilter([1.0], series, padded(np.ones(1), steps)))
 
 
 def newton_reciprocal(series: Array, steps: int) -> Array:
@@ -235,9 +227,7 @@ def newton_reciprocal(series: Array, steps: int) -> Array:
     result = np.array([1.0 / series[0]])
     while len(result) < steps:
         size = min(2 * len(result), steps)
-        head = np.zeros(size)
-        head[: min(size, len(series))] = series[:size]
-        correction = -_product(head, result, size)
+        correction = -_product(padded(series, size), result, size)
         correction[0] += 2.0
         result = _product(result, correction, size)
     return result

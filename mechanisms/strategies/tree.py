@@ -114,11 +114,6 @@ class Tree(Strategy):
                     result[dropped, place] = -1.0
         return result
 
-    def noise_matrix(self) -> Array:
-        """N, shape (T, nodes): one noise a node."""
-        self._require_dense()
-        return self.noise_columns(0, 2 * self.steps)
-
     def strategy_matrix(self) -> Array:
         """C, shape (nodes, T): row n is 1 on the steps that node n holds."""
         self._require_dense()

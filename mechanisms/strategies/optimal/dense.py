@@ -71,7 +71,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular, toeplitz
 
-from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error
+from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error, squared_error
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.optimal.search import least
 from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
@@ -84,7 +84,7 @@ Array = NDArray[np.float64]
 Objective = Literal["rms", "max"]
 
 LARGEST_OPTIMISED = 2048
-"""Steps up to which a dense strategy is optimised: half a minute on one core."""
+"""Steps up to which every entry is searched: half a minute on one core, a minute where banded."""
 TOLERANCE = 1e-5
 """Relative gap of the squared loss at which the search ends."""
 POOR = 0.01
@@ -175,9 +175,8 @@ class _Goal:
             size = of_matrix(strategy, self.participation).value
         except Unaffordable:
             return np.inf
-        noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True)
-        variance = np.sum((self.matrix @ noise) ** 2, axis=1)
-        return float(np.max(variance) if self.largest else self.weights @ variance) * size**2
+        weights = None if self.largest else self.weights
+        return squared_error(self.matrix, strategy, weights) * size**2
 
     def scaled(self, strategy: Array) -> Array:
         """C at sensitivity 1."""
@@ -215,8 +214,6 @@ def convergence_aware(steps: int, tau: int) -> Array:
     return result
 
 
-LARGEST_OPTIMISED = 2048
-"""Steps up to which every entry is searched: 10 s at a thousand, a minute here."""
 SEARCH = 60
 """Steps of the search; two hundred gain another tenth of a percent at most."""
 POWERS = (32, 512)

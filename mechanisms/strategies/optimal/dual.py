@@ -136,7 +136,8 @@ class Dual:
             gained, last[0] = last[0] - loss, loss
             if gained > tolerance:
                 return False
-            achieved = self.squared_error(self.strategy(point))
+            weights = None if self.searched else self.weights
+            achieved = squared_error(self.matrix, self.strategy(point), weights)
             return bool(achieved <= np.exp(-loss) * near)
 
         size = self.patterns + (self.most > 1) * self.patterns * self.most**2
@@ -176,15 +177,6 @@ class Dual:
             except ValueError:
                 continue
         return np.asarray(np.sqrt(diagonal))
-
-    def squared_error(self, strategy: Array) -> float:
-        """Σ w_t error_t² of C at unit noise, or the largest error² if w is searched.
-
-        ``strategy`` C has shape (T, T).
-        """
-        noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True)
-        variance = np.sum((self.matrix @ noise) ** 2, axis=1)
-        return float(np.max(variance) if self.searched else self.weights @ variance)
 
     def _loss(self, point: Array) -> tuple[float, Array]:
         """-log(h² / Σ v) and its gradient."""
@@ -274,6 +266,16 @@ def _blocks(matrix: Array, weights: Array, patterns: int, most: int) -> Array:
     unit = blocks / (lengths[:, :, None] * lengths[:, None, :])
     unit += (missing[:, :, None] + LEAST) * np.eye(most)
     return np.asarray(np.sqrt(costs)[:, None, None] * np.linalg.cholesky(unit))
+
+
+def squared_error(workload: Array, strategy: Array, weights: Array | None) -> float:
+    """Σ w_t error_t² of C, shape (T, T), at unit noise, or without ``weights`` the largest error².
+
+    ``workload`` A has shape (rows, T) and ``weights`` (rows,).
+    """
+    noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True)
+    variance = np.sum((workload @ noise) ** 2, axis=1)
+    return float(np.max(variance) if weights is None else weights @ variance)
 
 
 def smallest_error(workload: Array, factors: Array, weights: Array) -> float:

@@ -53,10 +53,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import fftconvolve, lfilter
+from affidavit.mechanisms.strategies.numerics import fftconvolve, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, TooLarge
-from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal
+from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal, reciprocal
 from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
@@ -145,14 +145,14 @@ class ToeplitzLoss:
             pulled = self.quadratic[: len(noise), : len(noise)] @ noise
             return float(noise @ pulled), 2 * pulled
         assert self.weights is not None
-        errors = self.workload.apply(_padded(noise, self.steps))
+        errors = self.workload.apply(padded(noise, self.steps))
         weighted = self.weights * errors
         # A is Toeplitz: Aᵀ is A between two reversals.
         return float(errors @ weighted), 2 * self.workload.apply(weighted[::-1])[::-1]
 
     def squared_sensitivity(self, column: Array) -> tuple[float, Array]:
         """sens² for C's first column of any length up to T, and its gradient, (T,)."""
-        full = _padded(column, self.steps)
+        full = padded(column, self.steps)
         most, separation = self.participation.most(self.steps), self.participation.separation
         if most == 1:
             return float(full @ full), 2 * full
@@ -175,8 +175,9 @@ class ToeplitzLoss:
         """The reciprocal series, or None where it grows beyond use."""
         if not column[0] > 0:
             return None
+        inverted = newton_reciprocal if len(column) > DIRECT else reciprocal
         with np.errstate(over="ignore", invalid="ignore"):
-            series = reciprocal(column, self.steps)
+            series = inverted(column, self.steps)
         usable = np.all(np.isfinite(series)) and np.max(np.abs(series)) < LARGEST
         return series if usable else None
 
@@ -188,15 +189,6 @@ def at_unit_rate(workload: Workload) -> Workload:
     largest = max(workload.learning_rates)
     rates = tuple(rate / largest for rate in workload.learning_rates)
     return Workload(momentum=workload.momentum, learning_rates=rates)
-
-
-def reciprocal(series: Array, steps: int) -> Array:
-    """The first ``steps`` coefficients of 1 / series. Shape (steps,)."""
-    if len(series) > DIRECT:
-        return newton_reciprocal(series, steps)
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
-    return np.asarray(lfilter([1.0], series, impulse))
 
 
 def _divided(values: Array, column: Array, inverse: Array) -> Array:
@@ -218,16 +210,10 @@ def _stacked(values: Array, most: int, separation: int) -> Array:
     """Σ_{j<k} S^{jb} values."""
     steps = len(values)
     rows = -(-steps // separation)
-    sums = np.cumsum(_padded(values, rows * separation).reshape(rows, separation), axis=0)
+    sums = np.cumsum(padded(values, rows * separation).reshape(rows, separation), axis=0)
     if most < rows:
         sums[most:] -= sums[:-most].copy()
     return np.asarray(sums.ravel()[:steps])
-
-
-def _padded(values: Array, length: int) -> Array:
-    result = np.zeros(length)
-    result[: len(values)] = values[:length]
-    return result
 
 
 def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
@@ -257,37 +243,31 @@ class Cross(NamedTuple):
 
 def ladder(rates: Numbers, count: int) -> tuple[Numbers, Numbers]:
     """g_K and H_K at each rate, of the rates' shape; ``count`` K ≥ 1."""
-    last, total = np.ones_like(rates), np.ones_like(rates)
-    power = np.exp(-rates)
-    reached = 1
-    for bit in bin(count)[3:]:
-        total = total + reached * last + power * total
-        last = last + power * last
-        reached *= 2
-        power = np.exp(-reached * rates)
-        if bit == "1":
-            last = last + power
-            total = total + last
-            reached += 1
-            power = np.exp(-reached * rates)
+    last, total, _ = _doubled(rates, count, None)
     return last, total
 
 
 def cross(rates: Numbers, count: int) -> Cross:
     """g_K, H_K and F_K for rates of shape (..., n); ``count`` K ≥ 1."""
+    ones = np.ones_like(rates)
+    return Cross(*_doubled(rates, count, outer(ones, ones)))
+
+
+def _doubled(rates: Numbers, count: int, products: Any) -> tuple[Numbers, Numbers, Any]:
+    """g_K, H_K and, where ``products`` are F_1, F_K."""
     last, total = np.ones_like(rates), np.ones_like(rates)
     power = np.exp(-rates)
-    products = outer(last, last)
     reached = 1
     for bit in bin(count)[3:]:
-        mixed = outer(last, power * total)
-        products = (
-            products
-            + reached * outer(last, last)
-            + mixed
-            + np.swapaxes(mixed, -1, -2)
-            + outer(power, power) * products
-        )
+        if products is not None:
+            mixed = outer(last, power * total)
+            products = (
+                products
+                + reached * outer(last, last)
+                + mixed
+                + np.swapaxes(mixed, -1, -2)
+                + outer(power, power) * products
+            )
         total = total + reached * last + power * total
         last = last + power * last
         reached *= 2
@@ -295,10 +275,11 @@ def cross(rates: Numbers, count: int) -> Cross:
         if bit == "1":
             last = last + power
             total = total + last
-            products = products + outer(last, last)
+            if products is not None:
+                products = products + outer(last, last)
             reached += 1
             power = np.exp(-reached * rates)
-    return Cross(last, total, products)
+    return last, total, products
 
 
 def outer(left: Numbers, right: Numbers) -> Numbers:
