@@ -98,23 +98,21 @@ def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
     content = packed(state)
     partial = run_log.folder / PARTIAL
     write(partial, content)
-    run_log.append(
-        {
-            "type": "checkpoint",
-            "step": step,
-            "checkpoint": digest_of_bytes(content),
-            "parameters": parameters,
-        }
-    )
+    _name(run_log, digest_of_bytes(content), step, parameters)
     put_in_place(partial, run_log.folder / NAME)
     _remove_folders(run_log.folder)
 
 
 def adopt(run_log: RunLog, folder: str, digest: str, *, step: int, parameters: str) -> None:
     """Make what the ranks wrote to ``folder``, before ``step``, the run's checkpoint."""
-    entry = {"type": "checkpoint", "step": step, "checkpoint": digest, "parameters": parameters}
-    run_log.append(entry)
+    _name(run_log, digest, step, parameters)
     remove(run_log.folder, but=folder)
+
+
+def _name(run_log: RunLog, digest: str, step: int, parameters: str) -> None:
+    run_log.append(
+        {"type": "checkpoint", "step": step, "checkpoint": digest, "parameters": parameters}
+    )
 
 
 def remove(folder: Path, *, but: str | None = None) -> None:

@@ -16,9 +16,6 @@ array([1.   , 0.5  , 0.25 , 0.125])
 >>> round(half.sensitivity(Participation.single()).value, 6)
 1.152443
 
-References: Choquette-Choo et al., arXiv:2306.08153 (banded Toeplitz); Kalinin, McKenna,
-Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); ``docs/theorems/correlated-noise.md``.
-
 **Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload
 of heavy-ball momentum β at a constant rate is the Toeplitz matrix of 1 / ((1-x)(1-βx)), so that
 its root has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative and decreasing, close to optimal,
@@ -35,16 +32,16 @@ array([1.    , 0.5   , 0.375 , 0.3125])
 >>> banded_inverse_root(4, bands=2).noise_coefficients
 array([ 1. , -0.5,  0. ,  0. ])
 
-References: Fichtenberger, Henzinger and Upadhyay, arXiv:2202.11205; Kalinin and Lampert,
-arXiv:2405.13763 (BSR, momentum); Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128
-(BISR).
-
 **Identity**: independent noise as a strategy, the yardstick of all others.
 
->>> from affidavit.mechanisms.strategies.participation import Participation
 >>> epochs = Participation.fixed_epoch(participations=4, separation=5)
 >>> round(identity(steps=20).sensitivity(epochs).value, 12)
 2.0
+
+References: Choquette-Choo et al., arXiv:2306.08153 (banded Toeplitz); Fichtenberger, Henzinger and
+Upadhyay, arXiv:2202.11205 (square roots); Kalinin and Lampert, arXiv:2405.13763 (BSR, momentum);
+Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse);
+``docs/theorems/correlated-noise.md``.
 """
 
 from __future__ import annotations

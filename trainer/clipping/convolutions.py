@@ -27,10 +27,11 @@ from affidavit.trainer.clipping.layers import (
     Gradients,
     MaybeTap,
     Taps,
+    both_taps,
     by_record,
+    catch,
     in_autocast_type,
     outside_autocast,
-    summed_over_steps,
 )
 from affidavit.trainer.numerics import widened
 
@@ -81,8 +82,7 @@ class ConvolutionUse(Function):
         steps = by_record(gy.flatten(2).mT, ctx.records)
         if of_weight is not None:
             of_weight.receive(_factors(x, weight, gy, steps, ctx.geometry), len(steps))
-        if of_bias is not None:
-            of_bias.receive(DenseFactors.of(summed_over_steps(steps, 1)), len(steps))
+        catch(of_bias, steps, 1)
         return gx, None, None, None, None, None
 
 
@@ -172,8 +172,7 @@ def run_convolution(layer: Any, taps: Taps, records: int, x: Tensor) -> Tensor:
         padding = (0,) * len(layer.kernel_size)
     none = (0,) * len(layer.kernel_size)
     geometry = Geometry(layer.stride, padding, layer.dilation, False, none, layer.groups)
-    both = (taps.get("weight"), taps.get("bias"))
-    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both, records)
+    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both_taps(taps), records)
 
 
 def run_transposed_convolution(
@@ -192,8 +191,7 @@ def run_transposed_convolution(
     geometry = Geometry(
         layer.stride, layer.padding, layer.dilation, True, tuple(more), layer.groups
     )
-    both = (taps.get("weight"), taps.get("bias"))
-    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both, records)
+    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both_taps(taps), records)
 
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = dict.fromkeys(

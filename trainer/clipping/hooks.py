@@ -25,6 +25,8 @@ upper bound, the error of its rounding added:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -77,6 +79,15 @@ class Lot:
     observing: bool = False
     only: int | None = None
     rows: list[tuple[GradientHook, Tensor]] | None = None
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """While every record is seen at once, in the middle of a module that is run by records."""
+        inside, self.inside = self.inside, False
+        try:
+            yield
+        finally:
+            self.inside = inside
 
 
 @dataclass(eq=False, slots=True)

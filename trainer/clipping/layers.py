@@ -82,6 +82,20 @@ def summed_over_steps(values: Tensor, dims: int) -> Tensor:
     return values.sum(middle, dtype=wide) if middle else values.to(wide)
 
 
+def catch(tap: MaybeTap, values: Tensor, dims: int) -> None:
+    """Hand ``tap``, if there is one, each record's sum of ``values`` over its steps.
+
+    They have shape (n, ..., *shape), with ``dims`` dimensions of the parameter last.
+    """
+    if tap is not None:
+        tap.receive(DenseFactors.of(summed_over_steps(values, dims)), len(values))
+
+
+def both_taps(taps: Taps) -> tuple[MaybeTap, MaybeTap]:
+    """Those of a weight and a bias."""
+    return taps.get("weight"), taps.get("bias")
+
+
 class LinearUse(Function):
     """y = x Wᵀ + b, or x W + b where W is ``flipped``; x (n, ..., in), W (out, in)."""
 
@@ -114,8 +128,7 @@ class LinearUse(Function):
         if of_weight is not None:
             pair = as_steps(by_record(x, ctx.records)), as_steps(gy)
             of_weight.receive(LinearFactors.of(*(pair[::-1] if ctx.flipped else pair)), len(gy))
-        if of_bias is not None:
-            of_bias.receive(DenseFactors.of(summed_over_steps(gy, 1)), len(gy))
+        catch(of_bias, gy, 1)
         return gx, None, None, None, None, None
 
 
@@ -177,10 +190,8 @@ class LayerNormUse(Function):
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
             item = by_record((x - mean).mul_(rstd).mul_(gy), ctx.records)
-            of_weight.receive(DenseFactors.of(summed_over_steps(item, weight.ndim)), len(item))
-        if of_bias is not None:
-            item = by_record(gy, ctx.records)
-            of_bias.receive(DenseFactors.of(summed_over_steps(item, weight.ndim)), len(item))
+            catch(of_weight, item, weight.ndim)
+        catch(of_bias, by_record(gy, ctx.records), weight.ndim)
         return gx, None, None, None, None, None
 
 
@@ -211,11 +222,8 @@ class ScaleUse(Function):
         gx = gy if weight is None else gy * _along(weight, gy, ctx.dim)
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
-            item = by_record((gy * z).movedim(ctx.dim, -1), ctx.records)
-            of_weight.receive(DenseFactors.of(summed_over_steps(item, 1)), len(item))
-        if of_bias is not None:
-            item = by_record(gy.movedim(ctx.dim, -1), ctx.records)
-            of_bias.receive(DenseFactors.of(summed_over_steps(item, 1)), len(item))
+            catch(of_weight, by_record((gy * z).movedim(ctx.dim, -1), ctx.records), 1)
+        catch(of_bias, by_record(gy.movedim(ctx.dim, -1), ctx.records), 1)
         return gx, None, None, None, None, None
 
 
@@ -238,10 +246,9 @@ def run_linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool
             f"a linear layer got an input of shape {tuple(x.shape)}, without a dimension of "
             "records; keep records in the first dimension."
         )
-    both = (taps.get("weight"), taps.get("bias"))
     if is_sharded(layer.weight):
-        return _parallel_linear(layer, both, records, x)
-    return LinearUse.apply(x, layer.weight, layer.bias, both, records, flipped)
+        return _parallel_linear(layer, both_taps(taps), records, x)
+    return LinearUse.apply(x, layer.weight, layer.bias, both_taps(taps), records, flipped)
 
 
 def _parallel_linear(layer: Any, taps: tuple[MaybeTap, MaybeTap], records: int, x: Any) -> Any:
@@ -298,8 +305,8 @@ def run_embedding(layer: nn.Embedding, taps: Taps, records: int, ids: Tensor) ->
 
 def run_layer_norm(layer: nn.LayerNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
     """Layer normalisation of x (n, ..., *shape)."""
-    both = (taps.get("weight"), taps.get("bias"))
-    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both, records)
+    taken = both_taps(taps)
+    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, taken, records)
 
 
 def run_rms_norm(layer: nn.RMSNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
@@ -307,11 +314,10 @@ def run_rms_norm(layer: nn.RMSNorm, taps: Taps, records: int, x: Tensor) -> Tens
     if torch.is_autocast_enabled(x.device.type):
         x = x.float()
     z = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
-    return ScaleUse.apply(z, layer.weight, None, -1, (taps.get("weight"), None), records)
+    return ScaleUse.apply(z, layer.weight, None, -1, both_taps(taps), records)
 
 
 def run_group_norm(layer: nn.GroupNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
     """Group normalisation of x (n, channels, ...), each record by itself."""
     z = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-    both = (taps.get("weight"), taps.get("bias"))
-    return ScaleUse.apply(z, layer.weight, layer.bias, 1, both, records)
+    return ScaleUse.apply(z, layer.weight, layer.bias, 1, both_taps(taps), records)

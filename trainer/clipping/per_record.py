@@ -90,15 +90,12 @@ def leave(run: Callable[..., Any], lot: Lot, inputs: Any, *, rows: bool) -> Any:
     shapes: list[Any] = []
 
     def outside(*values: Tensor) -> tuple[Tensor, ...]:
-        inside, lot.inside = lot.inside, False
-        try:
-            filled = list(flat)
-            for place, value in zip(places, values[1:], strict=True):
-                filled[place] = value.flatten(0, 1) if rows and value.ndim > 2 else value
-            args, named = tree_unflatten(filled, spec)
+        filled = list(flat)
+        for place, value in zip(places, values[1:], strict=True):
+            filled[place] = value.flatten(0, 1) if rows and value.ndim > 2 else value
+        args, named = tree_unflatten(filled, spec)
+        with lot.left():
             result, shape = tree_flatten(run(*args, **named))
-        finally:
-            lot.inside = inside
         shapes.append((shape, [isinstance(item, Tensor) for item in result], result))
         wide = rows and any(value.ndim > 2 for value in values[1:])
         tensors = [_rows(item, lot.records) if wide else item for item in result if _is(item)]
@@ -151,11 +148,8 @@ class _Attention(TorchFunctionMode):
                 missing = values[0].ndim - mask.ndim
                 mask = mask.view(len(mask), *([1] * missing), *mask.shape[1:])
                 mask = mask.expand(*values[0].shape[:-3], *mask.shape[-3:]).flatten(0, -4)
-            inside, lot.inside = lot.inside, False
-            try:
+            with lot.left():
                 result = functional.scaled_dot_product_attention(q, k, v, mask, *rest, **named)
-            finally:
-                lot.inside = inside
             return (result.view(*values[0].shape[:-1], v.shape[-1]),)
 
         (result,) = Outside.apply(outside, anchor, query, key, value, *masks)

@@ -89,7 +89,7 @@ class PrivateModel:
         require_partition(trainable, self.specs)
         self._lot = Lot()
         self._bucket, self._parallel = Bucket(), tensor_parallel
-        self._targets = {id(p): self._target(n, p) for n, p in trainable.items()}
+        self._targets = {n: self._target(n, p) for n, p in trainable.items()}
         self._per_record: set[str] = set()
         self._whole: set[str] = set()
         self._boxes: set[str] = set()
@@ -115,15 +115,16 @@ class PrivateModel:
         self._runs: list[tuple[nn.Module, Callable[..., Any]]] = []
         self._boxes = set()
         modules = dict(self.model.named_modules())
+        by_id = {id(target.parameter): target for target in self._targets.values()}
         kernels: dict[str, tuple[Kernel, dict[str, GradientHook]]] = {}
         units: dict[str, dict[tuple[nn.Module, str], GradientHook]] = {
             path: {} for path in self._per_record | self._whole if self._above(path) in (path, None)
         }
         for path, layer in modules.items():
             targets = {
-                name: self._targets[id(parameter)]
+                name: by_id[id(parameter)]
                 for name, parameter in layer.named_parameters(recurse=False)
-                if id(parameter) in self._targets
+                if id(parameter) in by_id
             }
             require_supported(path, layer, tuple(targets))
             owner = self._owner(path, modules, targets)
@@ -184,7 +185,7 @@ class PrivateModel:
         """
         if isinstance(error, UnsupportedModel) and error.outside:
             for name in error.outside:
-                target = self._by_name()[name]
+                target = self._targets[name]
                 before = self._lifted.get(id(target.parameter), name.rpartition(".")[0])
                 if not before:
                     return False
@@ -308,7 +309,7 @@ class PrivateModel:
 
         Raises ``UnsupportedModel`` for other blocks and for norms out of range.
         """
-        require_partition({t.name: t.parameter for t in self._targets.values()}, blocks)
+        require_partition({name: of.parameter for name, of in self._targets.items()}, blocks)
         before = {(spec.name, spec.names, tuple(spec.uses)) for spec in self.specs}
         if before != {(spec.name, spec.names, tuple(spec.uses)) for spec in blocks}:
             raise UnsupportedModel("the blocks changed; only clip norms may change.")
@@ -414,7 +415,7 @@ class PrivateModel:
         Of a sharded parameter they are the rows that are here, of the sum over all ranks.
         """
         result = {}
-        for name, target in self._by_name().items():
+        for name, target in self._targets.items():
             item = self._wide.get(name, target.parameter.grad)
             if item is None:
                 item = torch.zeros_like(local(target.parameter), dtype=_wide_type(target.parameter))
@@ -423,7 +424,7 @@ class PrivateModel:
 
     def require_no_gradients(self) -> None:
         """Raise ``UnsupportedModel`` if another backward pass left a gradient."""
-        for name, target in self._by_name().items():
+        for name, target in self._targets.items():
             grad = target.parameter.grad
             if grad is not None and bool(local(grad).any()):
                 raise UnsupportedModel(
@@ -490,13 +491,13 @@ class PrivateModel:
         ``losses`` gives one of shape (records,). Gradients are left as they were. Raises
         ``UnsupportedModel`` where a tensor is used in neither.
         """
-        result = dict.fromkeys(self._by_name(), 0)
+        result = dict.fromkeys(self._targets, 0)
         modes: list[AbstractContextManager[None]] = [nullcontext(), evaluating(self.model)]
         with self._sums_set_aside():
             for mode in modes:
                 with mode:
                     self.accumulate(losses, records=records)
-                for name, target in self._by_name().items():
+                for name, target in self._targets.items():
                     result[name] = result[name] or target.caught
         self._require_used(result)
         return result
@@ -585,18 +586,11 @@ class PrivateModel:
     @contextmanager
     def _sums_set_aside(self) -> Iterator[None]:
         wide, self._wide = self._wide, {}
-        before = {name: target.parameter.grad for name, target in self._by_name().items()}
-        for target in self._targets.values():
-            target.parameter.grad = None
         try:
-            yield
+            with self._gradients_set_aside():
+                yield
         finally:
             self._wide = wide
-            for name, target in self._by_name().items():
-                target.parameter.grad = before[name]
-
-    def _by_name(self) -> dict[str, Target]:
-        return {target.name: target for target in self._targets.values()}
 
     def _require_caught(self) -> None:
         outside = [t.name for t in self._targets.values() if t.parameter.grad is not None]

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from affidavit.trainer.clipping.ghost_norm import DenseFactors, LinearFactors
+from affidavit.trainer.clipping.ghost_norm import LinearFactors
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.layers import (
     Gradients,
     LinearUse,
     MaybeTap,
     Taps,
+    catch,
     in_autocast_type,
     outside_autocast,
-    summed_over_steps,
 )
 
 State = tuple[Tensor, ...]
@@ -60,8 +60,7 @@ class CaughtZeros(Function):
         if of_weight is not None:
             item = torch.stack([step.detach() for step in ctx.inputs], 1)
             of_weight.receive(LinearFactors.of(item, delta), len(delta))
-        if of_bias is not None:
-            of_bias.receive(DenseFactors.of(summed_over_steps(delta, 1)), len(delta))
+        catch(of_bias, delta, 1)
         return None, None, None, None, None
 
 

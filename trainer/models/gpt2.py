@@ -3,42 +3,28 @@
     x = wte[ids] + wpe[0..T-1];  x += attn(ln_1(x));  x += mlp(ln_2(x));  y = lm_head(ln_f(x))
 
 Every parameter belongs to a ``Linear``, ``Embedding`` or ``LayerNorm``, so that per-record
-gradients are known, and every activation keeps the records in its first dimension. Matrices
-are stored (out, in); published files hold their transposes. Records are padded on the right:
-no token sees a later one, so that padding changes nothing before it and needs no mask.
+gradients are known, and every activation keeps the records in its first dimension. Records are
+padded on the right: no token sees a later one, so that padding changes nothing before it and needs
+no mask. Dropout is not applied: private training is regularised by its noise.
 
 >>> config = GPT2Config.parsed({"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50})
 >>> model = GPT2(config, seed=1)
 >>> model(torch.tensor([[3, 1, 4], [1, 5, 9]])).shape
 torch.Size([2, 3, 50])
->>> len(hidden_matrices(model))
-8
-
-Its shape is that of ``config.json`` of the Hugging Face libraries. The loader reads the fields
-that change the function and refuses, by name, values that this model does not compute; other
-fields (generation, file bookkeeping) are passed over. Dropout is not applied: private training is
-regularised by its noise, and the fields of its rates are passed over too.
-
->>> config = GPT2Config.parsed({"n_layer": 2, "n_head": 2, "n_embd": 16})
->>> config.vocab_size, config.n_inner, config.tie_word_embeddings
-(50257, 64, True)
+>>> len(hidden_matrices(model)), config.n_inner, config.tie_word_embeddings
+(8, 64, True)
 >>> GPT2Config.parsed({"n_head": 5, "n_embd": 16})
 Traceback (most recent call last):
     ...
 affidavit.trainer.models.gpt2.WrongConfig: config.json: n_embd 16 is not a multiple of n_head 5.
 
-Pretrained weights are read from a folder on this machine; nothing is fetched. It has
-``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``, whole or in parts with their
-index. Names may begin with ``transformer.`` or not; causal masks that old files carry are passed
-over. Four kinds of matrices lie transposed in these files (they were made with a layer called
-Conv1D) and are turned. Files are data, not programs: safetensors, or ``torch.load`` with
-``weights_only``.
-
-Tensors that are missing, left over, of the wrong shape or not finite are refused by name. A
-head that the file does not have starts as a copy of the token table.
-
->>> turned("transformer.h.0.mlp.c_fc.weight", torch.zeros(2, 8)).shape
-torch.Size([8, 2])
+Of a ``config.json`` of the Hugging Face libraries the fields are read that change the function, and
+values that this model does not compute are refused by name. Pretrained weights are read from a
+folder on this machine, as data, not programs: safetensors, or ``torch.load`` with ``weights_only``.
+Names may begin with ``transformer.`` or not; causal masks that old files carry are passed over.
+Matrices are stored (out, in) here; four kinds lie transposed in these files (they were made with a
+layer called Conv1D) and are turned. Tensors that are missing, left over, of the wrong shape or not
+finite are refused by name. A head that the file does not have starts as a copy of the token table.
 
 References: Radford et al., Language Models are Unsupervised Multitask Learners, 2019;
 arXiv:2605.12994v1, appendix D (which matrices are hidden).

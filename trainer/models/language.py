@@ -4,16 +4,8 @@ The loss is the mean negative log-likelihood, in nats, over the tokens of the re
 count (``affidavit.trainer.data.text``: the target, not its source prefix and not padding); a
 record without any has loss 0. Logits and losses are float32 or better.
 
-    --model gpt2:FOLDER[,tie=…][,blocks=…][,lora=RANK[,alpha=…,seed=…]]     pretrained
-    --model gpt2:CONFIG.json,seed=1[,…]                                     from a seed
-
-``tie`` says what becomes of a token table that is the output head as well: ``exact`` (one
-tensor, clipped in its block by the norm of both uses together), ``uses`` (one tensor, a
-release ``tied`` of its own, each use clipped to half of its clip norm), or ``untied`` (two
-tensors, as the paper trains them). It overrides ``tie_word_embeddings``, which decides
-between ``exact`` and ``untied`` where it is left out. Tokens that the data has and the model
-lacks get the mean row. ``lora`` freezes everything but thin updates of the hidden matrices,
-whose release is ``adapters`` under ``blocks=all``.
+docs/models-and-data.md lists the options of ``--model gpt2``. ``tie=uses`` makes the token table a
+release ``tied`` of its own, and each of its uses is clipped to half of that release's clip norm.
 
 >>> from affidavit.trainer.models.gpt2 import GPT2Config
 >>> shape = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 8}

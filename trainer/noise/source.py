@@ -141,8 +141,7 @@ class NoiseSource:
 
         Each sum has the shape of its parameter.
         """
-        if self._most is not None and self._step >= self._most:
-            raise WrongState(f"the noise was certified for {self._most} steps, and all were taken")
+        self._require_left()
         wrong = sums.keys() ^ self._tensors.keys() or {
             name for name, item in self._tensors.items() if tuple(sums[name].shape) != item.here
         }
@@ -173,14 +172,17 @@ class NoiseSource:
 
         Raises ``WrongState`` after the last step of the strategy.
         """
-        if self._most is not None and self._step >= self._most:
-            raise WrongState(f"the noise was certified for {self._most} steps, and all were taken")
+        self._require_left()
         at, self._step = self._step, self._step + 1
         if self._is_z:
             return
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
                 self._recurrence(at, self._z(at, place, tensor), self._kept[name])
+
+    def _require_left(self) -> None:
+        if self._most is not None and self._step >= self._most:
+            raise WrongState(f"the noise was certified for {self._most} steps, and all were taken")
 
     def scales(self) -> dict[str, float]:
         """σ_g C_g of every tensor, as it is added."""

@@ -39,7 +39,6 @@ from torch import Tensor
 
 from affidavit.plan import Plan, schedule
 from affidavit.trainer.numerics import clip_weights
-from affidavit.trainer.optimizers.inputs import refused
 
 ROUNDING = 1 - 2.0**-20
 """Taken off C₂ for the norm's own rounding and for that to float32 of what is added."""
@@ -59,17 +58,11 @@ class ErrorFeedback:
 
     @classmethod
     def of(cls, plan: Plan, shapes: Mapping[str, torch.Size], *, device: str) -> ErrorFeedback:
-        """The error state of ``plan``; raises ``RefusedPlan`` if it is not certified."""
+        """The error state of a certified ``plan``, which says both numbers."""
         clip_norm = plan.optimizer.error_clip_norm
         divisor = schedule.divisor(plan, plan.phases[0])
-        if clip_norm is None or divisor is None:
-            raise refused(
-                "unsound_optimizer",
-                "error_clip_norm",
-                "the error state contains raw gradients and is certified only if it is clipped, "
-                "on a mean with a known divisor.",
-                "Give optimizer.error_clip_norm and sampling.lot_size.",
-            )
+        assert clip_norm is not None
+        assert divisor is not None
         return cls(shapes, clip_norm=clip_norm, divisor=float(divisor), device=device)
 
     @torch.no_grad()

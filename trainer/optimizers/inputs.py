@@ -30,7 +30,7 @@ from torch.nn import Parameter
 from affidavit.mechanisms import noise_multiplier
 from affidavit.mechanisms.strategies import Strategy, TooLarge
 from affidavit.plan import Optimizer as Settings
-from affidavit.plan import Plan, Reason, RefusedPlan, pointer_to, schedule
+from affidavit.plan import Phase, Plan, RefusedPlan, pointer_to, schedule
 from affidavit.trainer.shards import Shards
 
 Array = NDArray[np.float64]
@@ -172,24 +172,23 @@ def optimizer_inputs(
     newton_schulz_dtype: torch.dtype | None = None,
     shards: Shards | None = None,
 ) -> OptimizerInputs:
-    """The plan's numbers beside the tensors of each of its releases.
+    """The closed plan's numbers beside the tensors of each of its releases.
 
     ``strategies`` has the strategy that is injected in each phase, None where its noise is
-    independent. Raises ``RefusedPlan`` for a plan that leaves noise, steps or divisor open and
-    ``ValueError`` for tensors that are not those of its releases.
+    independent. Raises ``ValueError`` for tensors that are not those of its releases.
     """
     strategies = [None] * len(plan.phases) if strategies is None else strategies
     names = {release.name for phase in plan.phases for release in phase.releases}
     if names != tensors.keys():
         raise ValueError(f"the plan releases {sorted(names)}, not {sorted(tensors)}")
-    steps = tuple(_steps(plan, index) for index in range(len(plan.phases)))
+    steps = tuple(schedule.steps(plan, phase) or 0 for phase in plan.phases)
     _require_strategies(plan, strategies, steps)
     releases = tuple(
         ReleasedTensors(
             name=name,
             tensors=dict(tensors[name]),
             noise=NoiseOfTheMean(
-                scale=tuple(_scale(plan, index, name) for index in range(len(plan.phases))),
+                scale=tuple(_scale(plan, phase, name) for phase in plan.phases),
                 strategies=tuple(strategies),
                 steps=steps,
             ),
@@ -221,33 +220,9 @@ def _require_strategies(
             raise ValueError(f"a strategy of {strategy.steps} steps in a phase of {length}")
 
 
-def _steps(plan: Plan, index: int) -> int:
-    result = schedule.steps(plan, plan.phases[index])
-    if result is None:
-        raise RefusedPlan(_open(plan, index, "steps", "steps", "how many steps are taken"))
-    return result
-
-
-def _scale(plan: Plan, index: int, name: str) -> float:
-    """σ_g C_g / B of a release in a phase."""
-    phase = plan.phases[index]
-    result = [release for release in phase.releases if release.name == name]
-    if not result:
-        reason = _open(plan, index, "releases", f"a release {name}", f"the noise of {name}")
-        raise RefusedPlan(reason)
-    if not result[0].has_noise:
-        reason = _open(plan, index, "releases", "noise_multiplier", f"the noise of {name}")
-        raise RefusedPlan(reason)
-    if (divisor := schedule.divisor(plan, phase)) is None:
-        reason = _open(plan, index, "sampling", "lot_size", "what a sum is divided by")
-        raise RefusedPlan(reason)
-    return float(noise_multiplier(result[0])) * result[0].clip_norm / float(divisor)
-
-
-def _open(plan: Plan, index: int, field: str, missing: str, meaning: str) -> Reason:
-    return Reason(
-        code="open_plan",
-        pointer=plan.pointer(index, field),
-        message=f"the plan does not say {meaning}.",
-        remedy=f"Train with the closed plan that was certified: it has {missing}.",
-    )
+def _scale(plan: Plan, phase: Phase, name: str) -> float:
+    """σ_g C_g / B of a release in a phase of a closed plan."""
+    (release,) = (release for release in phase.releases if release.name == name)
+    divisor = schedule.divisor(plan, phase)
+    assert divisor is not None  # a run is bound to a plan that says it
+    return float(noise_multiplier(release)) * release.clip_norm / float(divisor)

@@ -1,16 +1,11 @@
 """Optimal dense and banded strategies, the dense one with a proof of how near it is to the optimum.
 
-Minimise Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² over every C, that is over X = CᵀC. The dual has
-one positive semidefinite block V_π of constant diagonal v_π for each pattern of steps that
-one record may share, and for any such V (``dual.smallest_error``)
-
-    error² · sens² ≥ h(V)² / Σ v_π,    h(V) = tr((A_w V A_wᵀ)^½),    A_w = diag(w)^½ A,
-
-with ∂h/∂V = X/2 for X = A_wᵀ (A_w V A_wᵀ)^{-½} A_w. At the maximum, X has no entries between
-different steps of one pattern and equal traces on all of them. Such an X is non-negative
-inside every pattern and its sensitivity is exact, √(trace). So the optimum over strategies
-whose columns are orthogonal inside patterns is the optimum over all strategies, contributions
-being vectors of any sign.
+Minimise Σ_t w_t ‖row t of A C⁻¹‖² · sens(C)² over every C, that is over X = CᵀC, by its dual
+(``dual``), which has one block for each pattern of steps that one record may share. At its
+maximum, X has no entries between different steps of one pattern and equal traces on all of them.
+Such an X is non-negative inside every pattern and its sensitivity is exact, √(trace). So the
+optimum over strategies whose columns are orthogonal inside patterns is the optimum over all
+strategies, contributions being vectors of any sign.
 
 * One participation: V is a diagonal v.
 * ``fixed_epoch`` with k·b ≥ T: the patterns are the residues modulo b.
@@ -32,11 +27,6 @@ workload of the objective to Λ_τ A and nothing else; the noise injected stays 
 >>> bool(0 <= gap < 1e-4), C.shape
 (True, (4, 4))
 
-References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312 (fixed point);
-Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (dual, orthogonality inside
-patterns); Henzinger, Upadhyay and Upadhyay, arXiv:2202.11205 (largest error);
-Koloskova, McKenna, Charles, Rush and McMahan, arXiv:2302.01463 (Λ_τ).
-
 **Banded** (``optimal_banded``): the best strategy whose columns all have norm 1. C is lower
 triangular with b̂ diagonals. Participations at least b̂ apart then touch columns that do not
 overlap, so that the sensitivity is √k, exactly, for every sign and for every pattern at least
@@ -57,8 +47,9 @@ start itself is within two percent.
 >>> bool(np.any(np.tril(C, -2)))
 False
 
-References: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu,
-arXiv:2306.08153, section 4; McKenna, arXiv:2405.15913.
+References: those of ``dual``; Koloskova, McKenna, Charles, Rush and McMahan, arXiv:2302.01463
+(Λ_τ); Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu, arXiv:2306.08153, section 4,
+and McKenna, arXiv:2405.15913 (banded).
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ takes more, and where most steps' weights vanish it may end before the gap is cl
 >>> np.linalg.norm(best, axis=0).round(6).tolist()
 [1.0, 1.0, 1.0, 1.0]
 
-References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, section 4;
-Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530, section 3.
-
 **A proved lower bound** on the error of *any* strategy makes the duality gap a fact. Let A be
 the workload, C any invertible matrix of T columns, X = CᵀC, and let patterns π_1, ..., π_m be
 disjoint. For each pattern and each positive semidefinite G of unit diagonal on it,
@@ -41,7 +38,6 @@ F = W^½ A L, a product of two matrices of nearly orthonormal rows or columns, a
 ‖R‖_2² ≤ 1 + ‖R Rᵀ - I‖_F for each; every rounding is charged, so what is returned is a bound
 in the reals and not an estimate.
 
->>> import numpy as np
 >>> bound = smallest_error(np.tri(2), np.ones((2, 1, 1)), np.full(2, 0.5))
 >>> bool(bound <= 1.25), round(bound, 12)  # (1.618 + 0.618)² / 4
 (True, 1.25)

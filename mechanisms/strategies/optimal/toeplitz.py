@@ -23,16 +23,12 @@ be certified by its own sensitivity, whatever the search did.
 >>> optimal_toeplitz(3, Workload(), once).round(3)
 array([1.   , 0.39 , 0.171])
 
-References: McKenna, arXiv:2405.15913; Choquette-Choo et al., arXiv:2306.08153; Kalinin,
-McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Fichtenberger, Henzinger
-and Upadhyay, arXiv:2202.11205 (the start).
-
 **The best λ** of bidiagonal noise w_t = z_t - λ z_{t-1} (``best_lambda``). Error and
 sensitivity are both closed in λ. With N = I - λS and S the shift, the variance of step t of
 A·N·z is a quadratic r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]², q_t = Σ_j A[t,j] A[t,j+1]
 and p_t = r_t - A[t,0]²; for the prefix sum the rms² is 1 + (1-λ)² (T-1)/2. The three sums need
-one pass over the steps, O(T), and every λ is then O(1). The sensitivity is the closed form of
-``bidiagonal``, evaluated in O(log k).
+one pass over the steps, O(T), and every λ is then O(1), as is the
+closed sensitivity of ``bidiagonal``.
 
 A is not negative, so that λ < 0 has a larger error at the sensitivity of |λ|: only 0 ≤ λ ≤ 1
 is searched. The product is not convex in λ: it is scanned on a grid that is dense towards 1,
@@ -42,8 +38,10 @@ and every grid minimum is refined, so that a local minimum is not mistaken for t
 >>> round(best_lambda(1000, Workload(), epochs), 3)
 0.953
 
-References: Wang, *An Optimization View of DP LLM Fine-tuning*, Theorems 7 and 9;
-Kalinin, McKenna, Pagh and Lampert, arXiv:2601.22334 (one scalar λ).
+References: McKenna, arXiv:2405.15913; Choquette-Choo et al., arXiv:2306.08153; Kalinin,
+McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Fichtenberger, Henzinger
+and Upadhyay, arXiv:2202.11205 (the start); Wang, *An Optimization View of DP LLM Fine-tuning*,
+Theorems 7 and 9; Kalinin, McKenna, Pagh and Lampert, arXiv:2601.22334 (one scalar λ).
 """
 
 from __future__ import annotations
@@ -55,13 +53,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.numerics import lfilter
-from affidavit.mechanisms.strategies.optimal.loss import (
-    ToeplitzLoss,
-    at_unit_rate,
-    cross,
-    ladder,
-)
+from affidavit.mechanisms.strategies.optimal.loss import ToeplitzLoss, at_unit_rate
 from affidavit.mechanisms.strategies.optimal.search import LossAndGradient, least
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.toeplitz import banded_inverse_root, banded_root
@@ -195,7 +189,7 @@ def best_lambda(
     error = squared_error(steps, workload)
 
     def loss(rate: float) -> float:
-        return error(rate) * squared_sensitivity(rate, steps, participation)
+        return error(rate) * Bidiagonal.of(rate, steps).sensitivity(participation).value ** 2
 
     losses = [loss(float(rate)) for rate in GRID]
     best, least = float(GRID[int(np.argmin(losses))]), min(losses)
@@ -209,20 +203,6 @@ def best_lambda(
         if minimum.fun < least:
             best, least = float(minimum.x), float(minimum.fun)
     return float(1 - Decimal(f"{1 - best:.{DIGITS}g}"))
-
-
-def squared_sensitivity(rate: float, steps: int, participation: Participation) -> float:
-    """sens(L⁻¹)² at ``rate`` λ in [0, 1], in O(log T); an estimate for searching, not a bound."""
-    with np.errstate(divide="ignore"):
-        decay = -np.log(np.asarray([rate], dtype=np.float64))
-    most, separation = participation.most(steps), participation.separation
-    last, _ = ladder(2 * decay, steps - (most - 1) * separation)
-    if most == 1:
-        return float(last[0])
-    earlier = cross(separation * decay, most - 1)
-    whole, _ = ladder(2 * decay, separation)
-    stacked, _ = ladder(separation * decay, most)
-    return float(whole[0] * earlier.products[0, 0] + stacked[0] ** 2 * last[0])
 
 
 def squared_error(steps: int, workload: Workload) -> Callable[[float], float]:

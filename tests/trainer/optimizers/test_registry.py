@@ -180,19 +180,6 @@ def test_adapted_clip_norms_are_refused_where_the_noise_must_be_known(
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"releases": [{"name": "all", "clip_norm": 1}], "target": {"epsilon": 1, "delta": 1e-5}},
-        {"steps": None, "target": {"epsilon": 1, "delta": 1e-5}},
-        {"dataset": {"name": "unknown"}, "sampling": {"scheme": "poisson", "probability": 0.1}},
-    ],
-)
-def test_an_open_plan_is_refused(change: dict[str, Any], run_of: Callable[..., Any]) -> None:
-    with pytest.raises(RefusedPlan, match="does not say"):
-        run_of("dp_sgd", **change)
-
-
-@pytest.mark.parametrize(
     "tensor", [torch.zeros(0, 3), torch.zeros(2, 2, dtype=torch.bfloat16)], ids=["empty", "bf16"]
 )
 @pytest.mark.parametrize("name", ["dp_sgd", "dp_muon"])
