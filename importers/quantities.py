@@ -22,7 +22,7 @@ from affidavit.importers.script_ast import Script, keywords_of, last_name, unpac
 from affidavit.importers.script_files import definition_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
-from affidavit.importers.training_loop import around, hidden_use
+from affidavit.importers.training_loop import around
 from affidavit.plan import MalformedPlan
 
 POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
@@ -118,19 +118,11 @@ class Quantities:
         of_it = LENGTHS if name in LENGTHS else (name,)
         for text in (call.quantities[key] for key in of_it if key in call.quantities):
             for part in WORD.findall(text):
-                stores: list[ast.AST] = [
-                    store
-                    for store in self.script.stored_attributes.get(part, ())
-                    if getattr(store.value, "id", "") != "self"
-                ]
-                stores += [
-                    item
-                    for item in self.script.called("setattr")
-                    if any(getattr(arg, "value", None) == part for arg in item.args)
-                ]
-                if stores:
-                    line = getattr(stores[0], "lineno", "?")
-                    raise Unreadable(stores[0], f"line {line}: {part} is set while it runs.")
+                for store in self.script.stored_attributes.get(part, ()):
+                    if getattr(store.value, "id", "") != "self":
+                        raise Unreadable(
+                            store, f"line {store.lineno}: {part} is set while it runs."
+                        )
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
         """Why training may take place elsewhere than in one call, None if it does not."""
@@ -155,7 +147,7 @@ class Quantities:
             and node not in called
             and not self.script.is_of(node, ("re",))
         )
-        return next(used, None) or hidden_use(self.values, names)
+        return next(used, None) or self.script.hidden
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
         """The calls of these names, but for methods of objects of this file's own classes."""

@@ -2,7 +2,8 @@
 
 A binding is anything that gives a name a value: assignments, parameters, imports, loops, patterns,
 ``global``. What the text does not settle (``exec``, star imports, ``setattr``) is listed, so that
-readers refuse to read what it may change. Nothing is ever run.
+readers refuse to read what it may change. ``getattr`` and ``setattr`` with a constant name are read
+as attributes, and ``f(x, out=y)`` as ``y = f(x, out=y)``. Nothing is ever run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from affidavit.importers.script_launches import launches
 
@@ -20,13 +22,15 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.C
 Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 DYNAMIC_FUNCTIONS = frozenset(
-    {"delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
+    {"setattr", "delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
 )
 DYNAMIC_ATTRIBUTES = frozenset(
     {"__dict__", "__setattr__", "__delattr__", "import_module", "reload"}
 )
 SAME = ("prepare", "setup", "setup_dataloaders")
 """Methods of Accelerate and Fabric whose wrappers do the same as what they wrap."""
+OF_LAYERS = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
+"""Packages that have layers, losses and optimisers, and nothing that steps one."""
 PRINTERS = frozenset(
     {"print", "pprint", "dumps", "dict", "str", "repr", "info", "debug", "sorted", "dump", "init"}
     | {"log", "log_params", "log_hyperparams", "warning"}
@@ -163,22 +167,11 @@ class Script:
         return {name for item in aliases for name in (item.name, item.asname) if name}
 
     @cached_property
-    def set_attributes(self) -> set[str]:
-        """Attributes that ``setattr`` with a constant name sets."""
-        return {
-            str(call.args[1].value)
-            for call in self.calls
-            if _names(call.func, "setattr") and isinstance(call.args[1], ast.Constant)
-        }
-
-    @cached_property
     def dynamic(self) -> ast.AST | None:
         """The first thing that may bind names or set attributes that the text does not name."""
         for node in self.nodes:
             match node:
                 case ast.Name(id=name) if name in DYNAMIC_FUNCTIONS:
-                    return node
-                case ast.Name(id="setattr") if not self._is_plain_setattr(node):
                     return node
                 case ast.Name(id="vars") if not self._is_printed(node):
                     return node
@@ -190,6 +183,15 @@ class Script:
                 case ast.alias(name="*") if not self._is_foreign(node):
                     return node
         return None
+
+    @cached_property
+    def hidden(self) -> ast.AST | None:
+        """The first use of ``getattr`` that may name any attribute, but for one of ``torch.nn``."""
+        uses = (n for n in self.nodes if isinstance(n, ast.Name) and n.id == "getattr")
+        calls = (self.parents[use] for use in uses)
+        own = (c for c in calls if not (isinstance(c, ast.Call) and c.args
+               and self.is_of(c.args[0], OF_LAYERS)))  # fmt: skip
+        return next(own, None)
 
     @cached_property
     def stars(self) -> list[int]:
@@ -220,15 +222,6 @@ class Script:
         bindings = self.bindings_of(base)
         imported = bool(bindings) and all(isinstance(b.node, ast.alias) for b in bindings)
         return imported and isinstance(outer, ast.Subscript | ast.comprehension)
-
-    def _is_plain_setattr(self, name: ast.AST) -> bool:
-        call = self.parents[name]
-        return (
-            isinstance(call, ast.Call)
-            and call.func is name
-            and len(call.args) == 3
-            and isinstance(call.args[1], ast.Constant)
-        )
 
     def _is_printed(self, name: ast.AST) -> bool:
         call = self.parents[name]
@@ -378,6 +371,41 @@ class Script:
                 or any(heir in self.above(node) for heir in heirs)
             )
         ]
+
+
+def parsed(source: str | bytes) -> ast.Module:
+    """The syntax tree of a script; raises what ``ast.parse`` raises."""
+    tree = ast.parse(source)
+    for outer in reversed(list(ast.walk(tree))):
+        for name, value in ast.iter_fields(outer):
+            if isinstance(value, list):
+                value[:] = [_plain(item) for item in value]
+            elif isinstance(value, ast.Call):
+                setattr(outer, name, _plain(value))
+    return tree
+
+
+def _plain(node: Any) -> Any:
+    """A call that reads or sets what it names, as an attribute or an assignment."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), *_]
+        ) if name.isidentifier():
+            return ast.copy_location(ast.Attribute(base, name, ast.Load()), node)
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Name(id="setattr"), args=[base, ast.Constant(value=str(name)), value]
+            )
+        ) if name.isidentifier():
+            target: ast.expr = ast.Attribute(base, name, ast.Store())
+        case ast.Expr(
+            value=ast.Call(keywords=[*_, ast.keyword(arg="out", value=ast.Name(id=name))]) as value
+        ):
+            target = ast.Name(name, ast.Store())
+        case _:
+            return node
+    ast.copy_location(target, node)
+    return ast.copy_location(ast.Assign([target], value, lineno=node.lineno), node)
 
 
 def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:

@@ -27,6 +27,8 @@ from affidavit.importers.training_loop import (
 )
 
 ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
+PARTED = "parted"
+"""The order of rows that are cut into parts, of which each has one of its own."""
 _OPERATIONS = {
     kind: frozenset(names.split())
     for kind, names in tomllib.loads(
@@ -96,7 +98,7 @@ class Meetings:
                 made = self.kind(value)
                 for target in targets:
                     self._bind(target, value, made)
-            case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
+            case ast.AugAssign(target=ast.Name() | ast.Attribute() as target, op=op, value=value):
                 load = ast.copy_location(ast.BinOp(target, op, value), statement)
                 self._bind(target, load, self.kind(load))
             case ast.AnnAssign(target=target, value=ast.expr() as value):
@@ -119,7 +121,9 @@ class Meetings:
                 return
             case ((ast.Tuple(elts=names) | ast.List(elts=names)), _):
                 whole = made._replace(form=ROWS) if made and made.form == BATCH else made
-                for name in names:
+                for place, name in enumerate(names):
+                    if whole is not None and whole.order.startswith(PARTED):
+                        whole = whole._replace(order=f"{PARTED} {place}")
                     self._bind(name, value, whole)
                 return
             case ast.Subscript(value=base), _:  # a part of the rows is set
@@ -255,7 +259,7 @@ class Meetings:
             self._fault("joined", node)
         return self._combined(node, [left, right])
 
-    def _part(self, node: ast.AST, base: Of | None, index: ast.expr) -> Of | None:
+    def _part(self, node: ast.Subscript, base: Of | None, index: ast.expr) -> Of | None:
         """A subscript: a part of the rows, the rows in another order, or one of several arrays."""
         first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
         by = self.kind(index)
@@ -273,7 +277,10 @@ class Meetings:
                 bounds = [part for part in (lower, upper) if part is not None]
                 if any(self.of.get(part) for part in bounds) or (
                     base.form == ROWS
-                    and any(isinstance(self.values.known(part), int) for part in bounds)
+                    and (
+                        any(isinstance(self.values.known(part), int) for part in bounds)
+                        or (len(bounds) == 1 and not self._has_rest(node, lower, upper))
+                    )
                     and not (lower is None and self.values.known(upper) == 0)
                 ):
                     self._fault("joined", node)
@@ -285,6 +292,17 @@ class Meetings:
                 if self.values.known(first) is None and (base.form == ROWS or drawn or by):
                     return base._replace(order=ast.unparse(first))
         return base
+
+    def _has_rest(
+        self, node: ast.Subscript, lower: ast.expr | None, upper: ast.expr | None
+    ) -> bool:
+        """Whether the script names what a cut leaves: ``x[n:]`` beside ``x[:n]``."""
+        rest = ast.Subscript(node.value, ast.Slice(upper, lower), ast.Load())
+        text = ast.dump(rest)
+        return any(
+            isinstance(other, ast.Subscript) and ast.dump(other) == text
+            for other in self.script.nodes
+        )
 
     # ---- calls --------------------------------------------------------------------------
 
@@ -442,7 +460,9 @@ class Meetings:
             return Of(SUM)
         literal = all(self.values.known(arg) is not None for arg in args)
         method = base is getattr(node.func, "value", None)
-        if name in PARTS or (axis is None and method and not literal):
+        if name in PARTS:
+            return owner._replace(order=PARTED)
+        if axis is None and method and not literal:
             return self._combined(node, own)
         if name in REORDERS:
             return owner._replace(order=name)

@@ -23,6 +23,7 @@ from affidavit.importers.script_ast import (
     keywords_of,
     last_name,
     package_of,
+    parsed,
     unpacks,
 )
 from affidavit.importers.script_launches import yaml_of
@@ -36,6 +37,8 @@ PLACES = (".", "..", "../..")
 MOST_MODULES = 100
 GIN_PARSERS = ("parse_config_file", "parse_config_files_and_bindings", "parse_config",
                "bind_parameter")  # fmt: skip
+CONFIG_OPTIONS = ("config_name", "config_path", "config_dir", "cn", "cp", "cd")
+"""Options of Hydra's that choose another configuration."""
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
 INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(?:#.*)?$""")
@@ -198,17 +201,24 @@ def composed(values: Values, call: ast.Call) -> Any:
     config = _hydra_config(values, call, start.get("config_path") or ".", str(name))
     for override in arguments.get("overrides") or ():
         key, equals, text = str(override).partition("=")
-        *path, last = key.lstrip("+").split(".")
-        part = config
-        for step in path:
-            part = part.fields.get(step) if isinstance(part, Record) else None
-        if not equals or not isinstance(part, Record) or isinstance(part.fields.get(last), Record):
-            raise Unreadable(call, f"the override {override} is not read")
         try:
-            part.fields[last] = yaml_of(text)
+            settled = bool(equals) and _set_field(config, key.lstrip("+"), yaml_of(text))
         except ValueError:
-            raise Unreadable(call, f"the override {override} is not read") from None
+            settled = False
+        if not settled:
+            raise Unreadable(call, f"the override {override} is not read")
     return config
+
+
+def _set_field(config: Any, key: str, value: Any) -> bool:
+    """Set a field by its dotted ``key``, unless that is a table or in none."""
+    *path, last = key.split(".")
+    for step in path:
+        config = config.fields.get(step) if isinstance(config, Record) else None
+    if not isinstance(config, Record) or isinstance(config.fields.get(last), Record):
+        return False
+    config.fields[last] = value
+    return True
 
 
 def _hydra_config(values: Values, node: ast.Call, folder: str, name: str) -> Any:
@@ -219,6 +229,8 @@ def _hydra_config(values: Values, node: ast.Call, folder: str, name: str) -> Any
     for group in document.pop("defaults", []):
         if isinstance(group, dict):
             for key, choice in group.items():
+                if key.removeprefix("override ").startswith("hydra/"):
+                    continue  # what Hydra itself does
                 other = f"{folder}/{key}/{choice}.yaml"
                 inner = read_settings(values, node, other)
                 moved = "@package" in _text_of(values, node, other)
@@ -227,7 +239,20 @@ def _hydra_config(values: Values, node: ast.Call, folder: str, name: str) -> Any
                 document[key] = inner
         elif group != "_self_":
             raise Unreadable(node, f"the configuration {group} is not read")
-    return as_launched(values, record_of(document), "hydra")
+    main = values.main or values.script
+    for key, told in main.launches.items():
+        for text, where in told if key not in document else ():
+            groups = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
+            own = any(((main.folder or Path()) / group).is_file() for group in groups)
+            if own or (key in CONFIG_OPTIONS and text != name):
+                raise Unreadable(node, f"{where} sets {key} to {text}")
+    config = record_of(document)
+    swept = config.fields.get("hydra")
+    for key in ("sweeper", "params"):
+        swept = swept.fields.get(key) if isinstance(swept, Record) else None
+    for key in swept.fields if isinstance(swept, Record) else ():
+        _set_field(config, key, Unreadable(node, f"{file} sweeps {key}"))
+    return as_launched(values, config, "hydra")
 
 
 def as_launched(values: Values, record: Record, kind: str, path: str = "") -> Record:
@@ -456,8 +481,6 @@ def _changed(values: Values, owner: str | None = None) -> dict[str, set[ast.AST]
                 classes = [c.name for c in script.above(store) if isinstance(c, ast.ClassDef)]
                 if not own or owner in classes:
                     changed.setdefault(name, set()).add(store)
-        for name in script.set_attributes:
-            changed.setdefault(name, set()).add(script.tree)
     return changed
 
 
@@ -506,7 +529,7 @@ def _file(
 def parsed_file(text: str, file: Path) -> Script | None:
     """The script of a file; None if its text is not Python."""
     try:
-        return Script(ast.parse(text), file.parent, file.name.lower())
+        return Script(parsed(text), file.parent, file.name.lower())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -19,13 +19,12 @@ from affidavit.importers.libraries import (
 )
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
-from affidavit.importers.script_ast import Script, imports_of, last_name
+from affidavit.importers.script_ast import Script, imports_of, last_name, parsed
 from affidavit.importers.script_files import modules_of
 from affidavit.importers.script_links import Links
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_plan import Reading
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
-from affidavit.importers.training_loop import hidden_use
 
 LARGEST = 1 << 18
 NOISE_SCHEDULERS = frozenset(
@@ -103,7 +102,7 @@ def _partial(raw: bytes, script: Script, library: Library) -> Partial:
 
 def _parsed(raw: bytes) -> ast.Module:
     try:
-        return ast.parse(raw)
+        return parsed(raw)
     except SyntaxError as error:
         message = f"it is not Python ({error.msg})."
         raise not_imported("script", message, "Correct it.", error.lineno or 1) from None
@@ -172,7 +171,7 @@ def _running(script: Script, named: list[ast.expr]) -> list[ast.expr]:
     """
     values = Values(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
-    if script.dynamic is None and hidden_use(values, ()) is None:
+    if script.dynamic is None and script.hidden is None:
         running = [node for node in running if _is_reached(script, node, ())] or running
     return running
 
@@ -229,11 +228,10 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
         return
     for node in script.nodes:
         match node:
-            case ast.Call(func=ast.Name(id="getattr"), args=[base, name, *_]):
-                own = isinstance(name, ast.Constant) and name.value in names
-                hidden = not isinstance(name, ast.Constant) and script.is_of(base, library.modules)
-                if own or hidden:
-                    yield node
+            case ast.Call(func=ast.Name(id="getattr"), args=[base, *_]) if script.is_of(
+                base, library.modules
+            ):
+                yield node
             case ast.Name() | ast.Attribute() if last_name(node) in names:
                 own = library is OPACUS or script.is_of(node, library.modules)
                 module = last_name(script.parents[node]) in names  # of the same name
@@ -361,8 +359,8 @@ def _change_of_noise(node: ast.AST) -> str | None:
             | ast.Assign(value=base)
         ) if _is_namespace(base):
             return f"{text_of(node)} may set the noise"
-        case ast.Call(func=ast.Name(id="setattr"), args=[_, name_of, *_]) if not (
-            isinstance(name_of, ast.Constant) and not _is_noise(str(name_of.value))
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, name, *_]) if _is_noise(
+            str(getattr(name, "value", "noise"))
         ):
             return "setattr may set noise_multiplier"
     return None
@@ -396,9 +394,9 @@ def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | Non
             of_it = script.is_of(node.value, library.modules)
             if (part in PARTS and not own) or foundation or of_it:
                 return f"{text_of(node)} is replaced"
-        case ast.Call(func=ast.Name(id="setattr"), args=[base, name, *_]) if getattr(
-            name, "value", None
-        ) in PARTS or script.is_of(base, library.modules):
+        case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.is_of(
+            base, library.modules
+        ):
             return "setattr replaces a part of the library"
         case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
             return f"{text_of(node)} may replace a part of the library"

@@ -25,7 +25,7 @@ HIDDEN = (".github/workflows", ".vscode", ".circleci")
 """Folders of launches that are hidden."""
 NO_LAUNCHES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
                ".lock", ".svg", ".log")  # fmt: skip
-STARTERS = ("subprocess", "os.system")
+STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
 DOCUMENTS = (".yaml", ".yml", ".json")
 MOST_FILES = 400
 LARGEST_FILE = 1 << 18
@@ -35,6 +35,8 @@ SET = re.compile(
     r"""^\s*(?:export\s+)?(\w+)\s*:?=\s*(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(.*))$""", re.M
 )
 """What a shell script or a Makefile sets, in several lines where it is quoted."""
+FUNCTION = re.compile(r"^\s*(?:function\s+)?(\w+)\s*\(\)\s*\{([^}]*\$@[^}]*)\}", re.M)
+"""A function of a shell script that passes its arguments on."""
 USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
 
 
@@ -89,6 +91,8 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
         sets[match[1]].add(" ".join(part for part in match.groups()[1:] if part))
     known = {key: values.pop() for key, values in sets.items() if len(values) == 1}
 
+    bodies = {match[1]: match[2] for match in FUNCTION.finditer(text)}
+
     def value_of(match: re.Match[str]) -> str:
         inner = known.get(match[1] or match[2] or match[3], match[0])
         return " ".join(inner.split()) if "$" not in inner else match[0]
@@ -96,6 +100,9 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(text.replace("\\\n", " ").replace("`\n", " ").splitlines(), 1):
         listed = line.lstrip().startswith(("CMD", "ENTRYPOINT"))
         words = re.sub(r"[\[\],]", " ", line) if listed else line
+        for called, body in bodies.items():
+            if line.split()[:1] == [called]:
+                words = body.replace("$@", line.partition(called)[2]).replace('"', " ")
         yield f"line {number} of {file.name}", USED.sub(value_of, words)
 
 
@@ -184,6 +191,10 @@ def _options(line: str, name: str) -> Iterator[tuple[str, str]]:
     except ValueError:
         words = line.split()
     stem = Path(name).stem
+    for word in words:
+        if stem in word.lower() and len(word.split()) > 1:
+            yield from _options(word, name)  # a command in quotes
+    words = [part for word in words for part in (word.split() if word[:1] == "-" else [word])]
     at = next(
         (
             index

@@ -21,6 +21,7 @@ from affidavit.importers.script_files import (
     run_config,
     settings_file,
 )
+from affidavit.importers.script_launches import option
 from affidavit.importers.script_values import DEPTH, Record, Unreadable, Values, default_of
 
 SAFE_PARSER_ARGUMENTS = frozenset(
@@ -112,7 +113,12 @@ class _Default:
     def value(self, name: str) -> Any:
         positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
         value = self._written(name, positional)
-        return self.values.overridden(value, name, *positional) or value
+        launches = (self.values.main or self.values.script).launches
+        calls = self.values.script.called("add_argument")
+        others = {option(str(getattr(arg, "value", ""))) for call in calls for arg in call.args}
+        short = [key for key in launches if len(key) > 1 and name.startswith(key)
+                 and key not in others]  # fmt: skip
+        return self.values.overridden(value, name, *positional, *short) or value
 
     def _written(self, name: str, positional: list[str]) -> Any:
         optional = all(item.startswith("-") for item in positional)
@@ -230,8 +236,7 @@ def flag_holder(values: Values, call: ast.Call) -> Any:
         return None
     name = str(values.known(call.args[0]))
     script = values.script
-    stored = name in script.stored_attributes or name in script.set_attributes
-    if stored or script.called("set_default"):
+    if name in script.stored_attributes or script.called("set_default"):
         raise Unreadable(call, f"the flag {name} may be set while the script runs")
     return Record("flag", {"value": values.default(name, values.attempt(call.args[1]))})
 
@@ -337,7 +342,7 @@ def _attributes(
                 | ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name) as store)
             ) if item.value is not None:
                 stores.add(store)
-                if script.stored_attributes[name] != [store] or name in script.set_attributes:
+                if script.stored_attributes[name] != [store]:
                     fields[name] = Unreadable(store, f"an attribute {name} is set elsewhere too")
                     continue
                 try:

@@ -160,6 +160,8 @@ SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_r
          "PRNGKey")  # fmt: skip
 """What seeds the generators that noise comes from."""
 LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
+ONCE = ("SubsetRandomSampler", "SequentialSampler")
+"""Samplers that draw each record once a pass."""
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -532,8 +534,15 @@ class Reading(Quantities):
         return plan
 
     def _loaders_shuffle(self) -> bool:
-        """Whether an input of this file is shuffled, and no Poisson sampler is named."""
-        shuffles = False
+        """Whether lots are of a fixed size, each record once a pass, and no other sampler is named.
+
+        So are those of a ``DataLoader`` without one of its own, in whatever order.
+        """
+        loaders = [keywords_of(node) for node in self.data if isinstance(node, ast.Call)
+                   and last_name(node.func) == "DataLoader"]  # fmt: skip
+        samplers = made_of(self.values, [item["sampler"] for item in loaders if "sampler" in item])
+        drawn = {last_name(node.func) for node in samplers if isinstance(node, ast.Call)}
+        shuffles = bool(loaders) and (not samplers or not drawn.isdisjoint(ONCE))
         for node in self.script.nodes:
             if last_name(node) in SAMPLERS or getattr(node, "arg", None) == "batch_sampler":
                 return False

@@ -9,7 +9,9 @@ forwards from a lot to its loss. What a function outside the file does with them
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from affidavit.importers.script_ast import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_axes import (
@@ -44,7 +46,10 @@ Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 records at each statement. A trainer's step is None."""
 OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
 """Ends of the names of arguments that are applied to each record by itself."""
-CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable")
+CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable", "shift",
+           "rolling", "ewm", "expanding", "cumsum", "cumprod", "diff", "roll", "cdist", "transform",
+           "kneighbors")  # fmt: skip
+"""What makes rows of parts of a record, or of several that follow each other."""
 DRAWS = ("choice", "choices", "randint", "randrange", "integers")
 """Functions that draw an index."""
 WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
@@ -53,7 +58,8 @@ WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer",
 STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
               "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
               "search", "std", "var", "median", "quantile", "norm", "std_mean", "var_mean",
-              "histc", "cov", "corrcoef", "max", "min", "amax", "amin", "mean", "sum")  # fmt: skip
+              "histc", "cov", "corrcoef", "max", "min", "amax", "amin", "mean", "sum", "svd",
+              "eigh", "pca_lowrank", "percentile", "describe", "scale", "minmax_scale")  # fmt: skip
 """What computes something of all records together."""
 
 
@@ -76,6 +82,8 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
     """Every expression that others are made of, along the names of this file."""
     script, found = values.script, dict[ast.AST, None]()
     todo: list[ast.AST] = list(starts)
+    names = set[tuple[ast.AST, str | None]]()
+    place: tuple[ast.AST, str | None]
     while todo:
         node = todo.pop()
         if node in found or isinstance(node, ast.Lambda):
@@ -85,7 +93,11 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
         found[node] = None
         todo += ast.iter_child_nodes(node)
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            todo += _sources(values, node)
+            place = node, last_name(node)
+            if isinstance(node, ast.Name):
+                place = script.resolve(node.id, script.scope_of(node))[0], node.id
+            todo += () if place in names else _sources(values, node)
+            names.add(place)
         elif isinstance(node, ast.Call) and (own := script.function_of(node.func)) is not None:
             todo += [item.value for item in ast.walk(own)
                      if isinstance(item, ast.Return) and item.value is not None]  # fmt: skip
@@ -312,19 +324,27 @@ def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
 def reads_content(node: ast.AST, seen: Seen) -> bool:
     """Whether an expression has something of the content of what is in ``seen``."""
     return any(
-        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen - {"self"}
+        isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
         for part in content_of(node)
+        if getattr(part, "id", "") != "self"
     )
 
 
-def lots_of(values: Values) -> Iterator[Lot]:
+def lots_of(values: Values) -> tuple[Lot, ...]:
     """The lot of each step."""
+    return _lots_of(values, values.plain_loaders)
+
+
+@lru_cache(maxsize=1)
+def _lots_of(values: Values, _: bool) -> tuple[Lot, ...]:
+    lots: list[Lot] = []
     for step in steps_of(values):
         if (lot := lot_of(values, step, reads_content)) is not None:
             region, drawn, widest = lot
-            yield step, region, seen_at(values, step, drawn, reads_content, widest)
+            lots.append((step, region, seen_at(values, step, drawn, reads_content, widest)))
     for method, drawn in (*loss_methods(values), *collating(values)):
-        yield None, method, seen_at(values, method.body[0], drawn, reads_content)
+        lots.append((None, method, seen_at(values, method.body[0], drawn, reads_content)))
+    return tuple(lots)
 
 
 def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
@@ -424,9 +444,9 @@ def meetings(values: Values) -> dict[str, ast.AST]:
         tuples = (node.elts for node in parts if isinstance(node, ast.Tuple) and drawn)
         lot.known = {name.id: Of() for elts in tuples for name in elts
                      if isinstance(name, ast.Name) and name.id in drawn}  # fmt: skip
-        nodes = list(ast.walk(region))
+        uses = _uses_by_name(region)
         for statement in reversed(losses_of(region, at)):
-            if _carries(values, region, statement, at, nodes):
+            if _carries(values, region, statement, at[statement], uses):
                 faults.setdefault("mixed", statement)
             lot.seen = at[statement]
             for outer in reversed(inside(values.script, statement, region)):
@@ -450,7 +470,28 @@ def meetings(values: Values) -> dict[str, ast.AST]:
                 faults.setdefault("joined", loss)  # one loss, by which no record is clipped alone
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
+    for setting in filter(_sets_gradients, values.script.nodes):
+        lot = Meetings(values)
+        lot.run(setting, {"grad_sample"})
+        for code, node in lot.faults.items():
+            faults.setdefault(code, node)
     return faults
+
+
+def _sets_gradients(node: ast.AST) -> bool:
+    """Whether a statement changes the gradients of the records before a step clips them."""
+    match node:
+        case ast.Assign(targets=[target, *_]) | ast.AugAssign(target=target):
+            pass
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=name))) if name.endswith(
+            "_"
+        ):
+            pass
+        case _:
+            return False
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return isinstance(target, ast.Attribute) and target.attr == "grad_sample"
 
 
 def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
@@ -478,41 +519,52 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
     return None
 
 
+def _uses_by_name(region: ast.AST) -> dict[str, list[ast.Name | ast.Attribute]]:
+    """Where a region names each variable, and each attribute of one."""
+    uses: dict[str, list[ast.Name | ast.Attribute]] = defaultdict(list)
+    for node in ast.walk(region):
+        if isinstance(node, ast.Name):
+            uses[node.id].append(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            uses[f".{node.attr}"].append(node)
+    return uses
+
+
 def _carries(
     values: Values,
     loop: ast.AST,
     statement: ast.stmt,
-    at: dict[ast.AST, Seen],
-    nodes: list[ast.AST],
+    seen: Seen,
+    uses: dict[str, list[ast.Name | ast.Attribute]],
 ) -> bool:
-    """Whether a part of the loss is of records from earlier turns of the loop, of these nodes."""
+    """Whether a part of the loss is of records from earlier turns of the loop with these uses."""
     value = _differentiated(statement) or getattr(statement, "value", None)
     read = list(content_of(value)) if isinstance(value, ast.AST) else []
-    held = [n for n in nodes if isinstance(n, ast.Attribute)
-            and isinstance(n.value, ast.Name) and n.attr in at[statement]]  # fmt: skip
-    for attribute in {node.attr for node in held if node in read}:
-        uses = [node for node in held if node.attr == attribute]
+    for name in {n.attr for n in read if isinstance(n, ast.Attribute)} & seen:
+        own = uses[f".{name}"] if any(node in read for node in uses[f".{name}"]) else []
         setting = [
             next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
-            for node in uses
+            for node in own
             if isinstance(node.ctx, ast.Store)
         ]
         end = min(((s.end_lineno, s.end_col_offset) for s in setting), default=(0, 0))
         if statement not in setting and any(
-            isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) < end for node in uses
+            isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) < end for node in own
         ):
             return True  # what an earlier lot has left is read before it is set
     if not isinstance(loop, Loop):
         return False
-    names = {n.id for n in read if isinstance(n, ast.Name)}
-    earlier = names & {name for name in at[statement] if isinstance(name, str)} - {"loss"}
-    stored = {
-        node.id for node in nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
-    }  # fmt: skip
-    own = {binding for name in earlier - stored for binding in _own(values, name, loop)}
-    return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in own)
+    earlier = {
+        binding
+        for name in {n.id for n in read if isinstance(n, ast.Name)} & seen - {"loss"}
+        if not any(
+            isinstance(node.ctx, ast.Store)
+            and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
+            for node in uses[name]
+        )
+        for binding in _own(values, name, loop)
+    }
+    return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in earlier)
 
 
 def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
@@ -527,6 +579,11 @@ def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
 def set_by_records(values: Values) -> ast.AST | None:
     """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
     lots = [at for _, _, at in lots_of(values)]
+    for step in steps_of(values):
+        if (lot := lot_of(values, step, reads_content)) is not None:
+            end = getattr(lot[0], "end_lineno", 0)
+            after = seen_at(values, step, lot[1], reads_content)
+            lots.append({n: seen for n, seen in after.items() if getattr(n, "lineno", 0) > end})
     for loop in values.script.nodes:
         if isinstance(loop, ast.For) and reads_records(values, loop.iter):
             lots.append(seen_at(values, loop.body[0], drawn_by(loop), reads_content, loop))

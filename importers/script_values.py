@@ -534,7 +534,7 @@ class Values:
         stored = set(script.stored_attributes.get(name, ())) - getattr(record, "stores", set())
         if kind == "options":  # which no class of the script sets of itself
             stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
-        if stored or name in script.set_attributes:
+        if stored:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
         holders = {kind} if kind == "run_config" else holders_of(value)
         methods = kind != "class"
@@ -545,7 +545,7 @@ class Values:
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
         stores = self.script.stored_attributes.get(name, [])
-        if len(stores) != 1 or name in self.script.set_attributes:
+        if len(stores) != 1:
             times = f"{len(stores)} times" if stores else "nowhere in this file"
             raise Unreadable(node, f"self.{name} is set {times}")
         statement = self.script.parents[stores[0]]
@@ -568,8 +568,6 @@ class Values:
 
     def _call(self, node: ast.Call) -> Any:
         match node.func, node.args:
-            case ast.Name(id="getattr"), [value, ast.Constant(value=str(name)), *_]:
-                return self._attribute(node, value, name)
             case ast.Name(id=name), args if name in BUILTINS and args and not node.keywords:
                 if not self.script.resolve(name, self.script.tree)[1]:
                     return self._apply(node, BUILTINS[name], [self.of(arg) for arg in args])
@@ -717,7 +715,7 @@ def _is_same_condition(
                 if scopes[0][0] is not scopes[1][0] or len(scopes[0][1]) != 1:
                     return False
             case ast.Attribute(attr=name):
-                if name in script.stored_attributes or name in script.set_attributes:
+                if name in script.stored_attributes:
                     return False
             case ast.Call() | ast.Subscript() | ast.NamedExpr():
                 return False

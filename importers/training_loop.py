@@ -40,7 +40,8 @@ PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
 """Decorators that run a function once for each call."""
 MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
 """Functions that make a row of several records, known by name, whatever the case."""
-SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy", "state_dict")
+SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy", "state_dict",
+          "load_state_dict", "update_parameters")  # fmt: skip
 MODELS = ("model", "net", "module", "self")
 """Ends of the names of what is trained, or of what holds it."""
 Seen = set[str | ast.AST]
@@ -119,8 +120,8 @@ def _steps(values: Values) -> list[ast.Call]:
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may step elsewhere")
             steps.append(call)
-    if (hidden := hidden_use(values, ("step",))) is not None:
-        raise Unreadable(hidden, "it may name any method")
+    if values.script.hidden is not None:
+        raise Unreadable(values.script.hidden, "it may name any method")
     return steps
 
 
@@ -199,20 +200,6 @@ def reseeding(values: Values) -> ast.AST | None:
     forks = (call for call in script.called("fork_rng") for outer in script.above(call)
              if isinstance(outer, ast.With) and outer in around_steps)  # fmt: skip
     return next(forks, None)
-
-
-def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
-    """The first ``getattr`` that may be one of these methods, or the first that is passed on."""
-    for node in values.script.nodes:
-        if isinstance(node, ast.Name) and node.id == "getattr":
-            call = values.script.parents[node]
-            match call:
-                case ast.Call(func=function, args=[_, ast.Constant(value=name), *_]) if (
-                    function is node and name not in methods
-                ):
-                    continue
-            return call
-    return None
 
 
 def accumulation(values: Values) -> ast.AST | None:
@@ -549,6 +536,11 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
     for node in at:
         if isinstance(node, ast.If) and depends(node.test) and _goes_over(node, *SAVING):
             return node
+        for part in ast.walk(node) if isinstance(node, ast.Expr | ast.Assign) else ():
+            if isinstance(part, ast.Call) and last_name(part.func) in SAVING:
+                chosen = (n for n in ast.walk(part) if isinstance(n, ast.Subscript))
+                if any(depends(item.slice) for item in chosen):
+                    return node
         if isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             set_to = map(ast.unparse, targets)
@@ -562,11 +554,13 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
         if isinstance(loop, ast.While) and depends(loop.test):
             return loop
         for node in ast.walk(loop):
-            if isinstance(node, ast.Break | ast.Return) and script.scope_of(node) is scope:
+            exits = isinstance(node, ast.Call) and last_name(node.func) in ("exit", "_exit", "quit")
+            leaves = exits or isinstance(node, ast.Break | ast.Return)
+            if leaves and script.scope_of(node) is scope:
                 around_it = inside(script, node, loop)
                 tests = [outer.test for outer in around_it if isinstance(outer, ast.If)]
                 own = not any(isinstance(outer, ast.For | ast.While) for outer in around_it)
-                if (own or isinstance(node, ast.Return)) and any(map(depends, tests)):
+                if (own or not isinstance(node, ast.Break)) and any(map(depends, tests)):
                     return node
     if not isinstance(scope, ast.FunctionDef) or depth > 5:
         return None
@@ -614,16 +608,15 @@ def seen_at(
     at: dict[ast.AST, Seen] = {}
     told = seen
     for node in statements * 2:
-        at[node] = at.get(node, set()) | seen
-        gained = _passed_on(node, seen, reads) - script.functions.keys() | (
-            told if script.parents.get(place) is node else set()
-        )
+        at[node] = at[node] | seen if node in at else seen
+        gained = _passed_on(node, seen, reads) - script.functions.keys()
+        gained = (gained | told if script.parents.get(place) is node else gained) - script.imported
         if isinstance(node, ast.Assign) and not any(
             isinstance(outer, ast.If | ast.Try | ast.Match) for outer in inside(script, node, scope)
         ):
-            names = (part for target in node.targets for part in ast.walk(target))
-            seen = seen - {part.id for part in names if isinstance(part, ast.Name)}
-        seen = seen | (gained - script.imported)
+            lost = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            seen = seen if lost & seen <= gained else seen - lost
+        seen = seen if gained <= seen else seen | gained
     return at
 
 
@@ -833,13 +826,18 @@ def _goes_over(node: ast.AST, *names: str) -> bool:
 
 
 def _reads(node: ast.AST, seen: Seen) -> bool:
-    return any(
-        part in seen or (isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen)
-        for part in ast.walk(node)
-    )
+    return any(part in seen or _held_by(part) in seen for part in ast.walk(node))
 
 
-def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]) -> set[str]:
+def _held_by(node: ast.AST) -> str | None:
+    """The last part of a name, or an item of it: ``b["c"]`` of ``a.b["c"]``."""
+    if isinstance(node, ast.Subscript):
+        whole = last_name(node.value)
+        return f"{whole}[{node.slice.value!r}]" if isinstance(node.slice, ast.Constant) else whole
+    return last_name(node)
+
+
+def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]) -> Seen:
     """The names that a statement gives something of what is in ``seen``."""
     match node:
         case ast.Assign(targets=targets, value=value):
@@ -856,16 +854,15 @@ def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
 
 def _receivers(
     target: ast.expr, value: ast.expr, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
-) -> set[str]:
+) -> Seen:
     """The names of ``target`` that get something of ``seen`` from ``value``."""
     match target, value:
         case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
             pairs = zip(names, values, strict=True)
             return {name for one, other in pairs for name in _receivers(one, other, seen, reads)}
-    if not reads(value, seen):
-        return set()
     parts = target.elts if isinstance(target, ast.Tuple) else [target]
-    return {last_name(part) or "" for part in parts}
+    chosen = (part for part in parts if isinstance(part, ast.Subscript) and reads(part.slice, seen))
+    return {_held_by(part) or "" for part in (parts if reads(value, seen) else chosen)}
 
 
 def inside(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
@@ -1082,6 +1079,11 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
         case ast.Call(func=function, args=[first, *rest]) if last_name(function) in LOOPED:
             _require_own_name(values, function)
             if last_name(function) in ("range", "trange"):
+                counted = values.script.value_of(first) if isinstance(first, ast.Name) else first
+                match counted, rest:
+                    case ast.Call(func=ast.Name(id="len"), args=[loader]), []:
+                        if is_private_loader(values, loader, 0):
+                            return None
                 return _length(values, iterable, [first, *rest])
             return _times(values, first)
         case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest

@@ -74,7 +74,8 @@ def test_a_method_of_a_class_of_the_file_has_arguments_of_its_own() -> None:
         KERAS + "make = DPKerasSGDOptimizer\nq = make(noise_multiplier=0.1)\n" + OPTIMIZER + FIT,
         KERAS + "class DPKerasSGDOptimizer:\n    pass\n" + OPTIMIZER + FIT,
         KERAS + "from functools import partial\nmake = partial(DPKerasSGDOptimizer)\n" + FIT,
-        KERAS + "q = getattr(tensorflow_privacy, 'DPKerasSGDOptimizer')()\n" + OPTIMIZER + FIT,
+        KERAS + "import tensorflow_privacy as t\nq = getattr(t, 'DPKerasSGDOptimizer')()\n"
+        + OPTIMIZER + FIT,
         "import tensorflow_privacy as t\nt.DPKerasSGDOptimizer = other\n"
         + OPTIMIZER.replace("DPK", "t.DPK") + FIT,
         KERAS + OPTIMIZER + "o._noise_multiplier = 0.1\n" + FIT,

@@ -124,6 +124,7 @@ def test_a_record_that_is_in_one_row_is(data: str) -> None:
         "x = a * x + (1 - a) * x.roll(1, 0)",
         "x = torch.cat([x, kept]); kept = x",
         "seen.append(x); x = x + seen[0]",
+        "a, b = x.chunk(2); x = a - b",
     ],
 )
 def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> None:
@@ -173,6 +174,10 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "x, y = x[:600], y[:600]; loss = criterion(model(x), y)",
         "x = x[:int(y.sum())]; loss = criterion(model(x), y)",
         "c = rows.mean(0); loss = criterion(out, y) + ((out - c) ** 2).mean()",
+        "torch.sub(out, out.mean(0), out=out); loss = criterion(out, y)",
+        "n = len(x) // 2; x, y = x[:n], y[:n]; loss = criterion(model(x), y)",
+        "p.grad_sample /= p.grad_sample.norm()",
+        "p.grad_sample.mul_(p.grad_sample.norm())",
     ],
 )
 def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
@@ -225,6 +230,9 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
         ("m = y >= 0", "loss = criterion(out[m], y[m]) if y is not None else out.loss"),
         ("x = x.transpose(0, 1)", "loss = (out.topk(2, dim=1).values[:, 0]).mean() / 2"),
         ("pass", "for i, o in enumerate(out): loss = loss + w[i] * criterion(o, y)"),
+        ("n = len(x) // 2", "loss = criterion(out[:n], y[:n]) + criterion(out[n:], y[n:])"),
+        ("u, v = y.chunk(2)", "a, b = out.chunk(2); loss = criterion(a, u) + criterion(b, v)"),
+        ("p.grad_sample = p.grad_sample * 2", "n = p.grad_sample.norm()"),
         ("x = (x - x.mean(dim=(1, 2), keepdim=True))", "loss = sum([loss, out.abs().mean()])"),
     ],
 )  # fmt: skip
@@ -364,6 +372,14 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("", "model.bias += out.mean(0)", "other_optimizer"),
         ("", "model.register_buffer('mean', out.mean(0))", "other_optimizer"),
         ("for v in DataLoader(data):\n    model.bias += v.mean()", "pass", "other_optimizer"),
+        ("", "pass\nmodel.centre = out.mean(0)", "other_optimizer"),
+        ("", "seen.append(f(rows, model)); save(models[np.argmax(seen)])", "data_dependent_stop"),
+        ("", "d['a'] = f(rows, model); save(models[d['a']], d['b'])", "data_dependent_stop"),
+        ("", "d['a'] = f(rows, model); save(models[d['b']])", None),
+        ("", "runs[f(rows, model)] = 1; save(runs[max(runs)])", "data_dependent_stop"),
+        ("", "if loss > 9: model.load_state_dict(last)", "data_dependent_stop"),
+        ("", "if loss > 9: sys.exit()", "data_dependent_stop"),
+        ("", "getattr(optimizer, 'original_optimizer').step()", "other_optimizer"),
     ],
 )
 def test_all_records_decide_nothing_beside_the_step(
@@ -541,6 +557,7 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         ("X = [s[i:i + 9] for i in range(99)]\ndata = Rows(X)", "may make several rows of one"),
         ("data = Rows([part for text in texts for part in cut(text)])", "several rows of one"),
         ("X = [s[i:i + 9] for i in range(0, 99, 9)]\ndata = Rows(X)", None),
+        ("df['lag'] = df.x.shift(1)\ndata = Rows(df.rolling(3))", "several rows of one"),
         ("m = M.from_pretrained('last')", "weights that line 7 loads are public"),
         ("data = torch.load('data.pt')", None),
         ("weight = torch.bincount(labels_of_others)", None),
