@@ -19,7 +19,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -60,14 +60,21 @@ class SignedPart(BaseModel):
 Model = TypeVar("Model", bound=SignedPart)
 
 
-def validated(kind: type[Model], document: Any) -> Model:
-    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong."""
+def validated(
+    kind: type[Model], document: Any, written: Callable[[Any], bytes | str] = canonical_json
+) -> Model:
+    """``document`` as a ``kind``; raises ``ValueError`` with the first field that is wrong.
+
+    It is read as ``written``: canonical JSON writes 1.0 as the integer that it is.
+    """
     try:
-        return kind.model_validate_json(canonical_json(document), by_alias=True, by_name=False)
+        return kind.model_validate_json(written(document), by_alias=True, by_name=False)
     except ValidationError as error:
         first = error.errors()[0]
         where = "/".join(map(str, first["loc"])) or "the document"
         raise ValueError(f"{where}: {first['msg']}") from None
+    except RecursionError:
+        raise ValueError("the document is nested too deeply") from None
 
 
 def encode_base64(raw: bytes) -> str:

@@ -23,6 +23,7 @@ their own, ``{"first": 900, "second": 1204, "hashes": ["base64", ...]}``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -147,6 +148,6 @@ def read_consistency(document: Any) -> Consistency:
 
 def _read(kind: type[Model], document: Any) -> Model:
     try:
-        return validated(kind, document)
+        return validated(kind, document, json.dumps)
     except ValueError as error:
         raise BadLogPart(str(error)) from None

@@ -99,6 +99,8 @@ def test_a_bundle_that_was_never_logged_says_so(certificate: Certificate) -> Non
     [
         {"leafIndex": "11"},
         {"leafIndex": 11.5},
+        {"leafIndex": 11.0},
+        {"leaf_index": 11},
         {"leafIndex": -1},
         {"leafIndex": True},
         {"leafIndex": None},
