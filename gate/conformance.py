@@ -17,16 +17,14 @@ from rich.markup import escape
 from affidavit.certificate import (
     Conformance,
     ConformanceFinding,
-    KeyFailure,
     PlanNotClosed,
     TrustRoot,
-    VerificationError,
     VerificationOptions,
     check_conformance,
     parse_instant,
     verify,
 )
-from affidavit.gate.console import fail, out, print_json, read_file, say, stop
+from affidavit.gate.console import out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.plan import PlanError
@@ -43,17 +41,14 @@ def conformance(
     """Check that a run did what was certified; exits 0 only if it conforms."""
     content, bundle = read_file(record), read_file(certificate)
     started_at = _started_at(record, content)
-    try:
+    with usage_errors(certificate):
         trusted, policy = TrustRoot(keys, keyset, root).load()
         # Its key counts today; it may have expired since the run began.
         trust = None if policy is None else policy.of_any_age()
         options = VerificationOptions(trust=trust, used_at=started_at)
         verified = verify(bundle, trusted, options=options)
+    try:
         report = check_conformance(content, verified.predicate)
-    except VerificationError as error:
-        fail(f"{certificate}: {error.code}: {error.message} {error.remedy}")
-    except KeyFailure as failure:
-        stop(str(failure))
     except (PlanNotClosed, PlanError, ValueError) as error:
         stop(f"{certificate}: {error}")
     if as_json:

@@ -23,6 +23,7 @@ from rich.text import Text
 from affidavit.certificate import (
     KeyFailure,
     KeysetError,
+    VerificationError,
     malformed_result,
     printable,
     write_atomically,
@@ -128,10 +129,16 @@ def _shortened(message: str) -> str:
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Report what keys, keysets or files of the block are not usable, and exit."""
+def usage_errors(verified: Path | None = None) -> Iterator[None]:
+    """Report which keys, keysets or files of the block are not usable, and exit.
+
+    What does not verify in it, such as the file ``verified``, ends it as blocked.
+    """
     try:
         yield
+    except VerificationError as error:
+        place = "" if verified is None else f"{verified}: "
+        fail(f"{place}{error.code}: {error.message} {error.remedy}")
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))
     except OSError as error:

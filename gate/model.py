@@ -57,6 +57,7 @@ from affidavit.gate.console import (
     say,
     stop,
     stop_unwritable,
+    usage_errors,
     write,
 )
 from affidavit.gate.exit_codes import Exit
@@ -241,19 +242,18 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Compare what the canaries' losses prove about ε with the certificate."""
-    try:
+    with usage_errors(certificate):
         trusted = TrustRoot(keys, keyset, root).public_keys()
         guarantee = verify(read_file(certificate), trusted).predicate["guarantee"]
-        if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
-            stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")
+    if guarantee is None or guarantee["adjacency"] not in AUDITABLE:
+        stop(f"{certificate}: audits need {' or '.join(sorted(AUDITABLE))}.")
+    try:
         result = audit_canaries(
             read_canaries(read_file(canaries)),
             read_losses(read_file(losses)),
             delta=float(guarantee["delta"]["upper"]),
         )
-    except VerificationError as error:
-        fail(f"{certificate}: {error.code}: {error.message} {error.remedy}")
-    except (BadCanaries, KeyFailure) as failure:
+    except BadCanaries as failure:
         stop(str(failure))
     upper, mu = guarantee["epsilon"]["upper"], guarantee["mu"]
     falsified = result.falsifies(guarantee)

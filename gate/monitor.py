@@ -18,13 +18,7 @@ import httpx
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import (
-    KeyFailure,
-    TrustRoot,
-    VerificationError,
-    VerificationOptions,
-    home,
-)
+from affidavit.certificate import TrustRoot, VerificationOptions, home
 from affidavit.certificate.log import (
     BadLogPart,
     MissingTile,
@@ -38,7 +32,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.client import read_at_most
 from affidavit.gate.client import require_url, token_for
-from affidavit.gate.console import fail, out, print_json, read_file, say, stop
+from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
@@ -136,8 +130,9 @@ def monitor(
     elsewhere = [read_file(path).decode(errors="replace") for path in checkpoint or ()]
     elsewhere += map(_of_bundle, bundle or ())
     while True:
-        try:
+        with usage_errors():
             trusted, default = TrustRoot(keys, keyset, root).load()
+        try:
             options = VerificationOptions(
                 trust=read_trust_policy(trust) or default, log_origin=log_origin
             )
@@ -148,9 +143,7 @@ def monitor(
             if every is None:
                 fail(str(error), Exit.UNDECIDED)
             say(str(error))
-        except VerificationError as error:
-            fail(f"{error.code}: {error.message} {error.remedy}", Exit.BLOCKED)
-        except (KeyFailure, BadStore) as failure:
+        except BadStore as failure:
             stop(str(failure))
         else:
             _print(report, as_json=as_json)

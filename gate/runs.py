@@ -19,16 +19,14 @@ from affidavit.certificate import (
     START,
     BadProvenance,
     BrokenLine,
-    KeyFailure,
     RunProvenance,
     TrustRoot,
-    VerificationError,
     decode_line,
     read_provenance,
 )
 from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import fail, print_json, read_file, say, stop
+from affidavit.gate.console import fail, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
 from affidavit.gate.render import upper_bound
@@ -90,19 +88,17 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
-    try:
-        document = json.loads(read_file(provenance))
+    with usage_errors():
         trusted = TrustRoot(keys, keyset, root).public_keys()
-        report = read_provenance(document, trusted, later=True)
+    try:
+        report = read_provenance(json.loads(read_file(provenance)), trusted, later=True)
         if weights is not None:
             _require_weights(report, weights)
         if record is not None:
             _require_record(report, record)
     except OSError as error:
         stop(f"cannot read {error.filename}: {error.strerror}.")
-    except KeyFailure as failure:
-        stop(str(failure))
-    except (BadProvenance, VerificationError) as error:
+    except BadProvenance as error:
         fail(str(error))
     except (ValueError, RecursionError):
         fail(f"{provenance} is not a JSON document.")

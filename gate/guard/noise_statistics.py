@@ -62,31 +62,20 @@ class Noise:
 def noise_in(released: Any, total: Any) -> Noise:
     """``released`` less ``total``, arrays with the same number of entries."""
     if hasattr(released, "detach"):
-        return _torch_noise(released, total)
-    after, before = np.asarray(released), np.asarray(total)
-    x = after.astype(np.float64).ravel()
-    difference = x - before.astype(np.float64).ravel()
-    exact = not np.issubdtype(after.dtype, np.floating)
-    unit = 0.0 if exact else float(np.finfo(after.dtype).eps)
-    norm = float(np.linalg.norm(difference))
+        x, before = released.detach().double().reshape(-1), total.detach().double().reshape(-1)
+        unit = float(sys.modules["torch"].finfo(released.dtype).eps)
+    else:
+        after = np.asarray(released)
+        x, before = after.astype(np.float64).ravel(), np.asarray(total).astype(np.float64).ravel()
+        exact = not np.issubdtype(after.dtype, np.floating)
+        unit = 0.0 if exact else float(np.finfo(after.dtype).eps)
+    difference = x - before
+    norm = float((difference @ difference) ** 0.5)
     return Noise(
         norm=norm,
-        size=difference.size,
+        size=len(difference),
         probe=tuple(difference[:PROBED].tolist()),
-        rounding=unit * (float(np.linalg.norm(x)) + norm),
-    )
-
-
-def _torch_noise(released: Any, total: Any) -> Noise:
-    x = released.detach().double().reshape(-1)
-    difference = x - total.detach().double().reshape(-1)
-    unit = float(sys.modules["torch"].finfo(released.dtype).eps)
-    norm = float(difference.norm())
-    return Noise(
-        norm=norm,
-        size=difference.numel(),
-        probe=tuple(difference[:PROBED].tolist()),
-        rounding=unit * (float(x.norm()) + norm),
+        rounding=unit * (float((x @ x) ** 0.5) + norm),
     )
 
 

@@ -153,24 +153,16 @@ def add_noise(
         total._processed = True
 
 
-def state_of(optimizer: Any, tensor: Any) -> bytes | None:
-    """The state of Opacus' noise generator; None if it has none."""
+def state_of(optimizer: Any, tensor: Any) -> bytes:
+    """The state of Opacus' noise generator."""
     torch, source = sys.modules["torch"], optimizer.generator
-    if source is None and tensor.device.type == "cpu":
+    if source is not None:
+        state = source.get_state()
+    elif tensor.device.type == "cpu":
         state = torch.get_rng_state()
-    elif source is None:
-        state = getattr(torch, tensor.device.type).get_rng_state(tensor.device)
     else:
-        try:
-            state = source.get_state()
-        except RuntimeError:  # the operating system's generator has no state
-            return None
+        state = getattr(torch, tensor.device.type).get_rng_state(tensor.device)
     return bytes(state.cpu().numpy().tobytes())
-
-
-def generator_of(optimizer: Any) -> str:
-    """The name of Opacus' generator in a run record."""
-    return "torchcsprng" if optimizer.secure_mode else "torch"
 
 
 Generator = Literal["chacha20", "opacus"]
@@ -261,7 +253,7 @@ class OpacusRun:
     def begin(self, folder: Path, sampler: Any) -> None:
         """Write the header and wrap the optimiser."""
         optimizer, stream = self._optimizer, Stream() if self._secure else None
-        drawn_from = "chacha20" if self._secure else generator_of(optimizer)
+        drawn_from = "chacha20" if self._secure else "torch"
         self._record = RunRecord(folder)
         shapes = {
             name: list(item.shape) for name, item in zip(self._names, self._parameters, strict=True)
@@ -357,9 +349,9 @@ class OpacusRun:
             required = self.certified.at(step)
             clips, stds = self._require_public(required)
             theirs = not self._secure or step < TESTED_RELEASES
-            state = self._require_fresh_state() if theirs else None
+            state = self._require_fresh_state() if theirs else ""
             ours = Stream() if self._secure else None
-            commitment = ours.commitment if ours else state or f"undisclosed:{step}"
+            commitment = state if ours is None else ours.commitment
             self._record.charge(
                 self.certified, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
@@ -411,11 +403,9 @@ class OpacusRun:
         require_certified_parameters(required, clip_norm=clips, noise_std=stds, divisor=divisor)
         return clips, stds
 
-    def _require_fresh_state(self) -> str | None:
+    def _require_fresh_state(self) -> str:
         """A digest of the noise generator's state; the same state draws the same noise."""
         state = state_of(self._optimizer, self._parameters[0])
-        if state is None:
-            return None
         digest = hashlib.sha256(state).digest()
         if digest in self._states:
             raise GuardStop(
