@@ -17,7 +17,7 @@ from torch import Tensor
 from affidavit.certificate import Evidence, SigningKey, sign_model
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import digest_of_tensors
-from tests.certificate.test_conformance import chained, entries_of, plan_with, predicate_of
+from tests.certificate.runs.test_conformance import chained, entries_of, plan_with, predicate_of
 
 WEIGHTS = "model.safetensors"
 

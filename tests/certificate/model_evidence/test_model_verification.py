@@ -37,7 +37,7 @@ from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.keys.key import KeyRole, PublicKey
 from affidavit.plan import Plan, as_document, canonical_json, plan_from
 from tests.certificate.model_evidence.conftest import WEIGHTS, Run, run_of
-from tests.certificate.test_conformance import plan_with
+from tests.certificate.runs.test_conformance import plan_with
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, tzinfo=UTC)
-VECTORS = Path(__file__).parents[1] / "vectors" / "policies"
+VECTORS = Path(__file__).parents[2] / "vectors" / "policies"
 
 
 def policy(**changes: Any) -> Policy:
