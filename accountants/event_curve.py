@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import FirstThatAnswers, attained, closed
 from affidavit.accountants.composition import parts
+from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.post_processing import PostProcessed
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -61,11 +63,18 @@ class EventCurve:
         return total
 
     def _bracket(self, ask: Callable[[PrivacyCurve], Bracket], worst: float) -> Bracket:
+        bracket = Bracket(lower=0.0, upper=worst)
         try:
-            bracket = ask(FirstThatAnswers(event=self.event, engines=certain_accountants()))
+            bracket = self._answer(self.event, ask)
         except AccountantError:
-            bracket = Bracket(lower=0.0, upper=worst)
+            with suppress(AccountantError):
+                known = self._answer(with_bins_known(self.event), ask)
+                bracket = Bracket(lower=0.0, upper=known.upper)
         if bracket.lower >= bracket.upper * (1 - NARROW):
             return bracket
         below = closed(bracket.upper, (PostProcessed(event=attained(self.event)),), ask)
         return Bracket(lower=max(bracket.lower, below.lower), upper=bracket.upper)
+
+    @staticmethod
+    def _answer(event: Event, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        return ask(FirstThatAnswers(event=event, engines=certain_accountants()))

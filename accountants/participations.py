@@ -19,7 +19,7 @@ Reference: docs/theorems/participations.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
@@ -27,7 +27,7 @@ from scipy.special import betainc, gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import LeastCurve
-from affidavit.accountants.composition import leaves
+from affidavit.accountants.composition import leaves, parts
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.gaussian import LARGEST_MU, GaussianCurve
 from affidavit.accountants.protocol import (
@@ -40,6 +40,7 @@ from affidavit.accountants.protocol import (
 from affidavit.accountants.registry import OURS, curve_or_none
 from affidavit.plan import (
     BallsInBinsGaussian,
+    Composed,
     Event,
     Gaussian,
     GaussianMixture,
@@ -48,6 +49,8 @@ from affidavit.plan import (
     PoissonSampledGroupGaussian,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    RepeatAndSelect,
+    Repeated,
     ShuffledEpoch,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
@@ -294,6 +297,19 @@ def always_drawn(leaf: Leaf) -> float:
         case _:
             assert_never(leaf)
     return distance / leaf.noise_multiplier
+
+
+def with_bins_known(event: Event) -> Event:
+    """``event`` with bins of correlated noise revealed: Gaussian releases, which cost no less."""
+    result: list[Event] = []
+    for part, count in parts(event):
+        release: Event = part
+        if isinstance(part, BallsInBinsGaussian):
+            release = Gaussian(noise_multiplier=(1 - ROUNDING) / always_drawn(part))
+        elif isinstance(part, RepeatAndSelect):
+            release = replace(part, event=with_bins_known(part.event))
+        result.append(Repeated(event=release, count=count))
+    return Composed(events=tuple(result))
 
 
 def more_than(number: Array, count: int, rate: Array | float) -> Array:

@@ -1,7 +1,8 @@
 """Upper ends of a selection: hinges of the curves of one run, whichever engine has these.
 
 What is released beside the selection is composed with the run before the hinges are read
-(docs/theorems/selection.md, Theorem 2). Its lower ends are those of attacks (``attacks.py``).
+(docs/theorems/selection.md, Theorem 2); bins of correlated noise count as known. Its lower ends are
+those of attacks (``lower_bound.py``).
 
 >>> from affidavit.plan.events import Gaussian, RepeatAndSelect
 >>> run = Gaussian(noise_multiplier=2.0)
@@ -20,6 +21,7 @@ from affidavit.accountants.bracketing_curves import BracketingCurve
 from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
@@ -132,6 +134,7 @@ class SelectionAccountant:
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        event = with_bins_known(event)
         releases = parts(event)
         if not releases:
             return GaussianCurve(mu=0.0)

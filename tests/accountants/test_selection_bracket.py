@@ -13,14 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, nbinom, norm, poisson
 
-from affidavit.accountants import Bracket, GaussianCurve, PostProcessed, PrivacyCurve, Unsupported
+from affidavit.accountants import (
+    Bracket,
+    EventCurve,
+    GaussianCurve,
+    PostProcessed,
+    PrivacyCurve,
+    Unsupported,
+)
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.selection import Attacked, SelectionAccountant, SelectionCurve
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.plan import (
+    BallsInBinsGaussian,
     Composed,
     Event,
     Gaussian,
+    GaussianMixture,
+    Gram,
     Laplace,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
@@ -206,16 +216,38 @@ def test_no_score_costs_more_than_the_upper_end(mean: float, shape: float, name:
     assert true <= curve.delta(epsilon).upper * (1 + 1e-9)
 
 
+CORRELATED = BallsInBinsGaussian(gram=Gram(((1.0, 0.6), (0.6, 1.0))), noise_multiplier=1.0)
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(sign: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "second", "most"),
+    [
+        (RandomAllocationGaussian(bins=2, noise_multiplier=1.0), (0.0, 1.0), 0.01),
+        (CORRELATED, (0.6, 0.8), 0.05),
+    ],
+)
+def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(
+    run: Event, second: tuple[float, float], most: float, sign: int
+) -> None:
     """Two bins, on a lattice of what both release."""
     epsilon, law = 3.0, Repetitions(mean=3.0, shape=1.0)
-    there, empty = (np.diff(norm.cdf(EDGES[::200] - mean)) for mean in (1.0, 0.0))
-    q = np.outer(empty, empty).ravel()
-    p = (np.outer(there, empty).ravel() + np.outer(empty, there).ravel()) / 2
+    q, p, other = (
+        np.outer(*(np.diff(norm.cdf(EDGES[::200] - mean)) for mean in means)).ravel()
+        for means in ((0.0, 0.0), (1.0, 0.0), second)
+    )
+    p = (p + other) / 2
     true = selected_delta(sign * p / np.maximum(q, 1e-300), p, q, law, epsilon)
-    run = RandomAllocationGaussian(bins=2, noise_multiplier=1.0)
-    assert true <= SelectionAccountant().curve(selection(run, 3.0)).delta(epsilon).upper < 0.01
+    assert true <= SelectionAccountant().curve(selection(run, 3.0)).delta(epsilon).upper < most
+
+
+def test_bins_that_count_as_known_bound_from_above_alone() -> None:
+    moves = GaussianMixture(weights=(0.9, 0.1), noise_multiplier=3.0)
+    bracket, known = (
+        EventCurve(Composed(events=(run, moves))).epsilon(1e-6)
+        for run in (CORRELATED, Gaussian(noise_multiplier=1.0))
+    )
+    assert 0 < bracket.lower < known.lower <= bracket.upper < known.upper * (1 + 1e-6)
 
 
 def test_an_attack_on_a_run_of_balls_in_bins_gains_what_it_gains_on_its_outcomes() -> None:

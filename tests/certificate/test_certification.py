@@ -211,16 +211,6 @@ def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
         ({"noise": {"kind": "bidiagonal", "lambda": 0.9}}, "reshuffled_epochs"),
         ({"optimizer": {"name": "dp_dice"}}, "unsound_optimizer"),
         ({"sampling": {"scheme": "fixed_size", "lot_size": 4}}, "fixed_size_needs_replace_one"),
-        (
-            {
-                "sampling": {"scheme": "balls_in_bins", "lot_size": 1024},
-                "noise": {"kind": "banded", "bands": 2},
-                "extra": [
-                    {"kind": "repeat_and_select", "name": "s", "distribution": "poisson", "mean": 2}
-                ],
-            },
-            "unsupported",
-        ),
     ],
 )
 def test_what_nothing_covers_is_refused_with_a_reason(
