@@ -119,11 +119,11 @@ class Adapter:
 def private(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """The trainer's own step."""
     from affidavit.certificate import Execution
-    from affidavit.trainer.distributed import Peers
+    from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.noise.chacha import Ratchet
     from affidavit.trainer.run_config import RunConfig
     from affidavit.trainer.settings import Settings
-    from affidavit.trainer.training_state import RunKeys, TrainingState
+    from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
     plan, adapter = plan_of(shape, model), Adapter(shape, model)
     config = RunConfig(

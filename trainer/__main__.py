@@ -175,7 +175,7 @@ def main(
     trusted, policy = _trusted(keys or [], keyset or [], root)
 
     from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
-    from affidavit.trainer.distributed import Peers
+    from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.loop import train
     from affidavit.trainer.settings import Settings, Supervision
 

@@ -34,18 +34,18 @@ from torch import Tensor
 
 from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
-from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter
 from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData, audit_files
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.chacha import Entropy, Ratchet
 from affidavit.trainer.progress import shown
 from affidavit.trainer.run_config import RunConfig, bind
-from affidavit.trainer.run_log import RunLog
-from affidavit.trainer.run_writer import RunSecrets, RunWriter
+from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder.run_log import RunLog
+from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Allowance, Settings, Supervision, Trial
-from affidavit.trainer.training_state import TrainingState
+from affidavit.trainer.steps.training_state import TrainingState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

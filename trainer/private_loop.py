@@ -52,7 +52,7 @@ from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import UnsupportedModel
 from affidavit.trainer.clipping.probe import random_state, same_draws
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.loop import Due, Outcome, Run
 from affidavit.trainer.run_config import bind

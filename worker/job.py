@@ -186,7 +186,8 @@ def _command(
     if search:
         return [*python, "affidavit.trainer.search", f"--out={folder}", *inputs]
     spread = ("ranks",) if config.hosts == 1 else ("ray_ranks", str(config.hosts))
-    ranks = (*python, f"affidavit.trainer.{spread[0]}", *spread[1:], str(config.processes))
+    program = f"affidavit.trainer.distributed.{spread[0]}"
+    ranks = (*python, program, *spread[1:], str(config.processes))
     rank = (*python, "affidavit.worker.child", "launcher")
     return [
         *((*ranks, *rank) if config.processes * config.hosts > 1 else ()),

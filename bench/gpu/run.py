@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from affidavit.certificate import Execution
 from affidavit.plan import plan_from
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import adapt, hidden_and_rest
@@ -46,7 +46,7 @@ from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
 MOST_SECONDS = 540.0
 """After this nothing more is begun."""

@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from affidavit.trainer.noise.chacha import derived_key
-from affidavit.trainer.sampling import (
+from affidavit.trainer.steps.sampling import (
     Sampler,
     Words,
     b_min_sep,

@@ -90,7 +90,7 @@ def _executed(_program: str, command: list[str]) -> NoReturn:
     """In place of ``os.execvp`` at the end of ``child.main``."""
     if command[: len(TRAINER)] == TRAINER:
         from affidavit.trainer import app as trainer
-        from affidavit.trainer.run_writer import RunWriter
+        from affidavit.trainer.run_folder.run_writer import RunWriter
 
         _hold(RunWriter)
         end(lambda: trainer(command[len(TRAINER) :], prog_name="affidavit train"))

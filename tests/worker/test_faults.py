@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Conformance, check_conformance, read_envelope
-from affidavit.trainer import checkpoint, run_log, run_writer
+from affidavit.trainer.run_folder import checkpoint, run_log, run_writer
 from affidavit.worker import checkpoint_transfer
 from tests.forked import Process
 from tests.waiting import wait_until

@@ -88,7 +88,7 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
 
 
 def launched(log: Path, *arguments: str) -> Forked:
-    """``affidavit.trainer.ranks`` as a worker starts it."""
+    """``affidavit.trainer.distributed.ranks`` as a worker starts it."""
     with log.open("wb") as said:
         ranks = ["ranks", *arguments]
         return fork("tests.trainer.loop.forked_ranks", ranks, os.environ, said.fileno())
@@ -121,7 +121,7 @@ def test_the_group_ends_as_the_rank_did_that_failed(tmp_path: Path, rank: str, c
 
 @pytest.mark.parametrize("given", [[], ["2"], ["0", "true"], ["x", "true"]])
 def test_what_is_no_number_of_processes_is_usage(given: list[str]) -> None:
-    command = [sys.executable, "-m", "affidavit.trainer.ranks", *given]
+    command = [sys.executable, "-m", "affidavit.trainer.distributed.ranks", *given]
     ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=LIMIT)
     assert ended.returncode == 2
     assert ended.stderr.startswith("usage: ")

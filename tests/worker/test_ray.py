@@ -183,7 +183,13 @@ def ranks(cluster: RayCluster, folder: Path, *what: str) -> int:
     """How ranks of two nodes end."""
     python = str(Path(cluster.ray).parent / "python")
     rank = [python, "-m", "affidavit.worker.child", "launcher", python, "-m"]
-    command = ["affidavit.trainer.ray_ranks", "2", "1", *rank, "tests.trainer.loop.rank"]
+    command = [
+        "affidavit.trainer.distributed.ray_ranks",
+        "2",
+        "1",
+        *rank,
+        "tests.trainer.loop.rank",
+    ]
     return of_ray(cluster, *command, str(folder), *what).wait(LIMIT)
 
 

@@ -40,8 +40,8 @@ from affidavit.trainer.clipping.ghost_norm import (
     LinearFactors,
 )
 from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.distributed.shards import Bucket
 from affidavit.trainer.numerics import clip_weights, joint_norm, norm_of_rows, rounding, widened
-from affidavit.trainer.shards import Bucket
 
 TAKES_GRADIENTS = (
     "the losses take a gradient themselves (torch.autograd.grad: a gradient penalty, forces, a "

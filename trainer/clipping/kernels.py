@@ -32,7 +32,7 @@ from affidavit.trainer.clipping.layers import (
     run_rms_norm,
 )
 from affidavit.trainer.clipping.recurrent import RECURRENT
-from affidavit.trainer.shards import whole
+from affidavit.trainer.distributed.shards import whole
 
 Kernel = Callable[..., Any]
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
 from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.shards import is_sharded, local
+from affidavit.trainer.distributed.shards import is_sharded, local
 
 MaybeTap = GradientHook | None
 Taps = dict[str, GradientHook]

@@ -32,7 +32,7 @@ from affidavit.trainer.clipping.ghost_norm import DenseFactors
 from affidavit.trainer.clipping.hooks import GradientHook, Lot, MixedRecords
 from affidavit.trainer.clipping.layers import Gradients, outside_autocast
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.shards import is_sharded
+from affidavit.trainer.distributed.shards import is_sharded
 
 
 class Copies(Function):

@@ -61,8 +61,8 @@ from affidavit.trainer.clipping.requirements import (
     require_partition,
     require_supported,
 )
+from affidavit.trainer.distributed.shards import Bucket, TensorParallel, is_sharded, local
 from affidavit.trainer.numerics import NARROW, joint_norm, require_true_float32, rounding
-from affidavit.trainer.shards import Bucket, TensorParallel, is_sharded, local
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
 """Modules that only hold parameters; the module around them uses them."""

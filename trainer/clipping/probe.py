@@ -47,8 +47,8 @@ from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.per_record import first_line
 from affidavit.trainer.clipping.private import PrivateModel, evaluating
 from affidavit.trainer.clipping.requirements import UnsupportedModel
+from affidavit.trainer.distributed.shards import is_sharded
 from affidavit.trainer.numerics import NARROW
-from affidavit.trainer.shards import is_sharded
 
 FEWER, MORE = 2, 3
 """How many records the probe runs."""

@@ -31,7 +31,7 @@ from affidavit.mechanisms import noise_multiplier
 from affidavit.mechanisms.strategies import Strategy, TooLarge
 from affidavit.plan import Optimizer as Settings
 from affidavit.plan import Phase, Plan, RefusedPlan, pointer_to, schedule
-from affidavit.trainer.shards import Shards
+from affidavit.trainer.distributed.shards import Shards
 
 Array = NDArray[np.float64]
 

@@ -20,12 +20,12 @@ from torch.nn import Parameter
 from affidavit.mechanisms import mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, RefusedPlan, extension, installed
+from affidavit.trainer.distributed.shards import Shards
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.entrywise import RULES, EntryWise
 from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
 from affidavit.trainer.optimizers.muon import Muon, MuonBC
-from affidavit.trainer.shards import Shards
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
     **dict.fromkeys(RULES, EntryWise),

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from affidavit.certificate import StepRequirement
-from affidavit.trainer import sampling
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.ghost_norm import LinearFactors
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps import sampling
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
 
 class RootK(TrainingState):

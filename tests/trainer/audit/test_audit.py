@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from affidavit.certificate import Assessment, curves
-from affidavit.trainer.training_state import TrainingState
+from affidavit.trainer.steps.training_state import TrainingState
 from tests.trainer.audit import faults
 from tests.trainer.audit.attacks import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
 from tests.trainer.audit.transcripts import Build, training_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from affidavit.trainer.blocks import block_name
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.steps.blocks import block_name
 from tests.trainer.audit.attacks import lower_epsilon
 from tests.trainer.audit.transcripts import REACH, CanaryData, CanaryModel
 

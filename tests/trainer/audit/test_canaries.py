@@ -27,7 +27,7 @@ from affidavit.trainer.data.numbers import AuditedData, AuditedModel, WrongData,
 from affidavit.trainer.errors import Interrupted
 from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.audit import faults
 from tests.trainer.audit.transcripts import config_of
 from tests.trainer.loop.made import KEY, bundle_of

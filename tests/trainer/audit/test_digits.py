@@ -29,8 +29,8 @@ from affidavit.plan import Plan, plan_from
 from affidavit.trainer import digits
 from affidavit.trainer.adapters import Batch, Group
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
-from affidavit.trainer.sampling import LotSampler
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps.sampling import LotSampler
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.audit import attacks, faults
 from tests.trainer.audit.transcripts import config_of
 

@@ -38,11 +38,11 @@ from torch import Tensor, nn
 from affidavit.certificate import Execution, noise_std
 from affidavit.plan import Plan, digest
 from affidavit.trainer.adapters import Batch, DataAdapter, Group, ModelAdapter, digest_of_tensors
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.run_config import RunConfig, strategies_of
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
 HIDDEN, WIDTH, WORDS = 6, 8, 3
 REACH = 50.0

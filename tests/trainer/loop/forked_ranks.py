@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from affidavit.trainer import ranks
+from affidavit.trainer.distributed import ranks
 
 
 def prepare() -> None:

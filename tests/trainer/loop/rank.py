@@ -17,7 +17,7 @@ import torch
 from affidavit.certificate import read_public_keys
 from affidavit.plan import Plan
 from affidavit.trainer import mlp
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings

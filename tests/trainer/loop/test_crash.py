@@ -19,12 +19,12 @@ from torch import Tensor
 
 from affidavit.certificate import check_conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.trainer import checkpoint
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.errors import Interrupted, RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
-from affidavit.trainer.run_log import RunLog
+from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder.run_log import RunLog
 from tests.seeds import seeded
 from tests.trainer.loop.children import SECONDS, killed, start
 from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran

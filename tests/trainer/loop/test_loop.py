@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from affidavit.certificate import check_conformance
-from affidavit.trainer import sampling
-from affidavit.trainer.checkpoint import NAME
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise import grid, source
 from affidavit.trainer.noise.chacha import Ratchet, committed
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.run_config import bind
-from affidavit.trainer.run_writer import RunSecrets
+from affidavit.trainer.run_folder.checkpoint import NAME
+from affidavit.trainer.run_folder.run_writer import RunSecrets
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, data_of
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps import sampling
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.loop.made import (
     KEY,
     RECORDS,

@@ -13,10 +13,10 @@ import torch
 
 from affidavit.certificate import Execution, certify
 from affidavit.plan import Plan, parse_plan
-from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import data_of, model_of
+from affidavit.trainer.steps.blocks import layout_of
 from tests.trainer.loop.made import DEVICE, KEY, bundle_of
 
 TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"

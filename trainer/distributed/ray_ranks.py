@@ -1,10 +1,10 @@
-"""``python -m affidavit.trainer.ray_ranks HOSTS N COMMAND…``: N ranks on each of several Ray nodes.
+"""``python -m affidavit.trainer.distributed.ray_ranks HOSTS N COMMAND…``: N ranks on each Ray node.
 
-Each node runs torchrun (``affidavit.trainer.ranks``) in an actor of this driver, and the ranks meet
-at a port of the first node. They share one folder of outputs and one Python, by the same paths.
-Where ranks of one node die, or the node does, those of the others find
-a rank lost and end; this process then ends as the rank did that failed, or may be resumed. If
-this process is killed, Ray ends its actors, and the kernel their ranks.
+Each of HOSTS nodes runs torchrun (``ranks``) in an actor of this driver, and the ranks meet at a
+port of the first node. They share one folder of outputs and one Python, by the same paths. Where
+ranks of one node die, or the node does, those of the others find a rank lost and end; this process
+then ends as the rank did that failed, or may be resumed. If this process is killed, Ray ends its
+actors, and the kernel their ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from affidavit.trainer.ranks import UNFINISHED, USAGE, end
+from affidavit.trainer.distributed.ranks import UNFINISHED, USAGE, end
 
 GRACE = 60.0
 """Seconds that the ranks of other nodes have to end once one has failed."""
@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> int:
     """Run the ranks to their end; the exit code of the one that failed, if one did."""
     numbers, command = arguments[:2], arguments[2:]
     if not command or not all(word.isdecimal() and int(word) > 0 for word in numbers):
-        sys.stderr.write("usage: python -m affidavit.trainer.ray_ranks HOSTS N COMMAND...\n")
+        sys.stderr.write(
+            "usage: python -m affidavit.trainer.distributed.ray_ranks HOSTS N COMMAND...\n"
+        )
         return USAGE
     hosts, processes = map(int, numbers)
     ray: Any = importlib.import_module("ray")
@@ -79,7 +81,14 @@ def main(arguments: list[str]) -> int:
     for index, actor in enumerate(actors):
         place = (f"--nnodes={hosts}", f"--node-rank={index}")
         meeting = (f"--master-addr={address}", f"--master-port={port}")
-        words = ["-m", "affidavit.trainer.ranks", str(processes), *place, *meeting, *command]
+        words = [
+            "-m",
+            "affidavit.trainer.distributed.ranks",
+            str(processes),
+            *place,
+            *meeting,
+            *command,
+        ]
         log = os.path.realpath("/proc/self/fd/2")
         runs.append(actor.run.remote(sys.executable, words, os.getcwd(), log))
     codes = _ended(ray, runs)

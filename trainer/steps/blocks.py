@@ -23,9 +23,9 @@ from affidavit.certificate import FLAT, Execution, StepRequirement, block_name
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
+from affidavit.trainer.distributed.shards import Box
 from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.noise.source import TensorNoise
-from affidavit.trainer.shards import Box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

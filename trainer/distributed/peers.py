@@ -5,7 +5,7 @@ need from it. A lot is cut into disjoint shards by rank; clipped sums are added 
 ranks, and every rank then adds the *same* noise to the same sum, drawn from the same key, so
 that noise is in the result once. Parameters are compared across ranks by their digest, and a
 rank that differs, or dies, stops all. (Where tensors are sharded, each rank has its own part of
-sum and noise: ``affidavit.trainer.shards``.)
+sum and noise: ``affidavit.trainer.distributed.shards``.)
 
 >>> Peers.alone().leads
 True

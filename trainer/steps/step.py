@@ -35,12 +35,12 @@ from affidavit.trainer.adapters import (
     picked_records,
 )
 from affidavit.trainer.clipping.private import PrivateModel
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
+from affidavit.trainer.distributed.shards import Shards
 from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.numerics import MOST_CLIP_NORM
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK, Point
-from affidavit.trainer.shards import Shards
 
 Sums = dict[str, Tensor]
 

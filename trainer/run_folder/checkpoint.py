@@ -53,10 +53,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from affidavit.certificate import fsync_directory
-from affidavit.trainer.distributed import Peers, while_all_live
+from affidavit.trainer.distributed.peers import Peers, while_all_live
+from affidavit.trainer.distributed.shards import Shards, is_sharded, local
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.run_log import RunLog, unwritable, write_all
-from affidavit.trainer.shards import Shards, is_sharded, local
+from affidavit.trainer.run_folder.run_log import RunLog, unwritable, write_all
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"

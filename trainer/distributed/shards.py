@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.distributed import Peers, add_up, add_up_alike, while_all_live
+from affidavit.trainer.distributed.peers import Peers, add_up, add_up_alike, while_all_live
 
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Its name since PyTorch 2.13, or before."""

@@ -34,10 +34,10 @@ from affidavit.trainer.adapters import (
     on_device,
     picked_records,
 )
-from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
-from affidavit.trainer.distributed import Peers
+from affidavit.trainer.distributed.peers import Peers
+from affidavit.trainer.distributed.shards import Shards, here, is_sharded, local, placed, whole
 from affidavit.trainer.errors import Diverged, NotCertified, RunFailure
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.noise_statistics import NoiseTest
@@ -47,10 +47,15 @@ from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
-from affidavit.trainer.sampling import LotSampler
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.shards import Shards, here, is_sharded, local, placed, whole
-from affidavit.trainer.step import ErrorFeedbackGradient, KalmanGradient, Lot, PerExampleGradient
+from affidavit.trainer.steps.blocks import layout_of
+from affidavit.trainer.steps.sampling import LotSampler
+from affidavit.trainer.steps.step import (
+    ErrorFeedbackGradient,
+    KalmanGradient,
+    Lot,
+    PerExampleGradient,
+)
 
 _OfTensor = Callable[[str, Any], Any]
 

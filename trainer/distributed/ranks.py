@@ -1,4 +1,4 @@
-"""``python -m affidavit.trainer.ranks N COMMAND…``: COMMAND as N ranks of this host, by torchrun.
+"""``python -m affidavit.trainer.distributed.ranks N COMMAND…``: COMMAND as N ranks of this host.
 
 torchrun starts the ranks, passes SIGTERM on to them unless that is ignored, and ends all when one
 ends badly. It is run here with what a supervisor needs besides: this process ends as the rank did
@@ -24,7 +24,7 @@ USAGE = 2
 def main(arguments: list[str]) -> int:
     """Run the ranks to their end; the exit code is that of the first one that failed."""
     if len(arguments) < 2 or not arguments[0].isdecimal() or int(arguments[0]) < 1:
-        sys.stderr.write("usage: python -m affidavit.trainer.ranks N COMMAND...\n")
+        sys.stderr.write("usage: python -m affidavit.trainer.distributed.ranks N COMMAND...\n")
         return USAGE
     processes, *command = arguments
     # What torchrun says of a failure would hide what the rank itself said last. It reads this

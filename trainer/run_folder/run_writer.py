@@ -31,14 +31,14 @@ from torch import Tensor
 import affidavit
 from affidavit.certificate import VERSION, Canaries, format_instant
 from affidavit.plan import Plan
-from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter
 from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.chacha import KEY_BYTES, Entropy, Ratchet, committed, derived_key
 from affidavit.trainer.run_config import RunConfig
-from affidavit.trainer.run_log import RunLog
+from affidavit.trainer.run_folder import checkpoint
+from affidavit.trainer.run_folder.run_log import RunLog
 from affidavit.trainer.settings import Trial
-from affidavit.trainer.training_state import RunKeys, TrainingState
+from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
 ROOMS = ("plan", "mechanisms", "certificate", "trainer")
 """What a run executes of this project."""

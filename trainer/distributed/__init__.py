@@ -1,0 +1,1 @@
+"""Several processes that train one run, and what each has of a sharded model."""
