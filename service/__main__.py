@@ -18,35 +18,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from typer.core import TyperGroup
 
 from affidavit.certificate import KeyFailure
+from affidavit.service.errors import OperatorError
 from affidavit.service.identity.commands import tokens
-from affidavit.service.identity.loopback_auth import NoIdentities
-from affidavit.service.identity.tokens import TokenError
-from affidavit.service.log.audit_command import AuditCommandError, audit
-from affidavit.service.log.checkpoint_publisher import PublishError
-from affidavit.service.log.witness_server import WitnessError, witness
+from affidavit.service.log.audit_command import audit
+from affidavit.service.log.witness_server import witness
 from affidavit.service.operation.database_admin import (
-    BackupError,
-    SchemaNotAtHead,
     back_up,
     grant_application,
     head,
     upgrade,
 )
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.settings import Settings
 
 OPERATOR, UNREACHABLE = 2, 3
-EXPECTED = (
-    SettingsError,
-    SchemaNotAtHead,
-    KeyFailure,
-    NoIdentities,
-    TokenError,
-    AuditCommandError,
-    PublishError,
-    BackupError,
-    WitnessError,
-)
-"""What the operator must fix; each message says what."""
 
 
 class _Commands(TyperGroup):
@@ -58,7 +42,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:
             raise typer.Exit from None
-        except EXPECTED as error:
+        except (OperatorError, KeyFailure) as error:
             raise _ended(str(error), OPERATOR) from None
         except ModuleNotFoundError as error:
             if error.name != "psycopg":

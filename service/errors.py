@@ -10,6 +10,8 @@
     ├── AccountingFailed
     └── TooBusy
     MalformedRequest       400 (413 if too large), with a reason for each mistake
+    OperatorError          the end of a command, in one line
+    └── SettingsError      ...
 
 >>> WrongState("The run is settled.", "Settled runs cannot be stopped.").code
 'wrong_state'
@@ -23,6 +25,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from affidavit.plan import PlanError, Reason
+
+
+class OperatorError(Exception):
+    """What only the operator can mend; the message says what to do. Commands end with it."""
+
+
+class SettingsError(OperatorError):
+    """A setting that cannot be used; the text names it and says what to give."""
 
 
 class DomainError(Exception):

@@ -27,7 +27,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
-from affidavit.service.identity.loopback_auth import NoIdentities, is_loopback
+from affidavit.service.errors import OperatorError
+from affidavit.service.identity.loopback_auth import is_loopback
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import Keyring
 from affidavit.service.operation.database_admin import require_head
@@ -52,7 +53,7 @@ log = logging.getLogger("affidavit.service")
 def serve(host: str, port: int, settings: Settings) -> None:
     """Serve until told to stop.
 
-    Raises ``SchemaNotAtHead``, ``NoIdentities``, ``KeyFailure`` when the signing key cannot be
+    Raises ``SchemaNotAtHead``, ``OperatorError``, ``KeyFailure`` when the signing key cannot be
     used, SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
     address cannot be listened on.
     """
@@ -113,9 +114,9 @@ def prepare_process() -> None:
 
 
 def _require_somebody(address: str, *, known: bool) -> None:
-    """Raise ``NoIdentities`` where strangers would reach a service that knows nobody."""
+    """Raise ``OperatorError`` where strangers would reach a service that knows nobody."""
     if not known and not is_loopback(address):
-        raise NoIdentities(
+        raise OperatorError(
             f"nobody could use the service on {address}: it has no tokens and no OpenID provider; "
             "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
             "and its related settings, or omit --host to serve only this machine"

@@ -28,7 +28,7 @@ Where the private half of the signing key is kept: ``certificate.signers``.
 'sqlite:////srv/affidavit/affidavit.db'
 >>> Settings.from_environment({"AFFIDAVIT_WORKERS": "many"})
 Traceback (most recent call last):
-affidavit.service.settings.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
+affidavit.service.errors.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from affidavit.certificate import PrivateKeySource, home
 from affidavit.certificate.keys.signers import KEY_VARIABLE as PRIVATE_KEY
 from affidavit.certificate.keys.signers import private_key_source
 from affidavit.certificate.log import BadNote, require_name
-from affidavit.service.dispatch.engine import UnknownEngine
 from affidavit.service.dispatch.engines import engine_of
-from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
+from affidavit.service.errors import SettingsError
+from affidavit.service.identity.provider import Provider, provider_of
 
 MIB = 1024 * 1024
 WORKERS = 2
@@ -57,10 +57,6 @@ RATE_LIMIT = 6000
 CONCURRENCY_LIMIT = 128
 
 _USUAL = {"http": ":80", "https": ":443"}
-
-
-class SettingsError(Exception):
-    """A setting that cannot be used; the text names it and says what to give."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +100,8 @@ class Settings:
         if environment is None:
             os.environ.pop(PRIVATE_KEY, None)
         place = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
-        provider, public_url = (
-            _provider(variables),
-            _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", "")),
-        )
+        provider = provider_of(variables)
+        public_url = _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", ""))
         if provider is not None and provider.client is not None and public_url is None:
             raise SettingsError(
                 "AFFIDAVIT_PUBLIC_URL is not set, and the provider redirects browsers there; give "
@@ -165,10 +159,7 @@ def _name(variables: Mapping[str, str], variable: str) -> str | None:
 
 def _dispatch(variables: Mapping[str, str]) -> str:
     dispatch = variables.get("AFFIDAVIT_DISPATCH") or "local"
-    try:
-        engine_of(dispatch, variables.get("AFFIDAVIT_JOB", ""))
-    except UnknownEngine as error:
-        raise SettingsError(str(error)) from None
+    engine_of(dispatch, variables.get("AFFIDAVIT_JOB", ""))
     return dispatch
 
 
@@ -190,13 +181,6 @@ def database_url(variables: str) -> str:
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise SettingsError(f"DATABASE_URL names no file, so nothing would be kept; {remedy}.")
     return url.render_as_string(hide_password=False)
-
-
-def _provider(variables: Mapping[str, str]) -> Provider | None:
-    try:
-        return provider_of(variables)
-    except ProviderMisconfigured as error:
-        raise SettingsError(str(error)) from None
 
 
 def _public(variables: Mapping[str, str], name: str) -> bool:

@@ -32,10 +32,6 @@ class JobRefused(EngineUnavailable):
         return cls(f"HTTP {answer.status_code}: {reason[-500:]}")
 
 
-class UnknownEngine(ValueError):
-    """``AFFIDAVIT_DISPATCH`` names no engine; the text says what to give."""
-
-
 def ask(
     client: httpx.Client, method: str, url: str, *, same: Collection[int] = (), **sent: Any
 ) -> Any:

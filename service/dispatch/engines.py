@@ -37,9 +37,9 @@ from affidavit.service.dispatch.engine import (
     Job,
     JobRefused,
     JobState,
-    UnknownEngine,
     ask,
 )
+from affidavit.service.errors import SettingsError
 
 MIB = 1024 * 1024
 RAY_STATES: Mapping[str, JobState] = {
@@ -182,7 +182,7 @@ def _run_command(*command: str) -> str:
 
 
 def engine_of(dispatch: str, job: str) -> Engine | None:
-    """The engine of a setting, None for ``local``; raises ``UnknownEngine``."""
+    """The engine of a setting, None for ``local``; raises ``SettingsError``."""
     if dispatch == "local":
         return None
     kind, _, rest = dispatch.partition(":")
@@ -196,10 +196,10 @@ def engine_of(dispatch: str, job: str) -> Engine | None:
 
         return KubernetesJobs.in_cluster(rest, job)
     if not job and (dispatch == "slurm" or kind == "kubernetes"):
-        raise UnknownEngine(
+        raise SettingsError(
             "AFFIDAVIT_JOB is not set; set it to the batch script or the Job manifest."
         )
-    raise UnknownEngine(
+    raise SettingsError(
         f"AFFIDAVIT_DISPATCH is {dispatch[:80]!r}; set it to local, ray://HOST:8265, slurm "
         "or kubernetes:NAMESPACE."
     )

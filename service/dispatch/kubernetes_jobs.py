@@ -39,12 +39,11 @@ from affidavit.service.dispatch.engine import (
     PREFIX,
     Job,
     JobState,
-    UnknownEngine,
     ask,
     job_id_of,
     others_go_on,
 )
-from affidavit.service.errors import DomainError
+from affidavit.service.errors import DomainError, SettingsError
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.transitions import require_usable
 from affidavit.service.runs import repository
@@ -65,12 +64,12 @@ class KubernetesJobs:
 
     @classmethod
     def in_cluster(cls, namespace: str, path: str) -> Self:
-        """The cluster that this process runs in; raises ``UnknownEngine``."""
+        """The cluster that this process runs in; raises ``SettingsError``."""
         try:
             manifest = load_yaml(Path(path).read_bytes()).data
             manifest["spec"]["template"]["spec"]["containers"][0]["name"]
         except (OSError, MalformedPlan, KeyError, IndexError, TypeError) as error:
-            raise UnknownEngine(
+            raise SettingsError(
                 f"AFFIDAVIT_JOB is {path!r}, which is not a Job manifest: {error}"
             ) from None
         client = httpx.Client(

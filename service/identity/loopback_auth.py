@@ -35,11 +35,6 @@ from urllib.parse import urlsplit
 
 from affidavit.service.identity.actor import Actor, Scope
 
-
-class NoIdentities(Exception):
-    """A service for a network, and no token or provider by which to know anybody."""
-
-
 ANONYMOUS = Actor("anonymous@loopback", frozenset({Scope.SUBMIT, Scope.AUDIT}))
 
 FORWARDED = (

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Scope
 from affidavit.service.identity.loopback_auth import is_loopback
 from affidavit.service.teams import NAME as TEAM_NAME
@@ -29,10 +30,6 @@ PREFIX = "AFFIDAVIT_OIDC_"
 NEEDED = ("ISSUER", "AUDIENCE", "SCOPES")
 CLIENT = ("CLIENT_ID", "AUTHORIZATION_URL", "TOKEN_URL")
 KNOWN = (*NEEDED, "JWKS_URL", "JWKS_FILE", "CLAIM", *CLIENT, "CLIENT_SECRET", "CLIENT_SCOPE")
-
-
-class ProviderMisconfigured(ValueError):
-    """A setting that cannot be used; the text names it and says what to give."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,24 +61,22 @@ class Provider:
 
 
 def provider_of(environment: Mapping[str, str]) -> Provider | None:
-    """The provider of ``environment``, None if it names none; raises ``ProviderMisconfigured``."""
+    """The provider of ``environment``, None if it names none; raises ``SettingsError``."""
     variables = {name: environment.get(PREFIX + name, "").strip() for name in KNOWN}
     unknown = [
         name for name in environment if name.startswith(PREFIX) and name[len(PREFIX) :] not in KNOWN
     ]
     if unknown:
-        raise ProviderMisconfigured(
+        raise SettingsError(
             f"unknown setting {unknown[0]}; use {PREFIX}{f', {PREFIX}'.join(KNOWN)}."
         )
     if not any(variables.values()):
         return None
     for name in NEEDED:
         if not variables[name]:
-            raise ProviderMisconfigured(
-                f"{PREFIX}{name} is not set; an OpenID provider requires it."
-            )
+            raise SettingsError(f"{PREFIX}{name} is not set; an OpenID provider requires it.")
     if bool(variables["JWKS_URL"]) == bool(variables["JWKS_FILE"]):
-        raise ProviderMisconfigured(f"set either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, not both.")
+        raise SettingsError(f"set either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, not both.")
     for name in ("JWKS_URL", "AUTHORIZATION_URL", "TOKEN_URL"):
         if variables[name]:
             _require_safe(name, variables[name])
@@ -104,13 +99,13 @@ def _client(variables: Mapping[str, str]) -> SignInClient | None:
         return None
     for name in CLIENT:
         if not variables[name]:
-            raise ProviderMisconfigured(
+            raise SettingsError(
                 f"{PREFIX}{name} is not set; signing in to the pages requires it. The provider's "
                 "/.well-known/openid-configuration has the URLs."
             )
     scope = variables["CLIENT_SCOPE"] or "openid"
     if "openid" not in scope.split():
-        raise ProviderMisconfigured(f"{PREFIX}CLIENT_SCOPE must include openid.")
+        raise SettingsError(f"{PREFIX}CLIENT_SCOPE must include openid.")
     return SignInClient(
         client_id=variables["CLIENT_ID"],
         client_secret=variables["CLIENT_SECRET"],
@@ -126,10 +121,10 @@ def _require_safe(name: str, url: str) -> None:
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError:
-        raise ProviderMisconfigured(f"{PREFIX}{name} is not a URL.") from None
+        raise SettingsError(f"{PREFIX}{name} is not a URL.") from None
     local = host == "localhost" or is_loopback(host)
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
-        raise ProviderMisconfigured(
+        raise SettingsError(
             f"{PREFIX}{name} must begin with https://; http:// is for a loopback address only."
         )
 
@@ -152,9 +147,9 @@ def _roles(text: str) -> Mapping[str, Role]:
     try:
         groups = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
+        raise SettingsError(f"{name} cannot be read ({error}); {remedy}.") from None
     if not isinstance(groups, dict) or not groups:
-        raise ProviderMisconfigured(f"{name} must be an object with at least one group; {remedy}.")
+        raise SettingsError(f"{name} must be an object with at least one group; {remedy}.")
     return {group: _role(group, role, f"; {remedy}.") for group, role in groups.items()}
 
 
@@ -163,14 +158,14 @@ def _role(group: str, role: Any, remedy: str) -> Role:
     team = None
     if isinstance(role, dict):
         if set(role) != {"team", "scopes"} or not _is_team(role["team"]):
-            raise ProviderMisconfigured(
+            raise SettingsError(
                 f"{what} must have a team of letters a to z, digits and -, and scopes{remedy}"
             )
         team, role = role["team"], role["scopes"]
     known = [scope.value for scope in Scope if team is None or scope not in NEVER_OF_A_TEAM]
     for scope in (role if isinstance(role, list) else [None]) or [None]:
         if scope not in known:
-            raise ProviderMisconfigured(f"{what} must have a list of {', '.join(known)}{remedy}")
+            raise SettingsError(f"{what} must have a list of {', '.join(known)}{remedy}")
     return frozenset(Scope(scope) for scope in role), team
 
 

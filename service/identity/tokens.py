@@ -63,6 +63,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from affidavit.certificate.log import LogEntry
 from affidavit.service.certificate_tables import UtcDateTime, metadata
 from affidavit.service.database import Store, write
+from affidavit.service.errors import OperatorError
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
     NEVER_OF_A_TEAM,
@@ -181,7 +182,7 @@ token_uses = sa.Table(
 )
 
 
-class TokenError(ValueError):
+class TokenError(OperatorError):
     """A token that cannot be made or revoked as asked; the text says why and what to do."""
 
 

@@ -27,6 +27,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.service.certificate_tables import signing_keys
 from affidavit.service.database import open_engine
+from affidavit.service.errors import OperatorError
 from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import AuditFinding
 from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
@@ -44,10 +45,6 @@ T = TypeVar("T")
 INCONSISTENT = 1
 SHOWN = 100
 """Findings printed for people; ``--json`` prints all of them."""
-
-
-class AuditCommandError(Exception):
-    """The command cannot run as given; the message says what to change."""
 
 
 audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, rich_markup_mode=None)
@@ -93,7 +90,7 @@ def _verifier_key() -> None:
     with _snapshot(Settings.from_environment()) as connection:
         newest = last_checkpoint(connection)
     if newest is None:
-        raise AuditCommandError("the log has no checkpoint yet, and so no origin.")
+        raise OperatorError("the log has no checkpoint yet, and so no origin.")
     typer.echo(str(note_key(newest.checkpoint.origin, newest.key)))
 
 
@@ -165,7 +162,7 @@ def _export(connection: Connection, path: Path, authority: str | None) -> int:
     try:
         newest = last_checkpoint(connection)
         if newest is None:
-            raise AuditCommandError("the log has no checkpoint yet; nothing was written.")
+            raise OperatorError("the log has no checkpoint yet; nothing was written.")
         destination = FileDestination(path)
         previous = destination.last()
         if previous is not None:
@@ -189,9 +186,9 @@ def _require_timestamp(path: Path, roots: Path) -> None:
         reply = _timestamp_path(path).read_bytes()
         at = _with_client(verify_timestamp, path.read_bytes(), reply, roots.read_bytes())
     except OSError as error:
-        raise AuditCommandError(f"{error.filename} cannot be read: {error.strerror}.") from None
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}.") from None
     except BadTimestamp as error:
-        raise AuditCommandError(f"{path}: {error}.") from None
+        raise OperatorError(f"{path}: {error}.") from None
     typer.echo(f"{path} was timestamped at {at:%Y-%m-%dT%H:%M:%SZ}.", err=True)
 
 
@@ -203,7 +200,7 @@ def _with_client(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except ModuleNotFoundError:
-        raise AuditCommandError(
+        raise OperatorError(
             "timestamps need a client; run: pip install 'affidavit[timestamps]'"
         ) from None
 
@@ -212,7 +209,7 @@ def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
     try:
         checkpoint, _ = open_checkpoint(path.read_bytes(), [*_public_keys(connection, settings)])
     except BadNote as error:
-        raise AuditCommandError(f"{path} is not a checkpoint of a known key: {error}.") from None
+        raise OperatorError(f"{path} is not a checkpoint of a known key: {error}.") from None
     return checkpoint
 
 

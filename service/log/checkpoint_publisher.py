@@ -43,6 +43,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.client import read_at_most
 from affidavit.plan import Reason
+from affidavit.service.errors import OperatorError
 from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
@@ -61,7 +62,7 @@ STOP_SECONDS = 15.0
 log = logging.getLogger("affidavit.service.log")
 
 
-class PublishError(Exception):
+class PublishError(OperatorError):
     """A checkpoint could not be delivered; it is retried."""
 
 

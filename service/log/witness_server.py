@@ -52,6 +52,7 @@ from affidavit.certificate.log import (
     require_name,
     require_signed,
 )
+from affidavit.service.errors import OperatorError
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE, TEXT
 
 MOST_BYTES = 64 * 1024
@@ -61,12 +62,8 @@ VERSION = 1
 log = logging.getLogger("affidavit.witness")
 
 
-class WitnessError(Exception):
-    """The witness cannot be started; the text says what to do."""
-
-
 class WitnessFolder:
-    """What a witness remembers, for one process; raises ``WitnessError`` if another has it."""
+    """What a witness remembers, for one process; raises ``OperatorError`` if another has it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +73,7 @@ class WitnessFolder:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._held.close()
-            raise WitnessError(
+            raise OperatorError(
                 f"another witness is using {folder}; choose another --state."
             ) from None
         try:
@@ -106,12 +103,12 @@ class WitnessFolder:
     def _signer(self, keys: KeyStore) -> SigningPort:
         if not keys.public_keys():
             if self._notes:  # made anew, it would be another witness
-                raise WitnessError(f"{keys.directory} has no key; restore it.")
+                raise OperatorError(f"{keys.directory} has no key; restore it.")
             keys.new("witness", roles=(KeyRole.WITNESS,))
         # Its window is nobody's concern: trust policies name the key itself.
         key = keys.find(keys.public_keys()[0])
         if key is None:
-            raise WitnessError(f"the private half of the key in {keys.directory} is missing.")
+            raise OperatorError(f"the private half of the key in {keys.directory} is missing.")
         return key
 
     def _read(self) -> dict[str, str]:
@@ -125,7 +122,7 @@ class WitnessFolder:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, BadNote) as error:
-            raise WitnessError(
+            raise OperatorError(
                 f"{self._file} cannot be read ({error}): what was witnessed is not known. Start a "
                 "witness with another folder and another name."
             ) from None
@@ -239,4 +236,4 @@ def _log_keys(name: str, log: Sequence[str]) -> list[NoteKey]:
         require_name(name)
         return [NoteKey.parse(text) for text in log]
     except BadNote as error:
-        raise WitnessError(f"{error}; check --name and --log.") from None
+        raise OperatorError(f"{error}; check --name and --log.") from None

@@ -39,6 +39,7 @@ from affidavit.certificate import fsync_directory
 from affidavit.service import keys
 from affidavit.service.certificate_tables import metadata
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
+from affidavit.service.errors import OperatorError, SettingsError
 from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state
 from affidavit.service.lifecycle import status
@@ -46,7 +47,6 @@ from affidavit.service.log import entries
 from affidavit.service.pages import saved_views, sessions
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
-from affidavit.service.settings import SettingsError
 from affidavit.service.use_cases import certifications
 
 MODULES = (
@@ -67,7 +67,7 @@ MODULES = (
 __all__ = ["metadata"]
 
 
-class SchemaNotAtHead(Exception):
+class SchemaNotAtHead(OperatorError):
     """The database's schema is not the one that this release works with."""
 
     def __init__(self, found: str | None, expected: str) -> None:
@@ -162,14 +162,10 @@ PAGES = 4096
 """Pages copied at once; between the portions writers get their turn."""
 
 
-class BackupError(Exception):
-    """The copy could not be made, or is not whole; there is none then."""
-
-
 def back_up(url: str, target: Path) -> int:
     """Copy the SQLite database at ``url`` to the new file ``target``; its size in bytes.
 
-    Raises ``SettingsError`` for a database of another kind, ``BackupError`` and ``OSError``.
+    Raises ``SettingsError`` for a database of another kind, ``OperatorError`` and ``OSError``.
     """
     row = make_url(url)
     if row.get_backend_name() != "sqlite":
@@ -179,9 +175,9 @@ def back_up(url: str, target: Path) -> int:
         )
     source = Path(str(row.database))
     if not source.exists():
-        raise BackupError(f"{source} does not exist; there is nothing to back up.")
+        raise OperatorError(f"{source} does not exist; there is nothing to back up.")
     if target.exists():
-        raise BackupError(
+        raise OperatorError(
             f"{target} already exists, and a backup never overwrites a file; choose another name."
         )
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -192,7 +188,7 @@ def back_up(url: str, target: Path) -> int:
         os.link(partial, target)  # fails, rather than replaces, if somebody was quicker
         fsync_directory(target.parent)
     except sqlite3.DatabaseError as error:
-        raise BackupError(f"{source} cannot be copied: {error}.") from None
+        raise OperatorError(f"{source} cannot be copied: {error}.") from None
     finally:
         os.close(descriptor)
         partial.unlink(missing_ok=True)

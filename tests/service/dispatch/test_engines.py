@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engine import Job, UnknownEngine
+from affidavit.service.dispatch.engine import Job
 from affidavit.service.dispatch.engines import RayJobs, Slurm, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.errors import SettingsError
+from affidavit.service.settings import Settings
 from tests.service.dispatch.conftest import RayCluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,7 +121,7 @@ def test_ray_gets_the_gpus_and_the_memory_of_the_run() -> None:
     ],
 )
 def test_what_names_no_engine_is_refused_when_the_service_starts(dispatch: str, job: str) -> None:
-    with pytest.raises(UnknownEngine):
+    with pytest.raises(SettingsError):
         engine_of(dispatch, job)
     with pytest.raises(SettingsError, match=r"AFFIDAVIT_(DISPATCH|JOB)"):
         Settings.from_environment({"AFFIDAVIT_DISPATCH": dispatch, "AFFIDAVIT_JOB": job})

@@ -18,7 +18,7 @@ import pytest
 from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.clock import DatabaseClock
-from affidavit.service.identity.loopback_auth import NoIdentities
+from affidavit.service.errors import OperatorError
 from affidavit.service.identity.tokens import parse
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
@@ -164,7 +164,7 @@ def test_it_does_once_it_can_know_somebody(
 
 
 def test_nobody_known_is_an_error_of_its_own(settings: Settings) -> None:
-    with pytest.raises(NoIdentities, match=r"0\.0\.0\.0"):
+    with pytest.raises(OperatorError, match=r"0\.0\.0\.0"):
         serve("0.0.0.0", 0, settings)
 
 

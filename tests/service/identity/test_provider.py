@@ -13,8 +13,9 @@ from typing import Any
 import jwt
 import pytest
 
+from affidavit.service.errors import SettingsError
 from affidavit.service.identity import provider_tokens
-from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
+from affidavit.service.identity.provider import provider_of
 from affidavit.service.identity.provider_tokens import (
     FRESH_SECONDS,
     REREAD_SECONDS,
@@ -25,7 +26,7 @@ from affidavit.service.identity.provider_tokens import (
     UnknownKey,
     keys_of,
 )
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     EC,
     GOOD_KEYS,
@@ -77,7 +78,7 @@ def test_a_provider_that_is_half_or_unsafely_configured_is_refused_by_name(
     changes: dict[str, str], named: str
 ) -> None:
     provided = GIVEN | {f"AFFIDAVIT_OIDC_{name}": value for name, value in changes.items()}
-    with pytest.raises(ProviderMisconfigured, match=named):
+    with pytest.raises(SettingsError, match=named):
         provider_of(provided)
     with pytest.raises(SettingsError, match=named):
         Settings.from_environment(provided)

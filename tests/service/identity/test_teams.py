@@ -15,8 +15,9 @@ from sqlalchemy.exc import ProgrammingError
 
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, reader, writer
+from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
+from affidavit.service.identity.provider import provider_of
 from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.ledger.state import dataset_grants
@@ -388,7 +389,7 @@ def test_groups_are_mapped_to_roles_in_teams() -> None:
         '{"v": {"team": "vision"}}',
         '{"v": {"team": "vision", "scopes": []}}',
     ):
-        with pytest.raises(ProviderMisconfigured):
+        with pytest.raises(SettingsError):
             provider_of({**given, "AFFIDAVIT_OIDC_SCOPES": wrong})
 
 

@@ -24,6 +24,7 @@ from affidavit.certificate.log import (
     sign_checkpoint,
 )
 from affidavit.service.__main__ import main
+from affidavit.service.errors import SettingsError
 from affidavit.service.log.checkpoint_publisher import (
     MOST_BYTES,
     CheckpointPublisher,
@@ -37,7 +38,7 @@ from affidavit.service.log.checkpoint_publisher import (
 )
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.settings import Settings
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Answer, Log
 from tests.waiting import wait_until
 

@@ -31,10 +31,11 @@ from affidavit.certificate.log import (
 )
 from affidavit.certificate.log.note import sign_note
 from affidavit.service.database import writer
+from affidavit.service.errors import SettingsError
 from affidavit.service.log.entries import log_entries, log_pending
 from affidavit.service.log.reader import tile_entries, tile_hashes
 from affidavit.service.log.stored_tree import NotLogged
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.settings import Settings
 from tests.service.log.conftest import Log
 
 ROOT = Path(__file__).parents[2]

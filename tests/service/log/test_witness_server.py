@@ -21,6 +21,7 @@ from affidavit.certificate.log import (
     timestamp_line,
 )
 from affidavit.service.database import open_engine
+from affidavit.service.errors import OperatorError
 from affidavit.service.log import checkpoint_publisher, cosignatures, witness_server
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
@@ -29,12 +30,7 @@ from affidavit.service.log.checkpoint_publisher import (
     destinations,
 )
 from affidavit.service.log.cosignatures import Cosignatures, from_before
-from affidavit.service.log.witness_server import (
-    FolderWitness,
-    WitnessError,
-    WitnessFolder,
-    witness_app,
-)
+from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
 from tests.service.log.conftest import KEY, ORIGIN, Log
 
 NAME = "witness.example.org"
@@ -273,7 +269,7 @@ def test_it_goes_on_after_a_restart_with_its_key_and_its_memory(
 ) -> None:
     log.grow(2)
     client.post("/add-checkpoint", content=addition(log, 0))
-    with pytest.raises(WitnessError, match="another witness"):
+    with pytest.raises(OperatorError, match="another witness"):
         WitnessFolder(tmp_path / "witness")
     folder.close()
     again = WitnessFolder(tmp_path / "witness")
@@ -282,5 +278,5 @@ def test_it_goes_on_after_a_restart_with_its_key_and_its_memory(
     again.close()
     for damaged in ("{}", "", '{"version": 1, "checkpoints": {"a": "b"}}'):
         (tmp_path / "witness" / "checkpoints.json").write_text(damaged)
-        with pytest.raises(WitnessError, match="cannot be read"):
+        with pytest.raises(OperatorError, match="cannot be read"):
             WitnessFolder(tmp_path / "witness")

@@ -15,14 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.provider import (
-    Provider,
-    ProviderMisconfigured,
-    SignInClient,
-    provider_of,
-)
-from affidavit.service.settings import Settings, SettingsError
+from affidavit.service.identity.provider import Provider, SignInClient, provider_of
+from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     GOOD_KEYS,
     ISSUER,
@@ -325,7 +321,7 @@ BASE = {
 def test_an_incomplete_client_configuration_is_refused_at_start(
     change: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(ProviderMisconfigured, match=said):
+    with pytest.raises(SettingsError, match=said):
         provider_of(BASE | change)
 
 
