@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from math import isfinite
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
@@ -73,23 +72,19 @@ StatusFilter = Literal[
     "active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"
 ]
 
-BANDS: dict[Band, str] = {
-    "to_1": "ε ≤ 1",
-    "to_3": "1 < ε ≤ 3",
-    "to_8": "3 < ε ≤ 8",
-    "above_8": "ε > 8",
-    "none": "no ε",
+_EPSILON, _END = certificates.c.epsilon_upper, certificates.c.not_after
+BANDS: dict[Band, tuple[str, ColumnElement[bool]]] = {
+    "to_1": ("ε ≤ 1", _EPSILON <= 1.0),
+    "to_3": ("1 < ε ≤ 3", and_(_EPSILON > 1.0, _EPSILON <= 3.0)),
+    "to_8": ("3 < ε ≤ 8", and_(_EPSILON > 3.0, _EPSILON <= 8.0)),
+    "above_8": ("ε > 8", _EPSILON > 8.0),
+    "none": ("no ε", _EPSILON.is_(None)),
 }
+"""What each is called, and which certificates it has."""
 ENDS: dict[Ends, str] = {
     "over": "expired",
     "soon": "expires within 30 days",
     "later": "expires later",
-}
-_LIMITS: dict[Band, tuple[float, float]] = {
-    "to_1": (-1.0, 1.0),
-    "to_3": (1.0, 3.0),
-    "to_8": (3.0, 8.0),
-    "above_8": (8.0, float("inf")),
 }
 
 
@@ -217,16 +212,11 @@ def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str])
 
 def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
     """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
-    columns = certificates.c
     newest = (
         select(
-            columns.verdict.label("verdict"),
-            _band_of(columns.epsilon_upper).label("epsilon"),
-            case(
-                (columns.not_after < now, "over"),
-                (columns.not_after < now + SOON, "soon"),
-                else_="later",
-            ).label("ends"),
+            certificates.c.verdict.label("verdict"),
+            case(*((inside, band) for band, (_, inside) in BANDS.items())).label("epsilon"),
+            case(*((inside, ends) for ends, inside in _ends(now).items())).label("ends"),
         )
         .select_from(_joined(outer=False) if _by_facets(search) else certificates)
         .where(*_conditions(search, now, revoked))
@@ -289,9 +279,9 @@ def _conditions(
     if search.q is not None:
         conditions.append(_begins(search.q.strip()))
     if search.epsilon is not None:
-        conditions.append(_banded(search.epsilon))
+        conditions.append(BANDS[search.epsilon][1])
     if search.ends is not None:
-        conditions += _ending(search.ends, now)
+        conditions.append(_ends(now)[search.ends])
     if search.standing is not None:
         conditions += _standing(search.standing, now, revoked)
     return conditions
@@ -306,28 +296,13 @@ def _begins(text: str) -> ColumnElement[bool]:
     return or_(*(column.startswith(text, autoescape=True) for column in names))
 
 
-def _banded(band: Band) -> ColumnElement[bool]:
-    epsilon = certificates.c.epsilon_upper
-    if band == "none":
-        return epsilon.is_(None)
-    low, high = _LIMITS[band]
-    return epsilon > low if high == float("inf") else and_(epsilon > low, epsilon <= high)
-
-
-def _band_of(epsilon: ColumnElement[float]) -> ColumnElement[str]:
-    below = [(epsilon <= most, band) for band, (_, most) in _LIMITS.items() if isfinite(most)]
-    return case((epsilon.is_(None), "none"), *below, else_="above_8")
-
-
-def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
-    end = certificates.c.not_after
-    match ends:
-        case "over":
-            return [end < now]
-        case "soon":
-            return [end >= now, end < now + SOON]
-        case _:
-            return [end >= now + SOON]
+def _ends(now: datetime) -> dict[Ends, ColumnElement[bool]]:
+    """Which certificates end when."""
+    return {
+        "over": now > _END,
+        "soon": and_(now <= _END, now + SOON > _END),
+        "later": now + SOON <= _END,
+    }
 
 
 def _standing(
@@ -367,7 +342,7 @@ def _line(row: Row[Any]) -> CertificateLine:
 
 _VALUES: dict[str, tuple[str, dict[str, str]]] = {
     "verdict": ("Verdict", {arg: arg.replace("_", "-") for arg in get_args(Verdict)}),
-    "epsilon": ("ε", {str(band): text for band, text in BANDS.items()}),
+    "epsilon": ("ε", {str(band): text for band, (text, _) in BANDS.items()}),
     "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
 }
 """Facets whose values are counted."""
