@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from affidavit.service.dependencies import services_of
 from affidavit.service.errors import AccountingUnavailable
-from affidavit.service.pages.access import SignInRequired
+from affidavit.service.identity.actor import Scope
+from affidavit.service.pages.access import PageGuard, SignInRequired
 from affidavit.service.pages.response import accepts_html, html, see_other
 from affidavit.service.pages.text import for_people
-from affidavit.service.problems import MEDIA_TYPE
+from affidavit.service.problems import MEDIA_TYPE, Problem
 from affidavit.service.problems import unavailable as problem_of
 
 HEADERS = ("www-authenticate", "retry-after", "allow")
@@ -67,6 +71,10 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awai
         response: Response = await result if isinstance(result, Awaitable) else result
         if not accepts_html(request) or response.headers.get("content-type") != MEDIA_TYPE:
             return response
+        if response.status_code in (404, 405) and not hasattr(request.state, "caller"):
+            # No route asked who it is; whoever is signed in keeps the navigation.
+            with suppress(SignInRequired, Problem, SQLAlchemyError):
+                await PageGuard(tuple(Scope)).identify(services_of(request), request)
         problem = json.loads(bytes(response.body))
         headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
         request.state.code = problem["code"]

@@ -97,6 +97,15 @@ def test_signing_in_changes_the_session_cookie(door: Door) -> None:
     assert door.is_in()
 
 
+def test_whoever_is_signed_in_stays_so_where_there_is_no_page(door: Door) -> None:
+    _, token = door.token()
+    for signed_in in (False, True):
+        page = door.client.get("/nosuch", headers=HTML)
+        assert page.status_code == 404
+        assert ("Sign out" in page.text, 'href="/keys"' in page.text) == (signed_in, signed_in)
+        door.sign_in(token)
+
+
 def test_the_database_stores_only_cookie_hashes(door: Door) -> None:
     _, token = door.token()
     cookie, _ = _cookie(door.sign_in(token))
