@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, select
+from sqlalchemy import Connection, Engine, Row, bindparam, select
 
 from affidavit.certificate.log import (
     TILE_HEIGHT,
@@ -41,15 +42,6 @@ from affidavit.service.log.stored_tree import (
     last_checkpoint,
     read_hashes,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedEntry:
-    """A leaf of the log with the bytes that were hashed."""
-
-    index: int
-    leaf_hash: bytes
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +105,17 @@ class LogReader(Store):
             leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
         )
 
-    def entries(self, start: int, end: int) -> list[LoggedEntry]:
+    def entries(self, start: int, end: int) -> Sequence[Row[Any]]:
         """The signed entries from ``start`` to ``end``, both included."""
         with self._reader.connect() as connection:
-            newest = last_checkpoint(connection)
-            size = 0 if newest is None else newest.checkpoint.size
+            size = _size(connection)
             query = (
                 select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
                 .join(log_entries)
                 .where(log_leaves.c.leaf_index.between(start, min(end, size - 1)))
                 .order_by(log_leaves.c.leaf_index)
             )
-            return [
-                LoggedEntry(index, bytes(leaf), content)
-                for index, leaf, content in connection.execute(query)
-            ]
+            return connection.execute(query).all()
 
 
 def with_inclusion(log: LogReader, bundle: bytes) -> bytes:

@@ -155,13 +155,13 @@ def entries(
 ) -> Page[LogEntry]:
     """From ``start`` to ``end``, at most 500 at a time; ``next`` is the path of the next page."""
     logged = services.log.entries(query.start, min(query.end, query.start + PAGE_SIZE - 1))
-    more = len(logged) == PAGE_SIZE and logged[-1].index < query.end
-    start = logged[-1].index + 1 if more else None
+    more = len(logged) == PAGE_SIZE and logged[-1].leaf_index < query.end
+    start = logged[-1].leaf_index + 1 if more else None
     return Page[LogEntry](
         items=[
             LogEntry(
-                leaf_index=entry.index,
-                leaf_hash=encode_base64(entry.leaf_hash),
+                leaf_index=entry.leaf_index,
+                leaf_hash=encode_base64(bytes(entry.leaf_hash)),
                 content=entry.content,
             )
             for entry in logged
