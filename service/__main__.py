@@ -22,12 +22,7 @@ from affidavit.service.errors import OperatorError
 from affidavit.service.identity.commands import tokens
 from affidavit.service.log.audit_command import audit
 from affidavit.service.log.witness_server import witness
-from affidavit.service.operation.database_admin import (
-    back_up,
-    grant_application,
-    head,
-    upgrade,
-)
+from affidavit.service.operation.database_admin import back_up, grant_application, head, upgrade
 from affidavit.service.settings import Settings
 
 OPERATOR, UNREACHABLE = 2, 3

@@ -23,15 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    RowMapping,
-    Select,
-    bindparam,
-    insert,
-    select,
-)
+from sqlalchemy import Connection, Row, RowMapping, Select, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import Approvals, parse_instant, statement_in

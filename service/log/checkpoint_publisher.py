@@ -35,12 +35,7 @@ from pathlib import Path
 import httpx
 
 from affidavit.certificate import encode_base64, write_atomically
-from affidavit.certificate.log import (
-    BadNote,
-    Checkpoint,
-    WitnessKey,
-    read_checkpoint,
-)
+from affidavit.certificate.log import BadNote, Checkpoint, WitnessKey, read_checkpoint
 from affidavit.client import read_at_most
 from affidavit.plan import Reason
 from affidavit.service.errors import OperatorError

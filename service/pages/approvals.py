@@ -24,13 +24,7 @@ from affidavit.service.errors import MalformedRequest
 from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.models import DecisionRequest, Issue
-from affidavit.service.lifecycle.status import (
-    REJECTED,
-    REVOKED,
-    SUPERSEDED,
-    Status,
-    key_revoked_at,
-)
+from affidavit.service.lifecycle.status import REJECTED, REVOKED, SUPERSEDED, Status, key_revoked_at
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of

@@ -22,17 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field, ValidationError
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    and_,
-    case,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
 
 from affidavit.plan import OptimizerName
 from affidavit.service.certificate_tables import certificate_facets, certificates

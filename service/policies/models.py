@@ -15,13 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate import parse_instant
-from affidavit.certificate.policy import (
-    Explanation,
-    Instant,
-    Person,
-    Policy,
-    WaivableRule,
-)
+from affidavit.certificate.policy import Explanation, Instant, Person, Policy, WaivableRule
 from affidavit.client import (
     Page,
     PolicyDocument,

@@ -24,13 +24,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, insert
 
 from affidavit.certificate import SigningPort, format_instant
-from affidavit.certificate.policy import (
-    BUILT_IN,
-    Policy,
-    PolicyFacts,
-    Waiver,
-    violations,
-)
+from affidavit.certificate.policy import BUILT_IN, Policy, PolicyFacts, Waiver, violations
 from affidavit.plan import Reason
 from affidavit.service.certificate_store import (
     CertificateStore,

@@ -24,11 +24,7 @@ from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.decisions import approve, history, reissue, revoke
 from affidavit.service.lifecycle.issuance import result_document
-from affidavit.service.lifecycle.models import (
-    DecisionRequest,
-    Issue,
-    RevocationRequest,
-)
+from affidavit.service.lifecycle.models import DecisionRequest, Issue, RevocationRequest
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.models import (
