@@ -216,16 +216,6 @@ def problems(*statuses: int) -> Responses:
     return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
-def answers(description: str, schema: str) -> dict[str, Any]:
-    """Documentation of a JSON response with a schema of that name."""
-    return {"description": description, "content": {JSON: {"schema": _ref(schema)}}}
-
-
-def plan_body() -> dict[str, Any]:
-    """Documentation of a plan as request body."""
-    return body("Plan", "A training plan.")
-
-
 def body(schema: str, description: str) -> dict[str, Any]:
     """Documentation of a request body that our own loader reads."""
     content = {"schema": _ref(schema)}

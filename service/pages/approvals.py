@@ -7,7 +7,6 @@ no such certificate, the page says so.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -155,7 +154,7 @@ def decide(
     """Approve or reject the envelope that was shown, by the use case of the API."""
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
-        decision = DecisionRequest.from_json(json.dumps(fields).encode())
+        decision = DecisionRequest.from_data(fields)
         about = (certificate_id, decision, actor, services.clock.now())
         result = approve(services.engine, services.keyring, *about)
     except MalformedRequest as error:

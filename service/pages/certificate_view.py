@@ -127,23 +127,20 @@ def verification(
         for number, _, detail in result.steps:
             states[number] = ("unchecked" if number in result.unchecked else "passed", detail)
         states[STATUS] = ("passed", "not revoked, by the records of this service")
-    steps = []
-    for number, name in enumerate(STEPS, 1):
-        state, detail = states.get(number, ("not_reached", ""))
-        adds = OPTIONS.get(number, "")
-        steps.append(
+    return Verification(
+        passed=error is None,
+        steps=tuple(
             Step(
                 number=number,
                 name=name,
                 state=state,
                 detail=detail,
-                command=VERIFY + adds,
-                adds=adds.strip(),
+                command=VERIFY + OPTIONS.get(number, ""),
+                adds=OPTIONS.get(number, "").strip(),
             )
-        )
-    return Verification(
-        passed=error is None,
-        steps=tuple(steps),
+            for number, name in enumerate(STEPS, 1)
+            for state, detail in [states.get(number, ("not_reached", ""))]
+        ),
         code=None if error is None else error.code,
         remedy=None if error is None else error.remedy,
     )

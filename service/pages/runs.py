@@ -240,8 +240,8 @@ def queue(
 ) -> Response:
     """The latest runs, of one state or queue or of all."""
     filters = {"state": state or None, "queue": queue or None}
-    runs, following = services.runs.queue.page(cursor, LISTED, **filters)
     with services.engine.connect() as connection:
+        runs, following = repository.page(connection, cursor, LISTED, **filters)
         lines = _lines(connection, runs)
     view = Queue(runs=ListPage(lines=lines, next=following), state=state, queue=queue or "")
     return respond(request, view, template="runs.html", rows=Rows(RunLine, lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,7 +78,7 @@ def grant_waiver(
     """Grant a waiver, by the use case of the API."""
     values = {name: form.get(name) for name in FIELDS if form.get(name)}
     try:
-        waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
+        waiver = WaiverRequest.from_data(_with_zone(values))
         grant_agreed(services, actor, waiver)
     except MalformedRequest as error:
         return _respond(request, services, values, error.reasons, 422)

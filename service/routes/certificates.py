@@ -38,7 +38,7 @@ from affidavit.service.models import (
     Result,
     Verdict,
 )
-from affidavit.service.openapi import body, plan_body, problems
+from affidavit.service.openapi import body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import (
     JSON,
@@ -78,7 +78,7 @@ router = APIRouter(route_class=JsonRoute)
             "description": "Still in progress; poll `Location`.",
         },
     },
-    openapi_extra=plan_body(),
+    openapi_extra=body("Plan", "A training plan."),
 )
 async def certify_plan(
     actor: Annotated[Actor, needs(Scope.SUBMIT)], http: Request, services: TheServices

@@ -200,10 +200,7 @@ class EntriesGuard(Guard):
     dependencies=[open_to_all()],
     response_class=Response,
     responses={
-        200: {
-            "description": "A C2SP checkpoint with its cosignatures.",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        },
+        200: {"description": "A C2SP checkpoint with its cosignatures.", **_LINES},
         **problems(404),
     },
 )

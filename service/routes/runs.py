@@ -19,11 +19,12 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import QueryModel
-from affidavit.service.openapi import ID_PATTERN, JSON, answers, problems
+from affidavit.service.models import BundleDocument, QueryModel
+from affidavit.service.openapi import ID_PATTERN, JSON, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
+from affidavit.service.runs import repository
 from affidavit.service.runs.events import (
     EVENT_ID_PATTERN,
     MOST_WATCHERS,
@@ -120,7 +121,7 @@ def runs(
     """Latest first; ``next`` is the path of the following page, or null."""
     filters = query.model_dump(exclude={"certificate", "cursor", "limit"})
     filters["certificate_id"] = query.certificate
-    page, cursor = services.runs.queue.page(query.cursor, query.limit, **filters)
+    page, cursor = services.runs.queue.read(repository.page, query.cursor, query.limit, **filters)
     following = next_page(response, "/v1/runs", query, cursor=cursor)
     items = [run_of(run, services.dispatcher.refusal(run)) for run in page]
     return Page[Run](items=items, next=following)
@@ -230,7 +231,7 @@ def claim_run(
     "/v1/runs/{run_id}/bundle",
     summary="Get the bundle of a run's certificate",
     response_class=Response,
-    responses={200: answers("The bundle.", "BundleDocument"), **problems(404)},
+    responses={200: {"model": BundleDocument, "description": "The bundle."}, **problems(404)},
 )
 def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
     """The signed issue of the certificate that the run was requested with."""

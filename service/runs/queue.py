@@ -365,12 +365,6 @@ class RunQueue(Store):
         """The run of that id; raises ``UnknownRun``."""
         return self.read(repository.find, run_id)
 
-    def page(
-        self, cursor: str | None, limit: int, **filters: Any
-    ) -> tuple[list[StoredRun], str | None]:
-        """Runs, latest first, and the cursor of the next page; raises ``InvalidCursor``."""
-        return self.read(repository.page, cursor, limit, **filters)
-
     def claim(
         self, queue: str, request: RunClaimRequest, call: CommandContext
     ) -> tuple[StoredRun, str] | None:
