@@ -40,6 +40,7 @@ from affidavit.service.cursors import page_of
 from affidavit.service.database import Store, hold
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
+from affidavit.service.problems import Problem
 from affidavit.service.teams import DEFAULT
 
 
@@ -116,6 +117,10 @@ class CertificateStore(Store):
     def find(self, certificate_id: str) -> StoredCertificate | None:
         """The current issue of that id, a trusted one before an untrusted one."""
         return self.read(current, certificate_id)
+
+    def get(self, certificate_id: str) -> StoredCertificate:
+        """What ``find`` returns; raises ``Problem`` where there is none."""
+        return self.read(get, certificate_id)
 
     def last(
         self, certificate_ids: Iterable[str], *, untrusted: bool
@@ -235,6 +240,20 @@ def current(
     parameters = {"certificate_id": certificate_id}
     row = connection.execute(_CURRENT[untrusted], parameters).mappings().first()
     return None if row is None else _stored(row)
+
+
+def get(connection: Connection, certificate_id: str) -> StoredCertificate:
+    """What ``current`` returns; raises ``Problem`` where there is none."""
+    certificate = current(connection, certificate_id)
+    if certificate is None:
+        raise no_such(certificate_id)
+    return certificate
+
+
+def no_such(certificate_id: str) -> Problem:
+    """The problem of there being no such certificate."""
+    message = f"Certificate {certificate_id} not found; GET /v1/certificates lists them."
+    return Problem(404, "not_found", message)
 
 
 def currents(

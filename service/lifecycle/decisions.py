@@ -33,9 +33,11 @@ from affidavit.service.certificate_store import (
     PlanRequest,
     StoredCertificate,
     current,
+    get,
     has_requested,
     insert_issues,
     issues,
+    no_such,
 )
 from affidavit.service.certificate_tables import requests
 from affidavit.service.database import hold, write, writer
@@ -82,18 +84,16 @@ def approve(
     request: DecisionRequest,
     actor: Actor,
     at: datetime,
-) -> tuple[StoredCertificate, bool] | None:
+) -> tuple[StoredCertificate, bool]:
     """The current issue after the decision of ``actor``, and whether that issued it.
 
-    None if there is no such certificate. Raises ``DecisionRefused``, and ``KeyFailure`` if nothing
-    can be signed.
+    Raises ``Problem`` if there is no such certificate, ``DecisionRefused``, and ``KeyFailure`` if
+    nothing can be signed.
     """
 
-    def work(connection: Connection) -> tuple[StoredCertificate, bool] | None:
+    def work(connection: Connection) -> tuple[StoredCertificate, bool]:
         hold(connection, certificate_id)
-        certificate = current(connection, certificate_id)
-        if certificate is None:
-            return None
+        certificate = get(connection, certificate_id)
         _require_decidable(connection, certificate, request, actor)
         _insert_decision(connection, certificate, request, actor, at)
         issued = None
@@ -216,16 +216,14 @@ def _rows_of(table: Table, issue: StoredCertificate) -> Select[tuple[object, ...
 
 def revoke(
     engine: Engine, certificate_id: str, request: RevocationRequest, actor: Actor, at: datetime
-) -> tuple[Revocation, bool] | None:
-    """The revocation and whether it is new; None if there is no such certificate.
+) -> tuple[Revocation, bool]:
+    """The revocation and whether it is new; a revoked certificate keeps its first one.
 
-    A revoked certificate keeps its first revocation. Raises ``DecisionRefused``.
+    Raises ``Problem`` if there is no such certificate, and ``DecisionRefused``.
     """
     with writer(engine).begin() as connection:
         hold(connection, certificate_id)
-        certificate = current(connection, certificate_id)
-        if certificate is None:
-            return None
+        certificate = get(connection, certificate_id)
         if request.envelope not in (None, certificate.envelope_digest):
             raise DecisionRefused(
                 f"The current issue has the envelope {certificate.envelope_digest}, "
@@ -313,9 +311,15 @@ def _is_reissuable(certificate: StoredCertificate) -> bool:
 
 
 def history(engine: Engine, certificate_id: str) -> list[Issue]:
-    """Every issue of a certificate, latest first, trusted before untrusted ones."""
+    """Every issue of a certificate, latest first, trusted before untrusted ones.
+
+    Raises ``Problem`` if there is none.
+    """
     with engine.connect() as connection:
-        return [_with_decisions(connection, issue) for issue in issues(connection, certificate_id)]
+        stored = issues(connection, certificate_id)
+        if not stored:
+            raise no_such(certificate_id)
+        return [_with_decisions(connection, issue) for issue in stored]
 
 
 def _with_decisions(connection: Connection, issue: StoredCertificate) -> Issue:

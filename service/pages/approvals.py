@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import ColumnElement, Connection, select
 
 from affidavit.plan import changes, plan_from
-from affidavit.service.certificate_store import StoredCertificate, current
+from affidavit.service.certificate_store import StoredCertificate, current, get
 from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.cursors import page_of
 from affidavit.service.dependencies import Services, TheServices
@@ -37,7 +37,6 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import messages_of, up
-from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId
 
 router = APIRouter()
@@ -156,15 +155,13 @@ def decide(
     try:
         decision = DecisionRequest.from_data(fields)
         about = (certificate_id, decision, actor, services.clock.now())
-        result = approve(services.engine, services.keyring, *about)
+        _, issued = approve(services.engine, services.keyring, *about)
     except MalformedRequest as error:
         wrong, status = messages_of(error.reasons), 422
     except DecisionRefused as error:
         wrong, status = f"{error} ({error.code})", error.status
     else:
-        if result is None:
-            raise no_such(certificate_id)
-        done = "issued" if result[1] else "approved"
+        done = "issued" if issued else "approved"
         if decision.decision == "reject":
             done = "rejected"
         return see_other(f"/approvals/{certificate_id}", done=done)
@@ -191,11 +188,9 @@ def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def approval_request(connection: Connection, certificate_id: str) -> ApprovalRequest | None:
-    """One certificate in its current state, with its changes; None if it does not exist."""
-    certificate = current(connection, certificate_id)
-    if certificate is None:
-        return None
+def approval_request(connection: Connection, certificate_id: str) -> ApprovalRequest:
+    """One certificate in its current state, with its changes; raises ``Problem`` for none."""
+    certificate = get(connection, certificate_id)
     base = _base(connection, certificate)
     predicate = statement_of(certificate)["predicate"]
     return ApprovalRequest(
@@ -295,8 +290,6 @@ def _respond(
 ) -> Response:
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
-    if approval is None:
-        raise no_such(certificate_id)
     is_open = approval.status == Status.AWAITING_APPROVAL.value
     issues = tuple(history(services.engine, certificate_id))
     view = DecisionPage(request=approval, issues=issues, open=is_open, wrong=wrong, comment=comment)

@@ -26,7 +26,6 @@ from affidavit.service.pages.response import Rows, download, is_fragment, page, 
 from affidavit.service.pages.statement import Item
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
-from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.routing import CertificateId
 
 ONE = "/certificates/{certificate_id}"
@@ -130,14 +129,14 @@ def documentation_as_pdf(
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The bundle as the API's route returns it, for a browser session. Raises ``Problem``."""
-    content = with_inclusion(services.log, find_certificate(services, certificate_id).bundle)
+    content = with_inclusion(services.log, services.store.get(certificate_id).bundle)
     return download(content, JSON, "bundle.json")
 
 
 @router.get(f"{ONE}/registry.yaml", include_in_schema=False, response_class=Response)
 def registry(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """An entry for the OpenDP deployments registry, to be completed."""
-    stored = find_certificate(services, certificate_id)
+    stored = services.store.get(certificate_id)
     predicate = statement_of(stored)["predicate"]
     if stored.verdict != "certified" or predicate["guarantee"] is None:
         raise Problem(409, "not_certified", "only a certified guarantee can be registered.")
@@ -157,7 +156,7 @@ async def diagnosis(
     claimed: Annotated[str, Query(max_length=LONGEST_CLAIM)] = "",
 ) -> Response:
     """Which known mistakes lead from this plan to another ε that somebody claims."""
-    stored = await run_in_threadpool(find_certificate, services, certificate_id)
+    stored = await run_in_threadpool(services.store.get, certificate_id)
     view = await _diagnose(services, stored, claimed.strip())
     # htmx does not show a response that is an error.
     status = 422 if view.wrong is not None and not is_fragment(request) else 200
@@ -197,5 +196,5 @@ def _correction(corrected: dict[str, Any] | None) -> str | None:
 
 
 def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, CertificateView]:
-    stored = find_certificate(services, certificate_id)
+    stored = services.store.get(certificate_id)
     return stored, certificate_view(services, stored, services.clock.now())

@@ -29,7 +29,6 @@ from affidavit.service.pages.plan_form import label_of, parse, yaml_of
 from affidavit.service.pages.response import Rows, action, page, respond, view_of
 from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
 from affidavit.service.problems import Problem
-from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.use_cases.draw_certificate import plan_of
 
 router = APIRouter()
@@ -140,7 +139,7 @@ async def compare_certificates(
 @router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
 async def profiles(request: Request, _: Reader, services: TheServices, requested: Ids) -> Response:
     """The privacy profiles of certificates in one chart, as a file."""
-    stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in requested if id_]
+    stored = [await run_in_threadpool(services.store.get, id_) for id_ in requested if id_]
     drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
     profiles = [charts.charts.get("profile") for charts in drawn]
     labels = _labels([each.name for each in stored])

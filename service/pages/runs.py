@@ -43,7 +43,6 @@ from affidavit.service.pages.response import (
 )
 from affidavit.service.pages.text import TONES, elapsed, messages_of, up, whole, words
 from affidavit.service.problems import Problem
-from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.runs import repository
 from affidavit.service.runs.events import rounded_up
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
@@ -371,7 +370,7 @@ async def steps_chart(
     run = await run_in_threadpool(services.runs.queue.find, run_id)
     charged = (run.outcome or {}).get("steps_charged")
     steps = rounded_up(run.steps, run.certified_steps) if charged is None else charged
-    stored = await run_in_threadpool(find_certificate, services, run.certificate_id)
+    stored = await run_in_threadpool(services.store.get, run.certificate_id)
     drawn = await services.draw_certificate.charts(stored, steps or None)
     chart = drawn.charts.get("steps")
     if chart is None:

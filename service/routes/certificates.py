@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
-from affidavit.service.certificate_store import PlanRequest, StoredCertificate
+from affidavit.service.certificate_store import PlanRequest, StoredCertificate, no_such
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -199,7 +199,7 @@ def _json(model: type[Any], description: str) -> dict[int | str, dict[str, Any]]
 )
 def certificate(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The result document with its bundle."""
-    return Response(result_document(find(services, certificate_id)), media_type=JSON)
+    return Response(result_document(services.store.get(certificate_id)), media_type=JSON)
 
 
 @router.get(
@@ -210,7 +210,7 @@ def certificate(_: Reader, services: TheServices, certificate_id: CertificateId)
 )
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The input of ``affidavit verify``, with the log entry as soon as there is one."""
-    stored = find(services, certificate_id)
+    stored = services.store.get(certificate_id)
     return Response(with_inclusion(services.log, stored.bundle), media_type=JSON)
 
 
@@ -246,7 +246,7 @@ async def chart(_: Reader, services: TheServices, certificate_id: CertificateId)
 
 
 async def _curves(services: Services, certificate_id: str) -> CurvesText:
-    stored = await run_in_threadpool(find, services, certificate_id)
+    stored = await run_in_threadpool(services.store.get, certificate_id)
     try:
         return await services.draw_certificate.curves(stored)
     except NoCurve as error:
@@ -256,23 +256,6 @@ async def _curves(services: Services, certificate_id: str) -> CurvesText:
             "This certificate has no curve: it claims nothing about its plan, or only at one δ.",
             *error.reasons,
         ) from None
-
-
-def find(services: Services, certificate_id: str) -> StoredCertificate:
-    """The stored certificate; raises the problem of there being none."""
-    stored = services.store.find(certificate_id)
-    if stored is None:
-        raise no_such(certificate_id)
-    return stored
-
-
-def no_such(certificate_id: str) -> Problem:
-    """The problem of there being no such certificate."""
-    return Problem(
-        404,
-        "not_found",
-        f"Certificate {certificate_id} not found; GET /v1/certificates lists them.",
-    )
 
 
 # ---- approvals and revocations -------------------------------------------------------
@@ -301,10 +284,7 @@ def approve_certificate(
 ) -> Response:
     """The last required approval issues the certificate, which then contains all approvals."""
     about = (certificate_id, request, actor, services.clock.now())
-    result = approve(services.engine, services.keyring, *about)
-    if result is None:
-        raise no_such(certificate_id)
-    issue, _ = result
+    issue, _ = approve(services.engine, services.keyring, *about)
     return Response(result_document(issue), 201, _location(issue), media_type=JSON)
 
 
@@ -326,10 +306,8 @@ def revoke_certificate(
     response: Response,
 ) -> Revocation:
     """Permanently revokes the current issue and all before it; requesters may revoke too."""
-    result = revoke(services.engine, certificate_id, request, actor, services.clock.now())
-    if result is None:
-        raise no_such(certificate_id)
-    revocation, new = result
+    now = services.clock.now()
+    revocation, new = revoke(services.engine, certificate_id, request, actor, now)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/certificates/{certificate_id}/issues/{revocation.issue}"
     return revocation
@@ -342,10 +320,7 @@ def revoke_certificate(
 )
 def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Page[Issue]:
     """Latest first, with approvals and revocation."""
-    items = history(services.engine, certificate_id)
-    if not items:
-        raise no_such(certificate_id)
-    return Page[Issue](items=items)
+    return Page[Issue](items=history(services.engine, certificate_id))
 
 
 @router.get(
@@ -384,7 +359,7 @@ async def reissue_certificate(
     certificate_id: CertificateId,
 ) -> Response:
     """Requires a person: sending the plan again never restores a revoked certificate."""
-    certificate = await run_in_threadpool(find, services, certificate_id)
+    certificate = await run_in_threadpool(services.store.get, certificate_id)
     now = services.clock.now()
     answer = await reissue(services.policies, services.submit_plan, certificate, actor, now)
     return Response(

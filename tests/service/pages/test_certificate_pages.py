@@ -29,7 +29,6 @@ from affidavit.service.pages.certificate_pdf import certificate_pdf, documentati
 from affidavit.service.pages.certificate_view import certificate_view
 from affidavit.service.pages.certificates import CertificateSearch, certificate_list
 from affidavit.service.pages.documents import at_least, technical_documentation
-from affidavit.service.routes.certificates import find
 from tests.service.conftest import ON_SQLITE
 from tests.service.runs.conftest import Yard
 from tests.waiting import wait_until
@@ -426,7 +425,7 @@ def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
 @ON_SQLITE
 def test_the_pdf_for_a_board_has_two_pages_whatever_there_is_to_say(yard: Yard) -> None:
     services, now = yard.client.app.state.services, datetime.now(UTC)
-    view = certificate_view(services, find(services, _certify(yard)), now)
+    view = certificate_view(services, services.store.get(_certify(yard)), now)
     (noise,) = view.noise
     reason = {"code": "c", "pointer": "/p", "message": "many words " * 200, "remedy": "東" * 500}
     full = replace(
