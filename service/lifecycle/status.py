@@ -117,17 +117,18 @@ def same_certificate(table: Any) -> ColumnElement[bool]:
     )
 
 
+def same_issue(table: Any) -> ColumnElement[bool]:
+    """Whether a row of ``table`` is about the issue of a row of ``certificates``."""
+    return and_(same_certificate(table), table.c.issue == certificates.c.issue)
+
+
 REVOKED: ColumnElement[bool] = exists(
     select(1).where(same_certificate(revocations), revocations.c.issue >= certificates.c.issue)
 )
 """Whether a row of ``certificates`` was revoked, itself or by a later issue."""
 
 REJECTED: ColumnElement[bool] = exists(
-    select(1).where(
-        same_certificate(approvals),
-        approvals.c.issue == certificates.c.issue,
-        approvals.c.decision == "reject",
-    )
+    select(1).where(same_issue(approvals), approvals.c.decision == "reject")
 )
 
 

@@ -46,7 +46,7 @@ from affidavit.service.ledger.integrity import check_ledgers
 from affidavit.service.ledger.repository import grant_entry
 from affidavit.service.ledger.state import dataset_grants, reservations
 from affidavit.service.ledger.store import orphans
-from affidavit.service.lifecycle.status import approvals, revocations
+from affidavit.service.lifecycle.status import approvals, revocations, same_issue
 from affidavit.service.log.entries import (
     log_checkpoints,
     log_entries,
@@ -430,19 +430,11 @@ def _compare_policies(connection: Connection) -> Iterator[AuditFinding]:
 def _compare_decisions(connection: Connection) -> Iterator[AuditFinding]:
     """Compare what approvals and revocations are about with the issue whose envelope they name."""
     for table in (approvals, revocations):
-        named = [table.c[name] == certificates.c[column] for name, column in _DECIDED.items()]
-        query = select(table.c.id).outerjoin(certificates, and_(*named))
+        named = table.c.envelope_digest == certificates.c.envelope_digest
+        query = select(table.c.id).outerjoin(certificates, and_(same_issue(table), named))
         for row_id in connection.execute(query.where(certificates.c.id.is_(None))).scalars():
             where = f"{table.name} {row_id}"
             yield AuditFinding("row_changed", where, "it is not about the issue of its envelope.")
-
-
-_DECIDED = {
-    "certificate_id": "id",
-    "untrusted": "untrusted",
-    "issue": "issue",
-    "envelope_digest": "envelope_digest",
-}
 
 
 def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
@@ -464,14 +456,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     facets = certificate_facets.c
     query = (
         select(certificates, facets.mechanism, facets.requester)
-        .outerjoin(
-            certificate_facets,
-            and_(
-                facets.certificate_id == certificates.c.id,
-                facets.untrusted == certificates.c.untrusted,
-                facets.issue == certificates.c.issue,
-            ),
-        )
+        .outerjoin(certificate_facets, same_issue(certificate_facets))
         .order_by(*certificates.primary_key)
     )
     uses = defaultdict(set)

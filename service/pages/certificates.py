@@ -38,6 +38,7 @@ from affidavit.service.lifecycle.status import (
     approvals,
     key_revoked_at,
     revocations,
+    same_issue,
     status_at,
 )
 from affidavit.service.models import QueryModel, Verdict
@@ -244,13 +245,7 @@ def _time(search: CertificateSearch) -> Time:
 
 
 def _joined(*, outer: bool) -> Any:
-    facets = certificate_facets.c
-    same = and_(
-        facets.certificate_id == certificates.c.id,
-        facets.untrusted == certificates.c.untrusted,
-        facets.issue == certificates.c.issue,
-    )
-    return certificates.join(certificate_facets, same, isouter=outer)
+    return certificates.join(certificate_facets, same_issue(certificate_facets), isouter=outer)
 
 
 def _conditions(

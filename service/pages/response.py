@@ -133,8 +133,6 @@ def _data(value: Any) -> Any:
             return {str(key): _data(member) for key, member in value.items()}
         case list() | tuple():
             return [_data(member) for member in value]
-        case set() | frozenset():
-            return sorted(_data(member) for member in value)
         case BaseModel():
             return _data(dict(value))
         case _ if dataclasses.is_dataclass(value):
