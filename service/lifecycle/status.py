@@ -122,9 +122,10 @@ def same_issue(table: Any) -> ColumnElement[bool]:
     return and_(same_certificate(table), table.c.issue == certificates.c.issue)
 
 
-REVOKED: ColumnElement[bool] = exists(
-    select(1).where(same_certificate(revocations), revocations.c.issue >= certificates.c.issue)
-)
+COVERED = and_(same_certificate(revocations), revocations.c.issue >= certificates.c.issue)
+"""Whether a row of ``revocations`` is about a row of ``certificates``, or a later issue of it."""
+
+REVOKED: ColumnElement[bool] = exists(select(1).where(COVERED))
 """Whether a row of ``certificates`` was revoked, itself or by a later issue."""
 
 REJECTED: ColumnElement[bool] = exists(

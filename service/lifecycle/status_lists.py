@@ -30,7 +30,13 @@ from affidavit.plan import digest_of, load_json
 from affidavit.service.certificate_tables import UtcDateTime, certificates, signing_keys
 from affidavit.service.database import Store
 from affidavit.service.keys import Keyring, keysets
-from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED, revocations, status_lists
+from affidavit.service.lifecycle.status import (
+    COVERED,
+    REVOKED,
+    SUPERSEDED,
+    revocations,
+    status_lists,
+)
 from affidavit.service.teams import acting_for
 
 VALIDITY = timedelta(hours=1)
@@ -148,13 +154,7 @@ _NEWEST = select(status_lists).order_by(status_lists.c.sequence.desc()).limit(1)
 _SINCE = bindparam("since", type_=UtcDateTime)
 _REVOKED = (
     select(*_ISSUE, revocations.c.code, revocations.c.at)
-    .join_from(
-        certificates,
-        revocations,
-        (revocations.c.certificate_id == certificates.c.id)
-        & (revocations.c.untrusted == certificates.c.untrusted)
-        & (revocations.c.issue >= certificates.c.issue),
-    )
+    .join_from(certificates, revocations, COVERED)
     .where(certificates.c.not_after > _SINCE)
     .order_by(*_ISSUE, revocations.c.issue.desc())
 )

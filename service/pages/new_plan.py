@@ -206,32 +206,36 @@ async def submit_form(
             entered[f"releases.{row}.noise_multiplier"], button = sigma, "check"
     form = PlanForm.of(entered, more_releases=1 if button == "more" else 0)
     if button == "read":
-        return await _read(request, services, form, "\n".join(submitted.all("document")))
-    yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
-    view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
-    match button:
-        case "certify":
-            return await _certify(request, actor, services, view)
-        case "noise" if is_fragment(request):
-            return await _noise(request, services, view)
-        case "check" | "noise":
-            return await _preview(request, actor, services, view)
-        case "validate":
-            return _respond(request, view, fragment="findings")
-        case _:
-            return _respond(request, replace(view, typed=False))
+        view = _asking(request, form, "\n".join(submitted.all("document")))
+    else:
+        yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
+        view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
+    try:
+        match button:
+            case "read":
+                return await _read(request, services, form, view.document)
+            case "certify":
+                return await _certify(request, actor, services, view)
+            case "noise" if is_fragment(request):
+                return await _noise(request, services, view)
+            case "check" | "noise":
+                return await _preview(request, actor, services, view)
+            case "validate":
+                return _respond(request, view, fragment="findings")
+            case _:
+                return _respond(request, replace(view, typed=False))
+    except AccountingUnavailable as error:
+        trouble, status = unavailable(error)
+        part = {"check": "answer", "noise": "noise"}.get(button)
+        return _respond(request, replace(view, trouble=trouble), fragment=part, status=status)
 
 
 async def _read(request: Request, services: Services, form: PlanForm, text: str) -> Response:
     """The form filled in from a document; the document again with what it lacks."""
-    view = _asking(request, form, text)
     try:
         read = await services.preview_plan.read(text, form.document)
     except MalformedPlan as error:
         read = ReadDocument(reasons=error.reasons)
-    except AccountingUnavailable as error:
-        trouble, status = unavailable(error)
-        return _respond(request, replace(view, trouble=trouble), status=status)
     if read.document is None:
         return _respond(request, _asking(request, form, text, read), status=422)
     filled = PlanForm.of_document(read.document)
@@ -247,13 +251,9 @@ async def _preview(request: Request, actor: Actor, services: Services, view: New
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer", status=422)
-    try:
-        draft, curves = await asyncio.gather(
-            services.preview_plan.assess(plan, actor.name, actor.works_for), _curves(services, plan)
-        )
-    except AccountingUnavailable as error:
-        trouble, status = unavailable(error)
-        return _respond(request, replace(view, trouble=trouble), fragment="answer", status=status)
+    draft, curves = await asyncio.gather(
+        services.preview_plan.assess(plan, actor.name, actor.works_for), _curves(services, plan)
+    )
     view = replace(view, answer=preview_of(draft))
     if not is_fragment(request):
         with suppress(AccountingUnavailable):
@@ -268,11 +268,8 @@ async def _noise(request: Request, services: Services, view: NewPlan) -> Respons
     plan = parse(view.yaml).plan
     if plan is None:
         return _respond(request, view, fragment="answer")
-    try:
-        view = replace(view, noise=await _noise_rows(services, plan))
-    except AccountingUnavailable as error:
-        view = replace(view, trouble=unavailable(error)[0])
-    return _respond(request, view, fragment="noise")
+    rows = await _noise_rows(services, plan)
+    return _respond(request, replace(view, noise=rows), fragment="noise")
 
 
 async def _noise_rows(services: Services, plan: Plan) -> tuple[NoiseRow, ...]:
@@ -312,11 +309,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
         body=view.yaml.encode("utf-8", "replace"),
         team=actor.works_for,
     )
-    try:
-        result = await services.submit_plan(submission, "yaml")
-    except AccountingUnavailable as error:
-        trouble, status = unavailable(error)
-        return _respond(request, replace(view, trouble=trouble), status=status)
+    result = await services.submit_plan(submission, "yaml")
     if result.created:
         request.state.verdict = result.certificate.verdict
     return see_other(f"/certificates/{result.certificate.id}")
