@@ -165,7 +165,8 @@ def decide(
         if decision.decision == "reject":
             done = "rejected"
         return see_other(f"/approvals/{certificate_id}", done=done)
-    return _respond(request, services, certificate_id, wrong, form.get("comment"), status)
+    shown = {"wrong": wrong, "comment": form.get("comment")}
+    return _respond(request, services, certificate_id, status, **shown)
 
 
 def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
@@ -281,18 +282,14 @@ def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple
 
 
 def _respond(
-    request: Request,
-    services: Services,
-    certificate_id: str,
-    wrong: str | None = None,
-    comment: str = "",
-    status: int = 200,
+    request: Request, services: Services, certificate_id: str, status: int = 200, **form: Any
 ) -> Response:
+    """The request for approval, and the ``form``."""
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
     is_open = approval.status == Status.AWAITING_APPROVAL.value
     issues = tuple(history(services.engine, certificate_id))
-    view = DecisionPage(request=approval, issues=issues, open=is_open, wrong=wrong, comment=comment)
+    view = DecisionPage(request=approval, issues=issues, open=is_open, **form)
     rows = Rows(FieldChange, approval.changes)
     return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
@@ -94,7 +94,7 @@ def datasets(
     The form of a budget has the values of the query's fields.
     """
     values = {name: request.query_params.get(name, "")[:LONGEST] for name in FIELDS}
-    return _respond(request, services, after, values)
+    return _respond(request, services, after, values=values)
 
 
 @action(router, "/datasets")
@@ -112,17 +112,17 @@ def set_budget(
         budget = BudgetRequest.from_data(fields)
         name = _NAME.validate_python(values["dataset"])
     except MalformedRequest as error:
-        return _respond(request, services, None, values, messages_of(error.reasons))
+        return _respond(request, services, values=values, wrong=messages_of(error.reasons))
     except ValidationError:
         wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
-        return _respond(request, services, None, values, wrong)
+        return _respond(request, services, values=values, wrong=wrong)
     call = CommandContext.of(actor, request, None, budget)
     try:
         change_budget(services, actor, call, name, budget)
     except Problem as problem:
         if problem.code != "second_person_needed":
             raise
-        return _respond(request, services, None, values, noted=problem.detail)
+        return _respond(request, services, values=values, noted=problem.detail)
     return see_other("/datasets", done="set")
 
 
@@ -169,25 +169,11 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
 
 
 def _respond(
-    request: Request,
-    services: Services,
-    after: str | None,
-    values: Mapping[str, str],
-    wrong: str | None = None,
-    noted: str | None = None,
+    request: Request, services: Services, after: str | None = None, **form: Any
 ) -> Response:
+    """The ledgers after ``after``, and the ``form``."""
     with services.engine.connect() as connection:
         ledgers = ledger_page(connection, services.policies.policy_set(), after)
-    return respond(
-        request,
-        DatasetsPage(
-            datasets=ledgers,
-            values=values,
-            wrong=wrong,
-            noted=noted,
-            administrators=services.keysets.administrators(),
-        ),
-        template="datasets.html",
-        rows=Rows(LedgerLine, ledgers.lines),
-        status=422 if wrong else 200,
-    )
+    view = DatasetsPage(datasets=ledgers, administrators=services.keysets.administrators(), **form)
+    rows, status = Rows(LedgerLine, ledgers.lines), 422 if view.wrong else 200
+    return respond(request, view, template="datasets.html", rows=rows, status=status)

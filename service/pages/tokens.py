@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -163,27 +164,12 @@ def _line(token: Token, now: datetime) -> TokenLine:
     return view_of(TokenLine, token, scopes=scopes, serves=token.serves_text, state=state)
 
 
-def _respond(
-    request: Request,
-    services: Services,
-    status: int = 200,
-    *,
-    draft: Draft | None = None,
-    made: str = "",
-    made_for: str = "",
-    wrong: str = "",
-) -> Response:
+def _respond(request: Request, services: Services, status: int = 200, **shown: Any) -> Response:
+    """The tokens, and what is ``shown`` of the form."""
     now = services.clock.now()
     lines = [_line(token, now) for token in services.tokens.all()]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     lines.sort(key=lambda line: line.state != "active")
-    view = Tokens(
-        tokens=tuple(lines),
-        meanings=MEANINGS,
-        draft=draft or Draft(),
-        made=made,
-        made_for=made_for,
-        wrong=wrong,
-    )
+    view = Tokens(tokens=tuple(lines), meanings=MEANINGS, **shown)
     rows = Rows(TokenLine, view.tokens)
     return respond(request, view, template="tokens.html", rows=rows, status=status)

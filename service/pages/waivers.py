@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -68,7 +69,7 @@ class WaiversPage:
 @page(router, "/waivers")
 def waivers(request: Request, _: PolicyReader, services: TheServices) -> Response:
     """Every waiver, including expired and revoked ones."""
-    return _respond(request, services, {}, ())
+    return _respond(request, services)
 
 
 @action(router, "/waivers")
@@ -81,9 +82,9 @@ def grant_waiver(
         waiver = WaiverRequest.from_data(_with_zone(values))
         grant_agreed(services, actor, waiver)
     except MalformedRequest as error:
-        return _respond(request, services, values, error.reasons, 422)
+        return _respond(request, services, 422, values=values, reasons=error.reasons)
     except DomainError as error:
-        return _respond(request, services, values, (error.reason,), error.status)
+        return _respond(request, services, error.status, values=values, reasons=(error.reason,))
     return see_other("/waivers", done="granted")
 
 
@@ -125,13 +126,8 @@ def _line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> W
     )
 
 
-def _respond(
-    request: Request,
-    services: Services,
-    values: Mapping[str, str],
-    reasons: tuple[Reason, ...],
-    status: int = 200,
-) -> Response:
+def _respond(request: Request, services: Services, status: int = 200, **form: Any) -> Response:
+    """The waivers, and the ``form``."""
     versions = [BUILT_IN, *(stored.policy for stored in services.policies.versions())]
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()
@@ -140,8 +136,7 @@ def _respond(
         waivers=ListPage(lines=lines),
         rules=tuple(sorted(WAIVABLE)),
         policies=tuple(sorted(services.policies.policy_set().policies)),
-        values=values,
-        reasons=reasons,
+        **form,
     )
     rows = Rows(WaiverLine, lines)
     return respond(request, view, template="waivers.html", rows=rows, status=status)
