@@ -28,7 +28,7 @@ from affidavit.plan import PlanError, Reason
 
 
 class OperatorError(Exception):
-    """What only the operator can mend; the message says what to do. Commands end with it."""
+    """What only the operator can fix; the message says what to do. Commands end with it."""
 
 
 class SettingsError(OperatorError):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, bindparam, select
+from sqlalchemy import Connection, Engine, bindparam, select
 
 from affidavit.certificate.log import (
     TILE_HEIGHT,
@@ -105,7 +105,7 @@ class LogReader(Store):
             leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
         )
 
-    def entries(self, start: int, end: int) -> Sequence[Row[Any]]:
+    def entries(self, start: int, end: int) -> Sequence[Any]:
         """The signed entries from ``start`` to ``end``, both included."""
         with self._reader.connect() as connection:
             size = _size(connection)

@@ -238,7 +238,7 @@ def queue(
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """The latest runs, of one state or queue or of all."""
-    filters = {"state": state or None, "queue": queue or None}
+    filters: dict[str, Any] = {"state": state or None, "queue": queue or None}
     with services.engine.connect() as connection:
         runs, following = repository.page(connection, cursor, LISTED, **filters)
         lines = _lines(connection, runs)
