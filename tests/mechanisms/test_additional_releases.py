@@ -239,7 +239,7 @@ def test_noise_is_solved_for_around_a_selection(plan_of: Make) -> None:
         ([{**METRIC, "quantile": 0.5}], "unknown_field", "/extra/0/quantile"),
         ([{**QUANTILE, "noise_multiplier": 1}], "unknown_field", "/extra/0/noise_multiplier"),
         ([{"kind": "laplace", "name": "l"}], "missing_field", "/extra/0/noise_multiplier"),
-        ([{"kind": "exponential", "name": "l"}], "invalid_value", "/extra/0"),
+        ([{"kind": "exponential", "name": "l"}], "invalid_value", "/extra/0/kind"),
     ],
 )
 def test_what_cannot_be_meant_is_malformed(

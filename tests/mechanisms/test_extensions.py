@@ -145,7 +145,7 @@ for change, pointer in (
     ({"noise": {"kind": "fading", "part": 13}}, "/noise/part"),
     ({"noise": {"kind": "fading", "part": 0}}, "/noise/part"),
     ({"noise": {"kind": "fading", "parts": 1}}, "/noise/parts"),
-    ({"noise": {"kind": "vanishing"}}, "/noise"),
+    ({"noise": {"kind": "vanishing"}}, "/noise/kind"),
     ({"optimizer": {"name": "dp_forgetful", "weight_decay": 1}}, "/optimizer/weight_decay"),
     ({"optimizer": {"name": "dp_absent"}}, "/optimizer/name"),
 ):
