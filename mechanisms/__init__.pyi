@@ -2,7 +2,6 @@ from . import correlation as correlation
 from . import newton_schulz as newton_schulz
 from . import utility as utility
 from .additional_releases import Extras as Extras
-from .additional_releases import jointly as jointly
 from .additional_releases import lower_extra as lower_extra
 from .catalogue import CLIPPED_SUM as CLIPPED_SUM
 from .catalogue import CORRELATED_SUM as CORRELATED_SUM
@@ -17,6 +16,7 @@ from .dp_disk import KAPPA as KAPPA
 from .dp_disk import combination as combination
 from .joint_gaussian import joint_noise_multiplier as joint_noise_multiplier
 from .joint_gaussian import joint_of_blocks as joint_of_blocks
+from .joint_gaussian import jointly as jointly
 from .joint_gaussian import noise_energy as noise_energy
 from .joint_gaussian import noise_multiplier as noise_multiplier
 from .lowering import Lowered as Lowered

@@ -108,19 +108,6 @@ def lower_extra(plan: Plan) -> Extras:
     )
 
 
-def jointly(joint: float, same_lot: Sequence[float]) -> float:
-    """The noise multiplier of one step with further blocks on its lot, rounded down.
-
-    >>> round(jointly(1.0, [10.0]), 6)
-    0.995037
-    """
-    if not same_lot:
-        return joint
-    smallest = min(joint, *same_lot)
-    ratios = [(smallest / sigma) ** 2 for sigma in (joint, *same_lot)]
-    return smallest / math.sqrt(math.fsum(ratios)) * (1 - ROUNDING)
-
-
 def _metric(plan: Plan, metric: Metric | LaplaceMetric) -> Event:
     records = plan.dataset.records_per_unit
     sigma = metric.noise_multiplier / records

@@ -77,6 +77,15 @@ def joint_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
     return _root_down(1 / precision)
 
 
+def jointly(joint: float, same_lot: Sequence[float]) -> float:
+    """σ_joint of a step with further blocks on its lot, rounded down.
+
+    >>> round(jointly(1.0, [10.0]), 6)
+    0.995037
+    """
+    return joint_of_blocks((sigma, 1) for sigma in (joint, *same_lot)) if same_lot else joint
+
+
 def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float, ...]:
     """σ_g for each release of ``phase`` such that the step's multiplier is ``joint``.
 

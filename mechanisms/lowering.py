@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from affidavit.mechanisms.additional_releases import Extras, jointly, lower_extra
+from affidavit.mechanisms.additional_releases import Extras, lower_extra
 from affidavit.mechanisms.catalogue import mechanism
-from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
+from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier, jointly
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
 from affidavit.mechanisms.samplers import SAMPLERS, Sampled, sample
 from affidavit.plan import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import certify
-from affidavit.mechanisms.additional_releases import jointly
+from affidavit.mechanisms.joint_gaussian import jointly
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
     Composed,
