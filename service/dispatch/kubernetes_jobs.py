@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -150,12 +149,8 @@ MOST_MESSAGE = 500
 State = Literal["Ready", "Rejected"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """Whether a workload may start, and why."""
-
-    state: State
-    message: str
+Verdict = tuple[State, str]
+"""Whether a workload may start, and why."""
 
 
 class AdmissionCheck:
@@ -197,13 +192,13 @@ class AdmissionCheck:
             return
         owners = workload["metadata"].get("ownerReferences", [])
         job = next((owner["name"] for owner in owners if owner["kind"] == "Job"), "")
-        verdict = self._judge(job)
+        state, message = self._judge(job)
         path = f"{self._workloads}/{workload['metadata']['name']}/status"
         checks = [
             {
                 "name": name,
-                "state": verdict.state,
-                "message": verdict.message[:MOST_MESSAGE],
+                "state": state,
+                "message": message[:MOST_MESSAGE],
                 "lastTransitionTime": _instant(at),
             }
             for name in waiting
@@ -249,7 +244,7 @@ def judge_by(database: Engine, keys: KeyStore) -> Callable[[str], Verdict]:
                 why = f"its certificate does not verify: {error.message}"
             except DomainError as error:
                 why = error.message
-        return Verdict(state="Rejected", message=why)
+        return "Rejected", why
 
     return judge
 
@@ -258,17 +253,15 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
     """Raises ``DomainError`` or ``VerificationError``."""
     match = JOB.fullmatch(job_id)
     if match is None:
-        return Verdict(
-            state="Rejected", message="no run with this id was requested from Affidavit."
-        )
+        return "Rejected", "no run with this id was requested from Affidavit."
     run = repository.find(connection, match[1])
     present, over = job_id_of(run.id, run.job), run.outcome is not None
     if over or job_id != present:
         why = f"run {run.id} is {run.state}" if over else f"its job is {present}"
-        return Verdict(state="Rejected", message=f"{why}.")
+        return "Rejected", f"{why}."
     reservation = ledger_repository.find_reservation(connection, run.reservation_id)
     if reservation is None or reservation.state not in ("reserved", "committed"):
-        return Verdict(state="Rejected", message="no budget is reserved for it.")
+        return "Rejected", "no budget is reserved for it."
     certificate = current(connection, run.certificate_id)
     require_usable(
         certificate, reservation.scope.dataset, allow_untrusted=run.untrusted, issue=reservation
@@ -276,8 +269,7 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
     assert certificate is not None
     if not run.untrusted:
         verify(certificate.bundle, trusted)
-    message = f"{run.certificate_id} verifies, and its budget is {reservation.state}."
-    return Verdict(state="Ready", message=message)
+    return "Ready", f"{run.certificate_id} verifies, and its budget is {reservation.state}."
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:

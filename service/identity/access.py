@@ -30,7 +30,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.service.dependencies import Services, services_of
 from affidavit.service.fair_queue import CALLER, TURN, Turn, leave_turn
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
-from affidavit.service.identity.authentication import Caller, bearer
+from affidavit.service.identity.authentication import Caller, address_of, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.rate_limiter import counted, retry_after
 from affidavit.service.middleware import RATE_LIMIT_HEADERS, add_after_response
@@ -210,12 +210,7 @@ async def _caller(services: Services, request: Request) -> Caller:
     )
     if token is not None:
         return await identities.by_token(token)
-    return await run_in_threadpool(
-        identities.without_token,
-        address_of(request),
-        request.headers,
-        request.scope["http_version"],
-    )
+    return await run_in_threadpool(identities.without_token, request)
 
 
 def not_known(services: Services, request: Request, unknown: AuthenticationError) -> Problem:
@@ -238,11 +233,6 @@ def _take(services: Services, request: Request, caller: str) -> None:
             "or ask the operator to raise AFFIDAVIT_RATE_LIMIT.",
             headers={"Retry-After": retry_after(seconds)},
         )
-
-
-def address_of(request: Request) -> str | None:
-    """The address of whoever connected."""
-    return request.client.host if request.client is not None else None
 
 
 # ---- deny by default ------------------------------------------------------------------

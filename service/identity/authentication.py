@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import parse_qsl
 
+from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
@@ -90,11 +91,10 @@ class Authenticator:
         tokens_by_text = self._tokens.find_all(texts)
         return [tokens_by_text[text] for text in texts]
 
-    def without_token(
-        self, address: str | None, headers: Mapping[str, str], http_version: str
-    ) -> Caller:
+    def without_token(self, request: Request) -> Caller:
         """The caller without credentials; raises ``AuthenticationError`` from another machine."""
-        if self.open_to_this_machine() and came_directly(address, headers, http_version):
+        address, version = address_of(request), request.scope["http_version"]
+        if self.open_to_this_machine() and came_directly(address, request.headers, version):
             return Caller(ANONYMOUS, counted(address))
         raise AuthenticationError(
             "unauthenticated",
@@ -114,6 +114,11 @@ class Authenticator:
         """Say in the log when no token is asked for."""
         for warning in self.warnings():
             log.warning("OPEN: %s %s", warning.message, warning.remedy)
+
+
+def address_of(request: Request) -> str | None:
+    """The address of whoever connected."""
+    return request.client.host if request.client is not None else None
 
 
 def caller_of(token: Token | None, now: datetime) -> Caller:

@@ -34,6 +34,7 @@ from affidavit.certificate.log import LogEntry
 from affidavit.service import database
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger.integrity import event_entry, require_unaltered, state_digest
+from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -127,13 +128,12 @@ def add_ledger(
 
 
 def add_grant(
-    connection: Connection, dataset: str, team: str, may: str, reason: str, call: CommandContext
+    connection: Connection, dataset: str, request: GrantRequest, call: CommandContext
 ) -> None:
-    """Write what ``team`` may do with ``dataset`` from now on, and its entry in the log."""
+    """Write what a team may do with ``dataset`` from now on, and its entry in the log."""
     database.hold(connection, f"grants {dataset}")  # they are logged in the order of their rows
-    row = {"dataset": dataset, "team": team, "may": may, "reason": reason}
-    logged_row = {**row, "granted_by": call.actor, "at": call.at}
-    insert_logged(connection, dataset_grants, logged_row, grant_entry)
+    row = {"dataset": dataset, **dict(request), "granted_by": call.actor, "at": call.at}
+    insert_logged(connection, dataset_grants, row, grant_entry)
 
 
 def grant_entry(row: Any) -> LogEntry:

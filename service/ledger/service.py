@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -311,11 +312,9 @@ class LedgerService:
 
     def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
         # Whoever sees a ledger sees what all runs on it cost together, of whatever team.
-        with acting_for(None):
-            issues = self._store.issues(reservation.certificate_id)
-        for issue in issues:
-            if (issue.issue, issue.untrusted) == (reservation.issue, reservation.untrusted):
-                return issue
+        with acting_for(None), suppress(StopIteration):
+            issue, untrusted = reservation.issue, reservation.untrusted
+            return self._store.issue(reservation.certificate_id, issue, untrusted=untrusted)
         raise CertificateNotUsable(
             f"the certificate of reservation {reservation.id} is not stored here.",
             "Settle in full, without steps_run.",

@@ -36,6 +36,7 @@ from affidavit.service.errors import WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.ledger import repository, transitions
+from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.state import (
     LedgerScope,
     StoredLedger,
@@ -89,17 +90,15 @@ class LedgerStore(Store):
     def grant(
         self,
         dataset: str,
-        team: str,
-        may: str,
-        reason: str,
+        request: GrantRequest,
         call: CommandContext,
         approve: Approve = alone,
     ) -> list[RowMapping]:
-        """Let ``team`` reserve from ``dataset``, read its ledger, or do nothing any more."""
+        """Let a team reserve from ``dataset``, read its ledger, or do nothing any more."""
 
         def work(connection: Connection) -> list[RowMapping]:
             approve(connection)
-            repository.add_grant(connection, dataset, team, may, reason, call)
+            repository.add_grant(connection, dataset, request, call)
             return repository.grants_of(connection, dataset)
 
         return write(self._engine, work)

@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.dependencies import Services
-from affidavit.service.identity.access import SAFE, Guard, address_of, not_known
+from affidavit.service.identity.access import SAFE, Guard, not_known
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
@@ -95,12 +95,7 @@ async def _by_session(services: Services, request: Request) -> Caller | None:
 async def _anonymous(services: Services, request: Request) -> Caller:
     """Who needs no session; raises ``SignInRequired``, or the problem for a program."""
     try:
-        return await run_in_threadpool(
-            services.authenticator.without_token,
-            address_of(request),
-            request.headers,
-            request.scope["http_version"],
-        )
+        return await run_in_threadpool(services.authenticator.without_token, request)
     except AuthenticationError as unknown:
         problem = not_known(services, request, unknown)
         if is_data(request) and not accepts_html(request):

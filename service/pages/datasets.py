@@ -20,7 +20,15 @@ from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Anyone, page_actor
 from affidavit.service.pages.forms import SubmittedForm, number
-from affidavit.service.pages.response import ListPage, Rows, action, page, respond, see_other
+from affidavit.service.pages.response import (
+    ListPage,
+    Rows,
+    action,
+    page,
+    respond,
+    see_other,
+    view_of,
+)
 from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
@@ -151,10 +159,9 @@ def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
     spent = ledger.spent_epsilon()
     share = spent / float(ledger.state.budget.epsilon)
     policy = rules.policy_of(ledger.scope.dataset)
-    return LedgerLine(
-        dataset=ledger.scope.dataset,
-        unit=ledger.scope.unit,
-        adjacency=ledger.scope.adjacency,
+    return view_of(
+        LedgerLine,
+        ledger.scope,
         epsilon=ledger.state.budget.epsilon,
         delta=ledger.state.budget.delta,
         spent=up(spent),

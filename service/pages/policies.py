@@ -301,13 +301,12 @@ def _simulated(services: Services, view: Simulation, cursor: str | None) -> Simu
 
 def _changes(result: service.Simulation) -> tuple[ChangeLine, ...]:
     return tuple(
-        ChangeLine(
+        view_of(
+            ChangeLine,
+            change.certificate,
             certificate=change.certificate.id,
-            name=change.certificate.name,
-            dataset=change.certificate.dataset,
             epsilon=up(change.certificate.epsilon_upper),
             delta=up(change.certificate.delta),
-            verdict=change.certificate.verdict,
             would_be=change.would_be,
             codes=tuple(reason.code for reason in change.reasons),
             messages=tuple(reason.message for reason in change.reasons),

@@ -97,8 +97,7 @@ def revoke_waiver(
     if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
         raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
     now = services.clock.now()
-    if revoke(services.policies, waiver_id, reason, actor=actor.name, at=now) is None:
-        raise Problem(404, "not_found", f"waiver {waiver_id} does not exist.")
+    revoke(services.policies, waiver_id, reason, actor=actor.name, at=now)
     return see_other("/waivers", done="revoked")
 
 

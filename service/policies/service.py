@@ -51,6 +51,7 @@ from affidavit.service.policies.store import (
     lock_policies,
     waiver_revocations,
 )
+from affidavit.service.problems import Problem
 from affidavit.service.teams import DEFAULT, may_see
 
 MAX_VALIDITY = timedelta(days=366)
@@ -161,15 +162,17 @@ def _checked(
 
 def revoke(
     store: PolicyStore, waiver_id: str, reason: str, *, actor: str, at: datetime
-) -> StoredWaiver | None:
-    """Revoke a waiver with the certificates that rely on it; None if there is none.
+) -> StoredWaiver:
+    """Revoke a waiver with the certificates that rely on it.
 
-    A revoked waiver is returned as it is.
+    A revoked waiver is returned as it is. Raises ``Problem`` if there is no such waiver.
     """
     with store.writing() as connection:
         lock_policies(connection)
         stored = store.waiver_in(connection, waiver_id)
-        if stored is None or stored.revoked_at is not None:
+        if stored is None:
+            raise no_such_waiver(waiver_id)
+        if stored.revoked_at is not None:
             return stored
         connection.execute(
             insert(waiver_revocations).values(
@@ -183,6 +186,12 @@ def revoke(
             cause = f"the waiver {waiver_id} was revoked: {reason}"
             _revoke_certificate(connection, certificate_id, cause, actor, at)
         return replace(stored, revoked_by=actor, revoked_at=at, revocation_reason=reason)
+
+
+def no_such_waiver(waiver_id: str) -> Problem:
+    """The problem of there being no such waiver."""
+    message = f"Waiver {waiver_id} not found; GET /v1/waivers lists all waivers."
+    return Problem(404, "not_found", message)
 
 
 def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: datetime) -> Waiver:

@@ -211,15 +211,14 @@ def change_grant(
     """Grant a team the use of a data set, or note the request and raise ``Problem``."""
     if not services.ledger_store.ledgers(dataset):
         raise _no_budget(dataset)
-    granted = (dataset, request.team, request.may, request.reason, call)
     if request.may == "nothing":
-        return services.ledger_store.grant(*granted)
+        return services.ledger_store.grant(dataset, request, call)
     return services.second_person.carry_out(
         "grant",
         {"dataset": dataset, "team": request.team, "may": request.may},
         actor,
         call.at,
-        lambda approve: services.ledger_store.grant(*granted, approve),
+        lambda approve: services.ledger_store.grant(dataset, request, call, approve),
         reason=request.reason,
     )
 

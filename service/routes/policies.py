@@ -26,7 +26,14 @@ from affidavit.service.policies.models import (
     summary_of,
     version_of,
 )
-from affidavit.service.policies.service import SimulatedChange, activate, grant, revoke, simulate
+from affidavit.service.policies.service import (
+    SimulatedChange,
+    activate,
+    grant,
+    no_such_waiver,
+    revoke,
+    simulate,
+)
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute, next_page, read_body, syntax_of_body
@@ -196,7 +203,7 @@ def waiver(_: PolicyReader, services: TheServices, waiver_id: WaiverId) -> Waive
     """The signed waiver and its status."""
     stored = services.policies.waiver(waiver_id)
     if stored is None:
-        raise _not_found(waiver_id)
+        raise no_such_waiver(waiver_id)
     return WaiverView.of(stored, services.clock.now())
 
 
@@ -251,12 +258,4 @@ def revoke_waiver(
     """Also revokes the certificates that rely on it; the waiver itself stays on record."""
     now = services.clock.now()
     stored = revoke(services.policies, waiver_id, query.reason, actor=actor.name, at=now)
-    if stored is None:
-        raise _not_found(waiver_id)
     return WaiverView.of(stored, now)
-
-
-def _not_found(waiver_id: str) -> Problem:
-    return Problem(
-        404, "not_found", f"Waiver {waiver_id} not found; GET /v1/waivers lists all waivers."
-    )

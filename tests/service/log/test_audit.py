@@ -25,6 +25,7 @@ from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import KeysetStore
+from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.lifecycle.decisions import revoke
 from affidavit.service.lifecycle.issuance import sign
@@ -195,7 +196,7 @@ def test_what_is_relied_on_beside_the_logged_rows_is_changed(
     revoke(log.engine, issued[0], request, Actor("me", frozenset(Scope)), now)
     call = CommandContext(actor="me", at=now)
     for may in ("reserve", "nothing"):
-        LedgerStore(log.engine).grant("toy", "others", may, "", call)
+        LedgerStore(log.engine).grant("toy", GrantRequest(team="others", may=may), call)
     log.sequence()
     assert log.audit() == []
     for change, told in {
