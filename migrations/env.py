@@ -13,7 +13,8 @@ from alembic.operations import Operations
 from sqlalchemy import Connection, text
 
 from affidavit.migrations import schema
-from affidavit.service import metadata, teams
+from affidavit.service import teams
+from affidavit.service.operation.database_admin import metadata
 
 MIGRATION_LOCK = 0x0AFF_1DA7
 """Names our advisory lock among all those of a PostgreSQL server."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from alembic import op
 
 from affidavit.migrations.triggers import install, protect, refuse
-from affidavit.service import metadata
+from affidavit.service.operation.database_admin import metadata
 
 CHANGING = frozenset(
     {"certifications", "log_pending", "run_leases", "saved_views", "sessions", "token_uses"}

@@ -27,7 +27,3 @@ The body is read after authorization, as strictly as a plan. Mistakes in it are 
 ``DomainError`` becomes its own problem. OpenAPI follows from the models and the access rules.
 A stored document is returned as raw ``Response`` with its model in ``responses``.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -119,18 +119,26 @@ class LogReader(Store):
 
 
 def with_inclusion(log: LogReader, bundle: bytes) -> bytes:
-    """``bundle`` with its ``log`` part, which comes last in canonical JSON.
+    """``bundle`` with its ``log`` part; without one where ``part_of`` has none.
 
-    Without one while the certificate's entry is not sequenced, or if the log is damaged:
-    verifiers that require the log then reject the bundle, and ``/readyz`` says why.
+    Verifiers that require the log then reject the bundle, and ``/readyz`` says why.
     """
+    return joined(bundle, part_of(log, bundle))
+
+
+def part_of(log: LogReader, bundle: bytes) -> Inclusion | None:
+    """The log part; None while its entry is not sequenced, or if the log is damaged."""
     try:
-        inclusion = log.inclusion_of(bundle)
+        return log.inclusion_of(bundle)
     except LogDamaged:
-        inclusion = None
-    if inclusion is None:
+        return None
+
+
+def joined(bundle: bytes, part: Inclusion | None) -> bytes:
+    """``bundle`` with its ``log`` part, which comes last in canonical JSON."""
+    if part is None:
         return bundle
-    return bundle[:-1] + b',"log":' + canonical_json(inclusion.as_document()) + b"}"
+    return bundle[:-1] + b',"log":' + canonical_json(part.as_document()) + b"}"
 
 
 def _latest(connection: Connection) -> StoredCheckpoint:

@@ -277,6 +277,16 @@ class _Stored(Collector):
             yield GaugeMetricFamily(name, self._meanings[name], value=value)
 
 
+GAUGES = {
+    "affidavit_accounting_waiting": "Plans being accounted or waiting for accounting.",
+    "affidavit_accounting_running": "Computations in progress in the accounting processes.",
+    "affidavit_accounting_workers": "Accounting processes.",
+    "affidavit_writes_suspended": "Reasons why nothing is spent or signed: damage, an altered "
+    "ledger, a full disk.",
+    "affidavit_database_connections": "Database connections in use.",
+    "affidavit_signing_key_expires_seconds": "Seconds until the signing key's window ends; below 0 "
+    "if no key can sign.",
+}
 STORED_GAUGES = {
     "affidavit_log_size": "Leaves of the newest signed checkpoint.",
     "affidavit_log_pending": "Entries waiting for their place in the log.",
@@ -289,34 +299,16 @@ STORED_GAUGES = {
 
 def watch_services(metrics: Metrics, services: Services) -> None:
     """Have ``metrics`` show how the parts of ``services`` are doing."""
-    metrics.watch(
-        "affidavit_accounting_waiting",
-        "Plans being accounted or waiting for accounting.",
-        lambda: float(services.submit_plan.waiting),
-    )
-    metrics.watch(
-        "affidavit_accounting_running",
-        "Computations in progress in the accounting processes.",
-        lambda: float(services.pool.unanswered),
-    )
-    metrics.watch(
-        "affidavit_accounting_workers", "Accounting processes.", lambda: services.pool.workers
-    )
-    metrics.watch(
-        "affidavit_writes_suspended",
-        "Reasons why nothing is spent or signed: damage, an altered ledger, a full disk.",
-        lambda: float(len(services.safety.reasons())),
-    )
-    metrics.watch(
-        "affidavit_database_connections",
-        "Database connections in use.",
-        lambda: _connections(services),
-    )
-    metrics.watch(
-        "affidavit_signing_key_expires_seconds",
-        "Seconds until the signing key's window ends; below 0 if no key can sign.",
-        _expiry(services),
-    )
+    reads: dict[str, ReadGauge] = {
+        "affidavit_accounting_waiting": lambda: services.submit_plan.waiting,
+        "affidavit_accounting_running": lambda: services.pool.unanswered,
+        "affidavit_accounting_workers": lambda: services.pool.workers,
+        "affidavit_writes_suspended": lambda: len(services.safety.reasons()),
+        "affidavit_database_connections": lambda: _connections(services),
+        "affidavit_signing_key_expires_seconds": lambda: _expiry(services),
+    }
+    for name, read in reads.items():
+        metrics.watch(name, GAUGES[name], read)
     metrics.watch_stored(STORED_GAUGES, lambda: _stored(services))
 
 
@@ -360,12 +352,9 @@ def _keyset(services: Services, now: datetime) -> dict[str, float]:
     }
 
 
-def _expiry(services: Services) -> Callable[[], float]:
-    def seconds() -> float:
-        try:
-            ends = min(key.public.not_after for key in services.keyring.all_current())
-        except KeyFailure:
-            return -1.0
-        return (ends - services.clock.now()).total_seconds()
-
-    return seconds
+def _expiry(services: Services) -> float:
+    try:
+        ends = min(key.public.not_after for key in services.keyring.all_current())
+    except KeyFailure:
+        return -1.0
+    return (ends - services.clock.now()).total_seconds()

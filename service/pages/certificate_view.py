@@ -27,7 +27,6 @@ from affidavit.certificate import (
     read_keyset,
     verify,
 )
-from affidavit.certificate.log import Inclusion
 from affidavit.service.certificate_store import StoredCertificate
 from affidavit.service.certificate_tables import certificates
 from affidavit.service.dependencies import Services
@@ -35,8 +34,7 @@ from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.models import Issue
 from affidavit.service.lifecycle.status import SUPERSEDED, Status
-from affidavit.service.log.reader import with_inclusion
-from affidavit.service.log.stored_tree import LogDamaged
+from affidavit.service.log.reader import joined, part_of
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.statement import (
@@ -239,12 +237,12 @@ def certificate_view(
     with services.engine.connect() as connection:
         runs, _ = repository.page(connection, None, MOST_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)
-    place = _place(services, certificate)
+    place = part_of(services.log, certificate.bundle)
     plan = predicate["plan"]
     issues = tuple(history(services.engine, certificate.id))
     unusable = standing(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
-    bundle = with_inclusion(services.log, certificate.bundle)
+    bundle = joined(certificate.bundle, place)
     guarantee = guarantee_of(predicate)
     engines = engines_of(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)
@@ -344,13 +342,6 @@ def _because(issues: tuple[Issue, ...], what: str, words: str) -> str:
         if decision is not None:
             return words.format(**{"comment": "no reason was given", **decision.model_dump()})
     return words.split(" by ", maxsplit=1)[0] + "."
-
-
-def _place(services: Services, certificate: StoredCertificate) -> Inclusion | None:
-    try:
-        return services.log.inclusion_of(certificate.bundle)
-    except LogDamaged:
-        return None
 
 
 def _waived(rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-from .operation.database_admin import metadata as metadata
