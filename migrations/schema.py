@@ -1,6 +1,6 @@
 """The schema of an empty database: the service's tables, and what they refuse.
 
-It is made of the tables as this release has them (``affidavit.service.metadata``) and stamped as
+It is made of the tables as this release has them (``database_admin.metadata``) and stamped as
 the newest revision. A revision changes a database that an earlier release made, so whoever changes
 a table adds one.
 
