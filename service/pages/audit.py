@@ -168,12 +168,17 @@ Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
 
 
-class AuditQuery(QueryModel):
-    """The parameters of ``/audit``; an empty field is the same as none."""
+class Search(QueryModel):
+    """A search of the log by kind or subject, before a place in it."""
 
     kind: Text = ""
     subject: Text = ""
     before: Annotated[int, Field(ge=0, le=MOST_LEAVES)] | None = None
+
+
+class AuditQuery(Search):
+    """The parameters of ``/audit``; an empty field is the same as none."""
+
     start: Number = ""
     end: Number = ""
     saved_checkpoint: Annotated[str, Field(max_length=LONGEST)] = ""
@@ -207,15 +212,6 @@ class Entry:
     summary: str
     leaf_hash: str
     page: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """A search of the log by kind or subject, before a place in it."""
-
-    kind: str = ""
-    subject: str = ""
-    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

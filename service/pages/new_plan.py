@@ -40,6 +40,7 @@ from affidavit.service.pages.plan_form import (
     Field,
     ParsedPlan,
     PlanForm,
+    fields,
     parse,
     refused,
     yaml_of,
@@ -395,18 +396,15 @@ def _asking(
     named = {name for name in parsed.at_field if not name.startswith("releases.")}
     if any(reason.pointer == "/steps" for reason in reasons):
         named.add("epochs")
-    names = {name for name in _every_field() if name in (*ASKED, *named) or form.value(name)}
     lacking = tuple(
-        _field(field, name, form, parsed) for name, field in _every_field().items() if name in names
+        _field(field, field.name, form, parsed)
+        for field in fields()
+        if field.name in (*ASKED, *named) or form.value(field.name)
     )
     view = _view(request, "document", PlanForm.of({}), "")
     return replace(
         view, document=text, lacking=lacking, read=read, reasons=reasons, elsewhere=parsed.elsewhere
     )
-
-
-def _every_field() -> dict[str, Field]:
-    return {field.name: field for section in SECTIONS for field in section.fields}
 
 
 def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> FieldView:
