@@ -13,9 +13,9 @@ any database.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import Path, Request, Response
@@ -52,8 +52,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        model = _body_model(self.endpoint)
-        if model is None:
+        model: Any = self.body_field.field_info.annotation
+        if not (isinstance(model, type) and issubclass(model, RequestModel)):
             raise TypeError(f"{self.path}: the body must be a RequestModel")
         required = self.body_field.field_info.is_required()
         access = guard_of(self)
@@ -114,17 +114,6 @@ def _unsupported() -> Problem:
         f"Send the body as {JSON} and set Content-Type accordingly.",
         headers={"Accept": JSON},
     )
-
-
-def _body_model(endpoint: Callable[..., Awaitable[Any] | Any]) -> type[RequestModel] | None:
-    """The ``RequestModel`` among the parameters of ``endpoint``."""
-    hints = get_type_hints(endpoint)
-    hints.pop("return", None)
-    for hint in hints.values():
-        for kind in (hint, *get_args(hint)):
-            if isinstance(kind, type) and issubclass(kind, RequestModel):
-                return kind
-    return None
 
 
 # ---- bodies -------------------------------------------------------------------------
