@@ -143,7 +143,7 @@ def test_a_statement_that_no_database_takes_is_a_fault_of_ours(
         def fails(*_: Any, **__: Any) -> None:
             raise wrong
 
-        monkeypatch.setattr(store, "find", fails)
+        monkeypatch.setattr(store, "get", fails)
         identity = "sha256:" + "0" * 64
         answer = client.get(f"/v1/certificates/{identity}", headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
