@@ -21,42 +21,14 @@ from affidavit.importers.base import (
     share,
     whole,
 )
+from affidavit.importers.names import facts
 
 KIND = "DpEvent"
-FIELDS = {
-    "NoOpDpEvent": (),
-    "GaussianDpEvent": ("noise_multiplier",),
-    "LaplaceDpEvent": ("noise_multiplier",),
-    "ComposedDpEvent": ("events",),
-    "SelfComposedDpEvent": ("event", "count"),
-    "PoissonSampledDpEvent": ("sampling_probability", "event"),
-    "SampledWithoutReplacementDpEvent": ("source_dataset_size", "sample_size", "event"),
-    "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
-    "TruncatedSubsampledGaussianDpEvent": (
-        "dataset_size",
-        "sampling_probability",
-        "truncated_batch_size",
-        "noise_multiplier",
-    ),
-}
-"""The supported kinds, with their fields in dp-accounting 0.6."""
-DP_EVENT_REMEDIES = {
-    "MixtureOfGaussiansDpEvent": "Write the plan with the sampler that the mixture stands for, or "
-    "account for the event with affidavit.PrivacyAccountant.",
-    "RepeatAndSelectDpEvent": "A plan repeats the whole run: have the outermost event repeat, or "
-    "use affidavit.PrivacyAccountant.",
-    "SampledWithReplacementDpEvent": "Sample without replacement (fixed_size) or by poisson: no "
-    "scheme of a plan draws a record twice.",
-    "SingleEpochTreeAggregationDpEvent": "Write noise: {kind: tree}, with the steps, the sampling "
-    "and restart where there are several trees; or use affidavit.PrivacyAccountant. A tree with a "
-    "completion step is not supported.",
-    "ZCDpEvent": "Write the releases that its rho stands for: zCDP alone bounds no lower end.",
-    "DiscreteLaplaceDpEvent": "Use Laplace or Gaussian noise.",
-    "RandomizedResponseDpEvent": "Account for it by itself; plans describe training.",
-    "NonPrivateDpEvent": "Remove the release: it makes the run non-private.",
-    "UnsupportedDpEvent": "Write what is released.",
-}
-"""What to do about kinds that are dp-accounting's and are not read."""
+_KINDS = facts("dp_events.toml")
+FIELDS: dict[str, list[str]] = _KINDS["fields"]
+"""The kinds that are read, with their fields."""
+DP_EVENT_REMEDIES: dict[str, str] = _KINDS["remedies"]
+"""What to do about other kinds of dp-accounting's."""
 MAX_PARTS = 1000
 MAX_COUNT = 10**9
 

@@ -34,6 +34,7 @@ from affidavit.importers.base import (
     share,
     whole,
 )
+from affidavit.importers.names import NAMES
 from affidavit.plan import schedule
 
 KIND = "jax-privacy plan"
@@ -42,29 +43,9 @@ RELATIONS = {
     "REPLACE_ONE": "replace_one",
     "REPLACE_SPECIAL": "zero_out",
 }
-FIELDS = (
-    "iterations",
-    "strategy",
-    "epsilon",
-    "delta",
-    "noise_multiplier",
-    "l2_clip_norm",
-    "sampling_prob",
-    "truncated_batch_size",
-    "num_examples",
-    "partition_type",
-    "column_normalize",
-    "accountant",
-    "neighboring_relation",
-)
-IGNORED_FIELDS = ("rescale_to_unit_norm", "normalize_by", "dtype", "noise_seed")
-"""Fields that scale the clipped sum and the noise alike, or neither."""
-PARTICIPATIONS_FIELDS = (
-    "iterations", "expected_participations", "strategy", "noise_multiplier", "l2_clip_norm",
-    "rescale_to_unit_norm", "normalize_by", "truncated_batch_size", "num_examples",
-    "column_normalize",
-)  # fmt: skip
-"""Fields of ``BandMFConfig``."""
+FIELDS = NAMES["jax_plan_fields"]
+IGNORED_FIELDS = NAMES["jax_ignored_fields"]
+PARTICIPATIONS_FIELDS = NAMES["jax_participations_fields"]
 
 
 def recognises(document: Any) -> bool:

@@ -13,12 +13,11 @@ no claim may rest on it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from affidavit.importers.base import Broken, is_number
+from affidavit.importers.names import facts
 from affidavit.plan import Scheme, StrictModel
 
 NOT_SHUFFLED = tuple(
@@ -109,14 +108,20 @@ class Library(StrictModel):
 
 
 def _load() -> tuple[Library, ...]:
-    text = files(__package__).joinpath("libraries.toml").read_text(encoding="utf-8")
-    sections = tomllib.loads(text)
+    sections = facts("libraries.toml")
     return tuple(
         Library(**{"key": key} | sections.get(own.pop("like", ""), {}) | own)
         for key, own in sections.items()
     )
 
 
+FAULTS = {
+    key: Broken(
+        **{"code": key, "schemes": NOT_SHUFFLED if own.pop("poisson_alone", False) else None} | own
+    )
+    for key, own in facts("faults.toml").items()
+}
+"""What a script may do so that its claim does not hold, whatever its library."""
 LIBRARIES = _load()
 TRAINING = tuple(item for item in LIBRARIES if item.trains)
 ACCOUNTING = tuple(item for item in LIBRARIES if not item.trains)

@@ -16,12 +16,12 @@ import ast
 import math
 from typing import Any
 
-from affidavit.importers.base import Broken, Calibrate, Partial, is_number
-from affidavit.importers.libraries import Library
+from affidavit.importers.base import Calibrate, Partial, is_number
+from affidavit.importers.libraries import FAULTS, Library
+from affidavit.importers.names import NAMES
 from affidavit.importers.quantities import POINTERS
 from affidavit.importers.script_ast import (
     Script,
-    assigned_to,
     imports_of,
     keywords_of,
     last_name,
@@ -30,56 +30,18 @@ from affidavit.importers.script_plan import LIGHTNING, Reading, conflict
 from affidavit.importers.script_private_calls import Returned
 from affidavit.importers.script_records import reductions
 from affidavit.importers.script_values import Record, Unreadable, Values, text_of
-from affidavit.importers.training_loop import around, passes_of, reads_records, steps_of
+from affidavit.importers.training_loop import (
+    around,
+    is_returned,
+    loops_of,
+    passes_of,
+    reads_records,
+    runs_once,
+    steps_of,
+)
 from affidavit.plan import MalformedPlan
 
-PRIVATE_DIVISOR = Broken(
-    code="private_divisor",
-    adjacencies=("add_remove",),
-    message="Opacus divides each sum by ⌊qN⌋, which changes when a record is added or removed, so "
-    "this script does not provide add_remove (opacus#571, arXiv:2605.15648).",
-    remedy="Call guard.opacus(...) after make_private, which fixes the divisor, or claim "
-    "adjacency zero_out, under which the number of records is public.",
-)
-NEW_ACCOUNTANT = Broken(
-    code="accountant_reset",
-    message="The script makes its PrivacyEngine more than once, and each starts its ε at 0: the "
-    "reported ε leaves out earlier spending.",
-    remedy="Create one PrivacyEngine before the first round, or keep its accountant's history.",
-)
-UNCLIPPED = Broken(
-    code="unclipped_loss",
-    message="with ghost clipping, only the loss that make_private returns clips, and backward() "
-    "may be called on another, or max_grad_norm is set for the noise alone.",
-    remedy="Form the loss with the criterion that make_private returns, and keep max_grad_norm.",
-)
-OTHER_REDUCTION = Broken(
-    code="private_divisor",
-    adjacencies=("add_remove",),
-    message="loss_reduction is not how the loss reduces a lot, so that each gradient is scaled by "
-    "the number of records in the lot before it is clipped. One record more changes the others.",
-    remedy="Give loss_reduction the reduction of the loss.",
-)
-SEVERAL_DEVICES = Broken(
-    code="noise_of_a_device",
-    message="its trainer runs on several devices, of which each draws lots and adds noise of its "
-    "own.",
-    remedy="Train on one device.",
-)
-SKIPPED = Broken(
-    code="private_call_skipped",
-    message="the private call is in a try whose handler continues: if the call fails, the script "
-    "trains without privacy.",
-    remedy="Let the error stop the script.",
-)
-ARGUMENTS = frozenset(
-    {"module", "optimizer", "criterion", "data_loader", "noise_multiplier", "max_grad_norm"}
-    | {"batch_first", "loss_reduction", "poisson_sampling", "clipping", "noise_generator"}
-    | {"grad_sample_mode", "wrap_model", "rand_on_empty", "target_epsilon", "target_delta"}
-    | {"epochs", "alphas", "total_steps", "target_unclipped_quantile", "clipbound_learning_rate"}
-    | {"max_clipbound", "min_clipbound", "unclipped_num_std"}
-)
-"""The arguments of ``make_private`` and of its optimisers; others are ignored."""
+ARGUMENTS = frozenset(NAMES["opacus_arguments"])
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 
@@ -108,15 +70,15 @@ class OpacusReading(Reading):
             message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
             raise self.refusal(message, "Write a plan.")
         if not self._is_guarded():
-            self.broken.append(PRIVATE_DIVISOR)
+            self.broken.append(FAULTS["private_divisor"])
         if self._makes_several_engines():
-            self.broken.append(NEW_ACCOUNTANT)
+            self.broken.append(FAULTS["accountant_reset"])
         set_alone = self.script.stored_attributes.get("max_grad_norm", ())
         moved = any(getattr(item.value, "id", "") != "self" for item in set_alone)
         if self._is_ghost() and (moved or not self._uses_its_criterion()):
-            self.broken.append(UNCLIPPED)
+            self.broken.append(FAULTS["unclipped_loss"])
         if self._may_be_skipped():
-            self.broken.append(SKIPPED)
+            self.broken.append(FAULTS["private_call_skipped"])
         returned = Returned(self.values, self.arguments)
         self.values.others = frozenset(
             step for step in steps_of(self.values) if returned.is_of_another(step)
@@ -128,10 +90,10 @@ class OpacusReading(Reading):
         super().judge(lot)
         self.broken += Returned(self.values, self.arguments).faults()
         if self._runs_on_several_devices():
-            self.broken.append(SEVERAL_DEVICES)
+            self.broken.append(FAULTS["noise_of_a_device"])
         reduced = self.values.known(self.arguments.get("loss_reduction")) or "mean"
         if ({"mean", "sum"} - {reduced}) & set(reductions(self.values)):
-            self.broken.append(OTHER_REDUCTION)
+            self.broken.append(FAULTS["other_reduction"])
 
     def quantity(self, name: str) -> Any:
         """A quantity of the private call, else of its calibration, else of the calls beside it."""
@@ -266,8 +228,8 @@ class OpacusReading(Reading):
         if self._is_loader(node):
             return lots
         loader = self._loader()
-        data = self._made(loader.args[0]) if loader is not None and loader.args else None
-        return records if data is not None and self._made(node) is data else None
+        data = self.values.made(loader.args[0]) if loader is not None and loader.args else None
+        return records if data is not None and self.values.made(node) is data else None
 
     def _is_loader(self, node: ast.expr) -> bool:
         """Whether a name is that of the loader that the private call gets."""
@@ -284,45 +246,11 @@ class OpacusReading(Reading):
 
     def _loader(self) -> ast.Call | None:
         """The call that makes the data loader, if the text shows it."""
-        node = self._made(self.arguments.get("data_loader"))
+        node = self.values.made(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
             loader = self.values.spread(node)
             return None if any(item.arg is None for item in loader.keywords) else loader
         self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
-        return None
-
-    def _made(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
-        """What a name is bound to alone, here or by the only call of this function."""
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
-            stores = self.script.stored_attributes.get(node.attr, [])
-            before = [item for item in stores if not self.values.is_rebound(item)]
-            made = assigned_to(self.script, before[0]) if len(before) == 1 else None
-            return self._made(made, depth + 1) if depth <= 20 else None
-        if not isinstance(node, ast.Name):
-            return node
-        bindings = self.script.bindings_of(node)
-        own_bindings = [item for item in bindings if not self.values.is_rebound(item.node)]
-        if len(own_bindings) != 1:
-            return None
-        binding = own_bindings[0]
-        if depth > 20:
-            return None
-        if binding.value is not None:
-            return self._made(self.values.returned(binding.value), depth + 1)
-        if not isinstance(binding.node, ast.arg):
-            return self._made(self._unpacked(binding.node), depth + 1)
-        passed = self.values.passed_to(node, binding.node)
-        return self._made(passed[0], depth + 1) if len(passed) == 1 else None
-
-    def _unpacked(self, name: ast.AST) -> ast.expr | None:
-        """What a function of this file returns for one of the names that unpack its call."""
-        outer = self.script.parents[name]
-        statement = self.script.parents.get(outer)
-        if not isinstance(outer, ast.Tuple) or not isinstance(statement, ast.Assign):
-            return None
-        made = self.values.returned(statement.value)
-        if isinstance(made, ast.Tuple) and len(made.elts) == len(outer.elts):
-            return made.elts[outer.elts.index(name)]  # type: ignore[arg-type]
         return None
 
     def _has_plain_data(self) -> bool:
@@ -408,23 +336,9 @@ class OpacusReading(Reading):
                 made = self.script.value_of(loss)
             if not (isinstance(made, ast.Call) and last_name(made.func) == returned[0]):
                 return False
-            if isinstance(made.func, ast.Name) and not self._is_returned(made.func):
+            if isinstance(made.func, ast.Name) and not is_returned(self.values, made.func, 2):
                 return False
         return True
-
-    def _is_returned(self, name: ast.Name, depth: int = 0) -> bool:
-        """Whether a name is bound last by the private call, here or by what calls this function."""
-        bindings = self.script.bindings_of(name)
-        if len(bindings) == 1 and isinstance(bindings[0].node, ast.arg) and depth < 20:
-            passed = self.values.passed_to(name, bindings[0].node)
-            return bool(passed) and all(
-                isinstance(item, ast.Name) and self._is_returned(item, depth + 1) for item in passed
-            )
-        inside = [item for item in bindings if self.values.is_rebound(item.node)]
-        line = self.call.lineno
-        return bool(inside) and all(
-            item in inside or getattr(item.node, "lineno", line) < line for item in bindings
-        )
 
     def _makes_several_engines(self) -> bool:
         engines = self.script.called("PrivacyEngine")
@@ -437,7 +351,7 @@ class OpacusReading(Reading):
             return True
         federated = imports_of(self.script, ("flwr", "flower"))
         return any(
-            self._is_in_a_loop(engine, 0) or (federated and not self._is_made_once(engine))
+            self._is_repeated(engine) or (federated and not self._is_made_once(engine))
             for engine in engines
         )
 
@@ -448,25 +362,13 @@ class OpacusReading(Reading):
         except Unreadable:
             return False
 
-    def _is_in_a_loop(self, node: ast.AST, depth: int) -> bool:
-        for outer in self.script.above(node):
-            if isinstance(outer, ast.For):
-                match outer.iter:
-                    case ast.Call(func=ast.Name(id="range"), args=[times]) if (
-                        self.values.known(times) == 1
-                    ):
-                        continue
-                return True
-            if isinstance(outer, ast.While):
-                return True
-            if isinstance(outer, ast.FunctionDef) and depth < 20:
-                calls = self.values.known_calls(outer)
-                return len(calls) > 1 or any(
-                    self._is_in_a_loop(call, depth + 1)
-                    for call in calls
-                    if call in self.script.parents
-                )
-        return False
+    def _is_repeated(self, node: ast.AST) -> bool:
+        """Whether a loop, or a second call of its function, may run a node again."""
+        called = (self.values.known_calls(outer) for outer in self.script.above(node))
+        return any(len(calls) > 1 for calls in called) or any(
+            isinstance(loop, ast.While) or not runs_once(self.values, loop.iter)
+            for loop in loops_of(self.values, node)
+        )
 
     # ---- once everything is stated -------------------------------------------------------------
 

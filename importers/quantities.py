@@ -18,6 +18,7 @@ from typing import Any
 from affidavit.importers.base import is_number, not_imported
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, keywords_of, last_name, unpacks
 from affidavit.importers.script_files import definition_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
@@ -32,11 +33,8 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
 }
 """Where each quantity stands in a plan."""
 LENGTHS = ("steps", "epochs")
-SETTLED_BY_ACCOUNTING = ("dataset_size", "target_epsilon", "target_delta")
-"""Quantities that what is told to an accountant settles alone."""
-OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize",
-                  "hyperparameter_search", "search")  # fmt: skip
-"""Methods that step the optimiser beside ``fit`` of Keras, or ``train`` of a trainer."""
+SETTLED_BY_ACCOUNTING = NAMES["settled_by_accounting"]
+OTHER_TRAINING = NAMES["other_training"]
 
 
 class Quantities:

@@ -10,33 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
 Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]
 """Where else an argument of a call is held afterwards; None if it is taken away, or changed."""
-READ_ONLY = frozenset(
-    {
-        "print",
-        "str",
-        "repr",
-        "vars",
-        "len",
-        "isinstance",
-        "type",
-        "info",
-        "debug",
-        "dumps",
-        "asdict",
-    }
-    | {"format", "to_yaml", "pprint", "bool", "hasattr", "getattr", "warning"}
-)
-"""Functions that change nothing of what they are given."""
-READING = frozenset(
-    {"get", "keys", "items", "values", "copy", "pretty", "to_yaml", "to_dict", "format"}
-    | {"flag_values_dict", "flags_into_string", "is_parsed"}
-)
-"""Methods of configurations that change nothing."""
+READ_ONLY = frozenset(NAMES["read_only"])
+READING = frozenset(NAMES["reading_methods"])
 
 
 def holders_of(node: ast.expr) -> set[str]:
@@ -109,11 +90,11 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
         case ast.keyword(arg=None):
             return None
         case ast.Call() if node is not parent.func:
-            return _argument(script, parent, parent.args.index(node), None, name, names)
-        case ast.keyword(arg=str(key)):
+            return _argument(script, parent, node, names)
+        case ast.keyword():
             call = script.parents[parent]
             if isinstance(call, ast.Call):
-                return _argument(script, call, None, key, name, names)
+                return _argument(script, call, node, names)
         case ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.Starred() | ast.Yield():
             return (
                 parent if tracked and not isinstance(script.parents[parent], ast.Compare) else None
@@ -136,24 +117,15 @@ def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AS
     return None
 
 
-def _argument(
-    script: Script,
-    call: ast.Call,
-    place: int | None,
-    key: str | None,
-    name: str | None,
-    names: set[str],
-) -> ast.AST | None:
-    function = _function(script, call.func)
+def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -> ast.AST | None:
+    """Add the parameter that a call gives ``node``; the call, if it takes it out of sight."""
+    function, name = _function(script, call.func), name_of(node)
     if function is None:
         return call if name in names and last_name(call.func) not in READ_ONLY else None
     spec = function.args
-    parameters = [item.arg for item in (*spec.posonlyargs, *spec.args)]
-    if isinstance(script.parents[function], ast.ClassDef):
-        parameters = parameters[1:]
-    if key is None and place is not None and place < len(parameters):
-        key = parameters[place]
-    if key is None or (spec.vararg is not None and key not in parameters):
+    declared = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+    key = next((key for key, item in script.passed(function, call) if item is node), None)
+    if key not in declared:
         return call if name in names else None
     _join(names, name, key)
     return None

@@ -16,26 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_launches import launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-DYNAMIC_FUNCTIONS = frozenset(
-    {"setattr", "delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
-)
-DYNAMIC_ATTRIBUTES = frozenset(
-    {"__dict__", "__setattr__", "__delattr__", "import_module", "reload"}
-)
-SAME = ("prepare", "setup", "setup_dataloaders")
-"""Methods of Accelerate and Fabric whose wrappers do the same as what they wrap."""
+DYNAMIC_FUNCTIONS = frozenset(NAMES["dynamic_functions"])
+DYNAMIC_ATTRIBUTES = frozenset(NAMES["dynamic_attributes"])
+SAME = NAMES["wrappers_of_the_same"]
 OF_LAYERS = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
 """Packages that have layers, losses and optimisers, and nothing that steps one."""
-PRINTERS = frozenset(
-    {"print", "pprint", "dumps", "dict", "str", "repr", "info", "debug", "sorted", "dump", "init"}
-    | {"log", "log_params", "log_hyperparams", "warning"}
-)
-"""Functions that read ``vars(args)`` and change nothing."""
+PRINTERS = frozenset(NAMES["printers"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -293,6 +285,13 @@ class Script:
         while scope is not self.tree:
             scope = self.scope_of(scope)
             yield scope
+
+    def passed(self, function: ast.AST, call: ast.Call) -> list[tuple[str, ast.expr]]:
+        """What a call gives a function, by the names of its parameters."""
+        spec: ast.arguments = function.args  # type: ignore[attr-defined]
+        names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+        method = isinstance(self.parents.get(function), ast.ClassDef)
+        return [*zip(names[method:], call.args, strict=False), *keywords_of(call).items()]
 
     def imports(self, node: ast.Name, module: str, name: str | None = None) -> bool:
         """Whether a name is bound only by importing ``module``, or ``name`` from it."""

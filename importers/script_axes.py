@@ -10,11 +10,10 @@ assumed: it keeps the rows apart, or adds up a loss of each.
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Iterable, Iterator
-from importlib.resources import files
 from typing import NamedTuple
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
 from affidavit.importers.training_loop import (
@@ -29,24 +28,18 @@ from affidavit.importers.training_loop import (
 ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
 PARTED = "parted"
 """The order of rows that are cut into parts, of which each has one of its own."""
-_OPERATIONS = {
-    kind: frozenset(names.split())
-    for kind, names in tomllib.loads(
-        files(__package__).joinpath("arrays.toml").read_text(encoding="utf-8")
-    ).items()
-}
-LINEAR = _OPERATIONS["linear"]
-ELEMENTWISE = _OPERATIONS["elementwise"]
-SUMS = _OPERATIONS["sums"]
-EXTREMES = _OPERATIONS["extremes"]
-PARTS = _OPERATIONS["parts"]
-REORDERS = _OPERATIONS["reorders"]
-JOINS = _OPERATIONS["joins"]
-VIEWS = _OPERATIONS["views"]
-LAYERS = _OPERATIONS["layers"]
-AXES = _OPERATIONS["axes"]
-PRODUCTS = _OPERATIONS["products"]
-AXIS_SECOND = _OPERATIONS["axis_second"]
+LINEAR = frozenset(NAMES["linear"])
+ELEMENTWISE = frozenset(NAMES["elementwise"])
+SUMS = frozenset(NAMES["sums"])
+EXTREMES = frozenset(NAMES["extremes"])
+PARTS = frozenset(NAMES["parts"])
+REORDERS = frozenset(NAMES["reorders"])
+JOINS = frozenset(NAMES["joins"])
+VIEWS = frozenset(NAMES["views"])
+LAYERS = frozenset(NAMES["layers"])
+AXES = frozenset(NAMES["axes"])
+PRODUCTS = frozenset(NAMES["products"])
+AXIS_SECOND = frozenset(NAMES["axis_second"])
 JOINING = SUMS | EXTREMES | {"next"}
 """What makes something of all records, or draws a lot of its own, where a loss names it."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
@@ -392,9 +385,7 @@ class Meetings:
         self, values: Values, function: ast.FunctionDef | ast.Lambda, call: ast.Call
     ) -> Of | None:
         """What a function of the repository returns."""
-        method = isinstance(values.script.parents[function], ast.ClassDef)
-        names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)][method:]
-        passed = [*zip(names, call.args, strict=False), *keywords_of(call).items()]
+        passed = values.script.passed(function, call)
         inner = self.inner[call] = Meetings(values, modelled=self.modelled)
         inner.depth = self.depth + 1
         inner.known = {name: self.of.get(item) for name, item in passed}

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_aliases import escape_of, holders_of
 from affidavit.importers.script_ast import (
     Definition,
@@ -26,19 +27,15 @@ from affidavit.importers.script_ast import (
     parsed,
     unpacks,
 )
-from affidavit.importers.script_launches import yaml_of
+from affidavit.importers.script_launches import PLACES, yaml_of
 from affidavit.importers.script_values import Record, Unreadable, Values, default_of
 
 LARGEST_FILE = 1 << 20
 MOST_VALUES = 100_000
 DEEPEST = 50
-PLACES = (".", "..", "../..")
-"""Folders in which a repository's files are looked for, beside the script first."""
 MOST_MODULES = 100
-GIN_PARSERS = ("parse_config_file", "parse_config_files_and_bindings", "parse_config",
-               "bind_parameter")  # fmt: skip
-CONFIG_OPTIONS = ("config_name", "config_path", "config_dir", "cn", "cp", "cd")
-"""Options of Hydra's that choose another configuration."""
+GIN_PARSERS = NAMES["gin_parsers"]
+CONFIG_OPTIONS = NAMES["config_options"]
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
 INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(?:#.*)?$""")

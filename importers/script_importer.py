@@ -17,6 +17,7 @@ from affidavit.importers.libraries import (
     TRAINING,
     Library,
 )
+from affidavit.importers.names import NAMES
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.script_ast import Script, imports_of, last_name, parsed
@@ -27,18 +28,10 @@ from affidavit.importers.script_plan import Reading
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 
 LARGEST = 1 << 18
-NOISE_SCHEDULERS = frozenset(
-    {"ExponentialNoise", "LambdaNoise", "StepNoise", "NoiseScheduler", "_NoiseScheduler"}
-)
-HARMLESS = ("learning_rate", "lr", "use_cuda_amp")
-"""Attributes of private objects that change nothing of what is released."""
-REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
-"""Methods and functions that undo a private call, or make another object of it."""
-PARTS = frozenset(
-    {"add_noise", "clip_and_accumulate", "pre_step", "noise_generator", "summed_grad"}
-    | {"scale_grad", "sample_rate", "batch_sampler", "__class__"}
-)
-"""Attributes of private optimisers that release the lots."""
+NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
+HARMLESS = NAMES["harmless_attributes"]
+REPLACED = NAMES["replaced"]
+PARTS = frozenset(NAMES["private_parts"])
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
 MENTIONED = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})

@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 PLACES = (".", "..", "../..")
+"""Folders in which a repository's files are looked for, beside the script first."""
 HIDDEN = (".github/workflows", ".vscode", ".circleci")
 """Folders of launches that are hidden."""
 NO_LAUNCHES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",

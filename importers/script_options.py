@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_files import (
     as_launched,
@@ -22,21 +23,12 @@ from affidavit.importers.script_files import (
     settings_file,
 )
 from affidavit.importers.script_launches import option
-from affidavit.importers.script_values import DEPTH, Record, Unreadable, Values, default_of
+from affidavit.importers.script_values import Record, Unreadable, Values, default_of, text_of
 
-SAFE_PARSER_ARGUMENTS = frozenset(
-    {"prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev"}
-)
-"""Arguments of ArgumentParser that do not change defaults."""
-SAFE_PARSER_METHODS = frozenset(
-    {"add_argument", "add_argument_group", "add_mutually_exclusive_group", "error", "exit"}
-    | {"print_help", "print_usage", "format_help", "format_usage", "parse_args", "parse_known_args"}
-)
-FLAGS = frozenset(
-    {"DEFINE_float", "DEFINE_integer", "DEFINE_bool", "DEFINE_boolean", "DEFINE_string"}
-)
-UNPLAIN = frozenset({"__init__", "__getattribute__", "__getattr__", "__setattr__", "__new__"})
-"""Methods that make attributes of their own."""
+SAFE_PARSER_ARGUMENTS = frozenset(NAMES["safe_parser_arguments"])
+SAFE_PARSER_METHODS = frozenset(NAMES["safe_parser_methods"])
+FLAGS = frozenset(NAMES["flags"])
+UNPLAIN = frozenset(NAMES["unplain"])
 KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
     "SimpleNamespace": {},
     "Namespace": {},
@@ -46,11 +38,9 @@ KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Classes whose attributes are their keyword arguments, with defaults."""
-SETTERS = ("putenv", "load_dotenv", "set_key", "Env")
-"""Functions that set variables of the environment."""
+SETTERS = NAMES["environment_setters"]
 VISION = ("torchvision",)
-RANDOM = ("randn", "rand", "zeros", "ones")
-"""What makes arrays of a size that is written out."""
+RANDOM = NAMES["random_arrays"]
 SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Records of torchvision's training sets."""
@@ -462,10 +452,10 @@ def known_size(values: Values, call: ast.Call) -> Any:
 
 def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
     if isinstance(node, ast.Attribute) and node.attr == "dataset":
-        loader = _made(values, node.value)
+        loader = values.made(node.value)
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
-    made = _made(values, node)
+    made = values.made(node)
     name = last_name(made.func) if isinstance(made, ast.Call) else None
     match made:
         case ast.Call(args=[first, *_]) if name == "TensorDataset":
@@ -473,35 +463,17 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
         case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if name in RANDOM:
             if isinstance(size := values.of(rows), int):
                 return size
+    if made is None:
+        raise Unreadable(node, f"the length of {text_of(node)} is not settled")
     if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
         raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")
     size = SIZES.get(last_name(made.func) or "")
-    cut = values.script.stored_attributes.keys() & {
-        "data",
-        "targets",
-        "train_data",
-        "samples",
-        "imgs",
-    }
+    content = ("data", "targets", "train_data", "samples", "imgs")
+    cut = values.script.stored_attributes.keys() & content
     if size is None or train is None or values.known(train) is not True or cut:
         raise Unreadable(made, "it is not a whole training set of a known size")
     return size
-
-
-def _made(values: Values, node: ast.expr) -> ast.expr:
-    """What a name is bound to alone, through plain functions of this file."""
-    for _ in range(DEPTH):
-        if isinstance(node, ast.Name):
-            made = values.script.value_of(node)
-            if made is None:
-                raise Unreadable(node, f"the length of {node.id} is not settled")
-        else:
-            made = values.returned(node)
-            if made is node:
-                break
-        node = made
-    return node
 
 
 READERS = (

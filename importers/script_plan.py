@@ -26,11 +26,11 @@ from affidavit.importers.base import (
     own_line,
 )
 from affidavit.importers.directives import FIELDS
-from affidavit.importers.libraries import NOT_SHUFFLED, Library, satisfies
+from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfies
+from affidavit.importers.names import NAMES
 from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
 from affidavit.importers.script_ast import SAME, Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_private_calls import (
-    OTHER_OPTIMIZER,
     is_attached_elsewhere,
     is_compiled_elsewhere,
     is_unused,
@@ -71,99 +71,30 @@ from affidavit.importers.training_loop import (
 )
 from affidavit.plan import MalformedPlan
 
-ACCUMULATED = Broken(
-    code="accumulated_lots",
-    message="optimizer.step() does not run for each lot. Lots are drawn independently, so a record "
-    "in several lots of one step moves it by a multiple of the clip norm, but the noise covers "
-    "only one.",
-    remedy="Step at each lot, and split large lots with BatchMemoryManager.",
-    schemes=NOT_SHUFFLED,
-)
-REPEATED = Broken(
-    code="repeated_gradients",
-    message="a step may sum several gradients of one record, each clipped alone, but the noise "
-    "covers one: backward() runs several times before it, or a loop of BatchMemoryManager ends "
-    "within a lot, and the next step adds what is left of it.",
-    remedy="Add the losses and call backward() once, and let each loop over lots end by itself.",
-)
-REUSED = Broken(
-    code="reused_lots",
-    message="several steps are taken on each lot. Lots amplify privacy only where each step "
-    "draws its own.",
-    remedy="Step once on each lot, and go over the loader itself in each pass.",
-    schemes=NOT_SHUFFLED,
-)
-MIXED = Broken(
-    code="mixed_records",
-    message="a row may be made of several records (mixup, CutMix, resampling), or a record be in "
-    "several rows. Clipping bounds what a row adds, not what a record does.",
-    remedy="Train on the records themselves, each in one row.",
-)
-JOINED = Broken(
-    code="joined_records",
-    message="a layer or loss joins the records of a lot (batch normalisation, a contrastive loss, "
-    "a loss that its own value scales), cuts some off, or reads others beside them. A record then "
-    "changes the gradients of the others too, and clipping bounds only its own.",
-    remedy="Normalise each record by itself (GroupNorm, LayerNorm), and form the loss of each "
-    "record from that record alone.",
-)
-REPEATED_NOISE = Broken(
-    code="repeated_noise",
-    message="a generator is set to the same state again while the training runs: steps then add "
-    "the same noise, which cancels where their updates are compared.",
-    remedy="Seed once, before the training.",
-)
-SKIPPED_LOTS = Broken(
-    code="skipped_lots",
-    message="a condition, or a GradScaler where a gradient overflows, skips the step for some "
-    "lots. No noise is released for these, so this reveals something about their records.",
-    remedy="Step at every lot; an empty one releases noise alone. Use bfloat16, which needs no "
-    "GradScaler.",
-)
-STOPPED = Broken(
-    code="data_dependent_stop",
-    message="when training stops, its learning rate, its clip norm, or which model is kept, "
-    "depends on the records. No noise covers that decision, so it reveals something about them.",
-    remedy="Stop after a number of steps, at an ε, or by a metric on public data, and set the "
-    "learning rate and choose the model likewise.",
-)
-WRITTEN = OTHER_OPTIMIZER.model_copy(
-    update={
-        "message": "a weight is set by records, beside the step, which alone clips and adds noise.",
-        "remedy": "Learn it in the step, or set it by public data.",
-    }
-)
-FAULTS = (
-    (ACCUMULATED, accumulation),
-    (REPEATED, repeating),
-    (REUSED, reusing),
-    (MIXED, mixing),
-    (JOINED, joining),
-    (SKIPPED_LOTS, skipping),
-    (STOPPED, stopping),
-    (WRITTEN, set_by_records),
-    (REPEATED_NOISE, reseeding),
-)
-"""What a script may do, each with what finds the node that does it."""
+FINDERS = {
+    "accumulated_lots": accumulation,
+    "repeated_gradients": repeating,
+    "reused_lots": reusing,
+    "mixed_records": mixing,
+    "joined_records": joining,
+    "skipped_lots": skipping,
+    "data_dependent_stop": stopping,
+    "written_weight": set_by_records,
+    "repeated_noise": reseeding,
+}
+"""What finds the node of a script that does something of ``FAULTS``."""
 LIGHTNING = ("lightning", "pytorch_lightning")
-SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "BayesSearchCV",
-            "cross_val_score", "cross_val_predict", "cross_validate")  # fmt: skip
-"""What trains for each of several settings or folds."""
+SEARCHES = NAMES["searches"]
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
-STOPS = ("should_stop", "should_training_stop", "stop_training")
-"""What ends the training of Lightning's, Hugging Face's and Keras' trainers."""
+STOPS = NAMES["stops"]
 TRAINED, OTHERS = re.compile("loss|acc(?!ount)|metric"), re.compile("val|eval|test")
 """Parts of the names of metrics, and of those that are of other records."""
-SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "set_random_seed",
-         "PRNGKey")  # fmt: skip
-"""What seeds the generators that noise comes from."""
+SEEDS = NAMES["seeds"]
 LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
-ONCE = ("SubsetRandomSampler", "SequentialSampler")
-"""Samplers that draw each record once a pass."""
-SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
-"""Poisson samplers of a script's own loader."""
+ONCE = NAMES["samplers_without_replacement"]
+SAMPLERS = NAMES["poisson_samplers"]
 
 
 class Reading(Quantities):
@@ -377,25 +308,22 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        for fault, found in FAULTS:
-            if self.is_poisson is False and fault.schemes is not None:
-                continue
-            if (node := found(self.values)) is not None:
-                self._break(fault, node)
-        for code, node in meetings(self.values).items():
-            self._break(MIXED if code == "mixed" else JOINED, node)
-        if (node := repeated(self.values, self.data)) is not None:
-            self._break(MIXED, node)
-        if (node := joining_model(self.values, self.arguments.get("module"))) is not None:
-            self._break(JOINED, node)
+        for key, found in FINDERS.items():
+            if self.is_poisson is not False or FAULTS[key].schemes is None:
+                self._break(key, found(self.values))
+        for kind, node in meetings(self.values).items():
+            self._break(f"{kind}_records", node)
+        self._break("mixed_records", repeated(self.values, self.data))
+        module = self.arguments.get("module")
+        self._break("joined_records", joining_model(self.values, module))
         if self._watches_training():
-            self.broken.append(STOPPED)
+            self.broken.append(FAULTS["data_dependent_stop"])
         if (
             is_unused(self.script, self.call)
             or is_attached_elsewhere(self.values, self.call)
             or is_compiled_elsewhere(self.script, self.call)
         ):
-            self.broken.append(OTHER_OPTIMIZER)
+            self.broken.append(FAULTS["other_optimizer"])
         for rule in self.library.rules:
             satisfied = [
                 satisfies(value, requirement, lot)
@@ -405,9 +333,11 @@ class Reading(Quantities):
             if not all(satisfied):
                 self.broken.append(rule.broken)
 
-    def _break(self, fault: Broken, node: ast.AST) -> None:
-        message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
-        if all(fault.code != other.code for other in self.broken):
+    def _break(self, key: str, node: ast.AST | None) -> None:
+        """Add a fault with the line of the node that shows it, if one does and it is the first."""
+        fault = FAULTS[key]
+        if node is not None and all(fault.code != other.code for other in self.broken):
+            message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
             self.broken.append(fault.model_copy(update={"message": message}))
 
     @cached_property

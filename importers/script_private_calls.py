@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from affidavit.importers.base import Broken
-from affidavit.importers.libraries import NOT_SHUFFLED
+from affidavit.importers.libraries import FAULTS
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Binding, Script, assigned_to, keywords_of, last_name
 from affidavit.importers.script_records import (
     Lot,
@@ -28,23 +29,9 @@ from affidavit.importers.training_loop import (
     steps_of,
 )
 
-OTHER_OPTIMIZER = Broken(
-    code="other_optimizer",
-    message="a step uses an optimiser other than the one the private call returns, the only one "
-    "that clips and adds noise.",
-    remedy="Train only with what the private call returns.",
-)
 PARAMETERS = ("parameters", "named_parameters")
-RAW = ("grad", "grad_sample", "summed_grad")
-"""Attributes of parameters that hold gradients."""
+RAW = NAMES["gradients"]
 KERAS = ("tensorflow", "keras", "tf_keras")
-OTHER_LOADER = Broken(
-    code="other_loader",
-    message="training uses a loader other than the one make_private returns, the only one that "
-    "draws Poisson lots.",
-    remedy="Use the loader that make_private returns, or give poisson_sampling=False.",
-    schemes=NOT_SHUFFLED,
-)
 
 
 def is_unused(script: Script, call: ast.Call) -> bool:
@@ -116,8 +103,7 @@ def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
-DRAWING = ("DPLightningDataModule", "DPDataLoader")
-"""Classes that draw Poisson lots beside the loader that ``make_private`` returns."""
+DRAWING = NAMES["poisson_data_modules"]
 
 
 class Returned:
@@ -156,7 +142,7 @@ class Returned:
                 for step, other in learners(self.values)
             )
         ):
-            yield OTHER_OPTIMIZER
+            yield FAULTS["other_optimizer"]
         drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
         if (self._is_unused(self.names[-1]) and not drawn) or any(
             self._is_original(looped_over(loop.iter), self.loader)
@@ -164,7 +150,7 @@ class Returned:
             for loop in loops_of(self.values, step)
             if isinstance(loop, ast.For)
         ):
-            yield OTHER_LOADER
+            yield FAULTS["other_loader"]
 
     def _tunes_the_module(self, lot: Lot) -> bool:
         """Whether another optimiser steps on the private loader by what the private module says."""
@@ -177,7 +163,7 @@ class Returned:
         ):
             return False
         module: Seen = {last_name(self.names[0]) or ""}
-        return is_private_loader(self.values, looped_over(loop.iter), 0) and any(
+        return is_private_loader(self.values, looped_over(loop.iter)) and any(
             reads_content(statement, module) for statement in losses_of(loop, at)
         )
 

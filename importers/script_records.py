@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, keywords_of, last_name, root_of
 from affidavit.importers.script_axes import (
     JOINING_ROWS,
@@ -44,23 +45,11 @@ Loop = ast.For | ast.While
 Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 """A step, the loop that draws its lots or the function that is given them, and the names with
 records at each statement. A trainer's step is None."""
-OF_EACH_RECORD = ("transform", "transforms", "fn", "preprocess", "generator")
-"""Ends of the names of arguments that are applied to each record by itself."""
-CUTTING = ("sliding_window_view", "unfold", "explode", "flat_map", "from_iterable", "shift",
-           "rolling", "ewm", "expanding", "cumsum", "cumprod", "diff", "roll", "cdist", "transform",
-           "kneighbors")  # fmt: skip
-"""What makes rows of parts of a record, or of several that follow each other."""
-DRAWS = ("choice", "choices", "randint", "randrange", "integers")
-"""Functions that draw an index."""
-WRITING = ("copy_", "add_", "sub_", "mul_", "lerp_", "fill_", "register_buffer", "assign",
-           "assign_add", "assign_sub", "set_weights")  # fmt: skip
-"""Methods that set weights, or what is saved with them."""
-STATISTICS = ("fit", "fit_transform", "adapt", "build_vocab", "bincount", "value_counts", "unique",
-              "Counter", "train_new_from_iterator", "build_vocab_from_iterator", "update_bn",
-              "search", "std", "var", "median", "quantile", "norm", "std_mean", "var_mean",
-              "histc", "cov", "corrcoef", "max", "min", "amax", "amin", "mean", "sum", "svd",
-              "eigh", "pca_lowrank", "percentile", "describe", "scale", "minmax_scale")  # fmt: skip
-"""What computes something of all records together."""
+OF_EACH_RECORD = NAMES["of_each_record"]
+CUTTING = NAMES["cutting"]
+DRAWS = NAMES["draws"]
+WRITING = NAMES["writing"]
+STATISTICS = NAMES["statistics"]
 
 
 # ---- backwards: what rows are made of ---------------------------------------------------------

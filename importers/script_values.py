@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_aliases import Elsewhere, escape_of, holders_of, name_of
 from affidavit.importers.script_ast import (
     FUNCTIONS,
@@ -28,6 +29,7 @@ from affidavit.importers.script_ast import (
     Definition,
     Scope,
     Script,
+    assigned_to,
     keywords_of,
     last_name,
     unpacks,
@@ -57,8 +59,7 @@ MATH: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 ITEMS = ("dict", "file", "run_config", "hydra")
 """Kinds of records whose fields are items."""
-RUN_ONCE = frozenset({"argv", "flags_parser", "command", "component", "name"})
-"""Keywords of what runs a function once; others, as ``num_samples``, may run it more often."""
+RUN_ONCE = frozenset(NAMES["run_once"])
 
 
 class Unreadable(Exception):
@@ -463,16 +464,9 @@ class Values:
         ) or getattr(call, "arg", None) == "server_fn"
 
     def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
-        spec = function.args  # type: ignore[union-attr]
-        positional = [*spec.posonlyargs, *spec.args]
-        if isinstance(self.script.parents.get(function), ast.ClassDef):
-            positional = positional[1:]
         if unpacks(call):
             raise Unreadable(node, f"{node.id} is a parameter, and a call unpacks its arguments")
-        if (named := keywords_of(call).get(arg.arg)) is not None:
-            return named
-        if arg in positional and positional.index(arg) < len(call.args):
-            passed: ast.expr = call.args[positional.index(arg)]
+        if (passed := dict(self.script.passed(function, call)).get(arg.arg)) is not None:
             return passed
         if (default := default_of(function, arg.arg)) is not None:
             if call not in self.script.parents and call.func in self.script.parents:
@@ -493,10 +487,7 @@ class Values:
             function = next((f for f in bodies if getattr(f, "name", "") in names), None)
             if not isinstance(function, ast.FunctionDef):
                 return None
-            places = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
-            places = places[function is not made :]
-            passed = [*zip(places, call.args, strict=False), *keywords_of(call).items()]
-            own = {arg for arg, item in passed if item is node}
+            own = {arg for arg, item in script.passed(function, call) if item is node}
             if not own or any((script, arg) in known for arg in own):
                 return own or None
             further = defined[0].elsewhere(key, known | {(script, arg) for arg in own})
@@ -612,6 +603,37 @@ class Values:
             del self.frames[function]
             if before is not None:
                 self.frames[function] = before
+
+    def made(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
+        """What a name, or an attribute of ``self``, is bound to alone, before any private call.
+
+        It is followed through plain functions of this file, and to the only call of this one.
+        """
+        script, target = self.script, None
+        if depth > DEPTH:
+            return None
+        if isinstance(node, ast.Name):
+            bindings = [item.node for item in script.bindings_of(node)]
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            bindings = [*script.stored_attributes.get(node.attr, [])]
+        else:
+            inner = None if node is None else self.returned(node)
+            return node if inner is node else self.made(inner, depth + 1)
+        own = [item for item in bindings if not self.is_rebound(item)]
+        target = own[0] if len(own) == 1 else None
+        if isinstance(target, ast.arg) and isinstance(node, ast.Name):
+            passed = self.passed_to(node, target)
+            return self.made(passed[0], depth + 1) if len(passed) == 1 else None
+        if target is None:
+            return None
+        outer = script.parents[target]
+        statement = script.parents.get(outer)
+        if isinstance(outer, ast.Tuple) and isinstance(statement, ast.Assign):
+            whole = self.returned(statement.value)
+            if isinstance(whole, ast.Tuple) and len(whole.elts) == len(outer.elts):
+                return self.made(whole.elts[outer.elts.index(target)], depth + 1)  # type: ignore[arg-type]
+            return None
+        return self.made(assigned_to(script, target), depth + 1)
 
     def returned(self, node: ast.expr) -> ast.expr:
         """What a plain function of this file returns, if it has one ``return``, at its end.

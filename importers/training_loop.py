@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import (
     Script,
     assigned_to,
@@ -36,24 +37,16 @@ WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
 REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPED = WRAPPERS | {"range"}
-PLAIN_DECORATORS = ("main", "command", "option", "record", "configurable")
-"""Decorators that run a function once for each call."""
-MIXERS = ("MixUp", "CutMix", "RandomMixUp", "RandomCutMix", "mixup", "mixup_data", "fit_resample")
-"""Functions that make a row of several records, known by name, whatever the case."""
-SAVING = ("save", "save_model", "save_checkpoint", "save_pretrained", "deepcopy", "state_dict",
-          "load_state_dict", "update_parameters")  # fmt: skip
-MODELS = ("model", "net", "module", "self")
-"""Ends of the names of what is trained, or of what holds it."""
+PLAIN_DECORATORS = NAMES["plain_decorators"]
+MIXERS = NAMES["mixers"]
+SAVING = NAMES["saving"]
+MODELS = NAMES["models"]
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
 STEPPING = ("step", "virtual_step")
-LOSS_METHODS = ("training_step", "compute_loss")
-"""Methods that trainers give a lot, and that return its loss."""
-LOT_STATISTICS = (
-    "BatchNormalization", "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm",
-)  # fmt: skip
-LOT_LOSSES = ("NTXentLoss", "SupConLoss", "InfoNCE", "InfoNCELoss", "BarlowTwinsLoss", "VICRegLoss")
-"""Layers and losses in which the records of a lot meet, known by name."""
+LOSS_METHODS = NAMES["loss_methods"]
+LOT_STATISTICS = NAMES["lot_statistics"]
+LOT_LOSSES = NAMES["lot_losses"]
 TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
 HALF_PRECISION = {
     "precision": (16, "16", "16-mixed"),
@@ -61,24 +54,16 @@ HALF_PRECISION = {
     "fp16": (True,),
 }
 """What makes trainers scale their losses by a ``GradScaler``."""
-SIZES = ("shape", "size", "device", "dtype", "ndim", "dim", "numel", "len", "type", "new_zeros",
-         "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
-"""Attributes and functions that tell the form of a lot, and nothing of its content."""
+SIZES = NAMES["form_not_content"]
 OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMemoryManager", "zip",
               "list", "iter", "from_numpy", "tensor", "as_tensor", "Tensor", "from_data_loader",
               *WRAPPERS)  # fmt: skip
 """What holds the records that it is given, and nothing else."""
-PARTS = ("Subset", "random_split", "train_test_split")
-"""What makes parts of the records that it is given."""
-PREPARERS = ("Scaler", "Encoder", "Imputer", "Binarizer", "Vectorizer", "PCA")
-"""Ends of the names of what scikit-learn fits to records, and that is no model."""
-CHOOSING = ("max", "min", "sorted", "sort", "argmax", "argmin", "argsort", "nlargest", "nsmallest")
-"""Functions that take some of several things by their order."""
-SEEDING = ("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all", "set_seed",
-           "seed_everything", "set_random_seed")  # fmt: skip
-"""What sets the state of the generators that noise comes from."""
-OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env", "ema", "swa")
-"""Parts of the names of objects whose ``step`` releases nothing."""
+PARTS = NAMES["data_parts"]
+PREPARERS = NAMES["preparers"]
+CHOOSING = NAMES["choosing"]
+SEEDING = NAMES["seeding"]
+OTHER_STEPS = NAMES["other_steps"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,20 +194,12 @@ def accumulation(values: Values) -> ast.AST | None:
         match node:
             case ast.Attribute(attr="signal_skip_step" | "virtual_step"):
                 return node
-            case ast.keyword(arg="accumulate_grad_batches", value=value) if (
-                values.known(value) != 1
-            ):
-                return node
-            case ast.Call(func=function, keywords=told) if (
-                (last_name(function) or "").endswith("TrainingArguments")
-                and any(item.arg == "gradient_accumulation_steps" and values.known(item.value) != 1
-                        for item in told)
-            ):  # fmt: skip
-                return node
-            case ast.With(items=[ast.withitem(context_expr=ast.Call() as opened)]) if last_name(
-                opened.func
-            ) == "accumulate" and _accumulates(values):
-                return node
+            case ast.keyword(
+                arg="accumulate_grad_batches" | "gradient_accumulation_steps" as name, value=value
+            ) if values.known(value) != 1:
+                call = getattr(script.parents[node], "func", node)
+                if name[0] == "a" or (last_name(call) or "").endswith(TRAINERS):
+                    return node
     for step in set(steps_of(values)) - values.others:
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
@@ -246,13 +223,6 @@ def accumulation(values: Values) -> ast.AST | None:
         if loops and (skip := _continue_between(script, loops[0], step)) is not None:
             return skip
     return None
-
-
-def _accumulates(values: Values) -> bool:
-    """Whether an ``Accelerator`` skips steps, or may."""
-    told = (keywords_of(call) for call in values.script.called("Accelerator"))
-    steps = (item.get("gradient_accumulation_steps", ast.Constant(1)) for item in told)
-    return any(values.known(item) != 1 for item in steps)
 
 
 def _ends_before(script: Script, first: ast.Call, second: ast.AST | None) -> bool:
@@ -336,7 +306,7 @@ def _replays(values: Values, step: ast.AST) -> ast.AST | None:
         binding = script.binding_of(looped_over(loop.iter)) if isinstance(loop, ast.For) else None
         match binding and binding.value:
             case ast.Call(func=ast.Name(id="list" | "tuple"), args=[lots]) if binding is not None:
-                if is_private_loader(values, looped_over(lots), 0):
+                if is_private_loader(values, looped_over(lots)):
                     beyond = set(script.above(loop)) - set(script.above(binding.node))
                     if any(isinstance(outer, ast.For | ast.While) for outer in beyond):
                         return loop
@@ -347,7 +317,7 @@ def _cycled(values: Values) -> ast.AST | None:
     """An ``itertools.cycle`` of the loader, which draws its lots once and repeats them."""
     for call in values.script.called("cycle"):
         own = values.script.is_of(call.func, ("itertools",))
-        if own and call.args and is_private_loader(values, looped_over(call.args[0]), 0):
+        if own and call.args and is_private_loader(values, looped_over(call.args[0])):
             return call
     return None
 
@@ -370,13 +340,14 @@ def _reuses(
             reused = (_reuses(values, call, inner, depth + 1) for call in calls)
             return next((loop for loop in reused if loop is not None), None)
         used = outer
-        if not (isinstance(outer, ast.For) and _runs_once(values, outer.iter)):
+        if not (isinstance(outer, ast.For) and runs_once(values, outer.iter)):
             inner = inner or outer
     drawn = (call for call in script.called("next") if _goes_over(call, "iter"))
     return inner if any(script.scope_of(c) is script.scope_of(place) for c in drawn) else None
 
 
-def _runs_once(values: Values, iterable: ast.expr) -> bool:
+def runs_once(values: Values, iterable: ast.expr) -> bool:
+    """Whether a loop has one turn."""
     try:
         return _times(values, iterable) == 1
     except Unreadable:
@@ -489,12 +460,9 @@ def loss_methods(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
 def stopping(values: Values) -> ast.AST | None:
     """What stops, schedules or saves the training by what the loop makes of its lots."""
     for step in steps_of(values):
-        loop = next(
-            (o for o in values.script.above(step) if isinstance(o, ast.For | ast.While)), None
-        )
-        lot = None if loop is not None else lot_of(values, step, _reads)
-        drawn = drawn_by(loop) if loop is not None else lot[1] if lot is not None else None
-        if drawn is not None and (end := _ends_by(values, step, drawn, 0)) is not None:
+        lot = lot_of(values, step, _reads)
+        drawn = set[str | ast.AST]() if lot is None else lot[1]
+        if (end := _ends_by(values, step, drawn, 0)) is not None:
             return end
     fits = (_ends_by(values, fit, set(), 0) for fit in values.script.called("fit"))
     return next((end for end in fits if end is not None), None) or _chosen(values)
@@ -640,11 +608,8 @@ def lot_of(
             continue
         at = seen_at(values, call, outer[1], reads, outer[2])
         statement = next((node for node in (call, *script.above(call)) if node in at), call)
-        names = [arg.arg for arg in (*scope.args.posonlyargs, *scope.args.args)]  # type: ignore[union-attr]
-        if isinstance(script.parents[scope], ast.ClassDef):
-            names = names[1:]
-        given_to = [*zip(names, call.args, strict=False), *keywords_of(call).items()]
-        passed |= {name for name, item in given_to if reads(item, at.get(statement, set()))}
+        seen = at.get(statement, set())
+        passed |= {name for name, item in script.passed(scope, call) if reads(item, seen)}
     return (scope, passed, scope) if passed else None
 
 
@@ -659,7 +624,7 @@ def _is_of_other_records(values: Values, node: ast.AST, place: ast.AST, made: se
         and outer not in around_it
         and not _goes_over(outer.iter, "range", "trange")
         and last_name(outer.iter) != "param_groups"
-        and not is_private_loader(values, looped_over(outer.iter), 0)
+        and not is_private_loader(values, looped_over(outer.iter))
         and made.isdisjoint(getattr(part, "id", None) for part in ast.walk(outer.iter))
         for outer in values.script.above(node)
     )
@@ -1082,20 +1047,20 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
                 counted = values.script.value_of(first) if isinstance(first, ast.Name) else first
                 match counted, rest:
                     case ast.Call(func=ast.Name(id="len"), args=[loader]), []:
-                        if is_private_loader(values, loader, 0):
+                        if is_private_loader(values, loader):
                             return None
                 return _length(values, iterable, [first, *rest])
             return _times(values, first)
         case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
             _require_own_name(values, iterable.func)
-            own = [part for part in parts if is_private_loader(values, part, 0)]
+            own = [part for part in parts if is_private_loader(values, part)]
             if len(own) == 1 == sum(reads_records(values, part) for part in parts):
                 return None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)
         case ast.Name() | ast.Attribute():
-            if is_private_loader(values, iterable, 0):
+            if is_private_loader(values, iterable):
                 return None
             made = _bound_value(values, iterable)
             if isinstance(made, ast.Call) or _is_only_looped_over(made, values, iterable):
@@ -1115,56 +1080,51 @@ def _require_own_name(values: Values, function: ast.expr) -> None:
         raise Unreadable(function, f"{root.id} is imported")
 
 
-def is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
-    """Whether a name is the loader that the private call returns, and nothing else."""
+def is_private_loader(values: Values, node: ast.expr) -> bool:
+    """Whether a name is the loader of the private training, and nothing else."""
+    if values.plain_loaders:
+        return _is_plain_loader(values, node, 0)
+    return is_returned(values, node, -1)
+
+
+def is_returned(values: Values, node: ast.expr, place: int, depth: int = 0) -> bool:
+    """Whether a name or attribute is what the private call returns at a place, and nothing else."""
     statement, script = values.ignored, values.script
-    if values.plain_loaders and depth <= 20:
-        return _is_plain_loader(values, node, depth)
     if not isinstance(statement, ast.Assign) or depth > 20:
         return False
+    binding = None
     if isinstance(node, ast.Attribute):
-        stores = script.stored_attributes.get(node.attr, [])
-        inside = [item for item in stores if statement in script.above(item)]
-        if len(stores) == 1 and not inside:
-            made = assigned_to(script, stores[0])
-            return isinstance(made, ast.Name) and is_private_loader(values, made, depth + 1)
-        return any(_is_last(script, item) for item in inside) and all(
-            item in inside or item.lineno < statement.lineno for item in stores
+        targets: list[ast.AST] = [*script.stored_attributes.get(node.attr, [])]
+    else:
+        bindings = script.bindings_of(node) if isinstance(node, ast.Name) else []
+        targets = [item.node for item in bindings]
+        binding = bindings[0] if len(bindings) == 1 else None
+    own = [target for target in targets if values.is_rebound(target)]
+    if own:
+        return any(_stands_at(script, target, place) for target in own) and all(
+            target in own or getattr(target, "lineno", 0) < statement.lineno for target in targets
         )
-    if not isinstance(node, ast.Name):
-        return False
-    bindings = script.bindings_of(node)
-    private = {statement, *values.exclusive}
-    inside_names = [item for item in bindings if not private.isdisjoint(script.above(item.node))]
-    if inside_names:
-        return any(_is_last(script, item.node) for item in inside_names) and all(
-            item in inside_names or getattr(item.node, "lineno", 0) < statement.lineno
-            for item in bindings
-        )
-    if len(bindings) != 1:
-        return False
-    binding = bindings[0]
-    outer = script.parents[binding.node]
+    if isinstance(node, ast.Attribute):
+        made = assigned_to(script, targets[0]) if len(targets) == 1 else None
+        return isinstance(made, ast.Name) and is_returned(values, made, place, depth + 1)
+    outer = None if binding is None else script.parents[binding.node]
     if isinstance(outer, ast.withitem) and isinstance(outer.context_expr, ast.Call):
         manager = outer.context_expr
         loader = keywords_of(manager).get("data_loader")
         named = last_name(manager.func) == "BatchMemoryManager"
-        return named and loader is not None and is_private_loader(values, loader, depth + 1)
-    return isinstance(binding.node, ast.arg) and _is_passed_loader(
-        values, node, binding.node, depth
-    )
+        return named and loader is not None and is_returned(values, loader, place, depth + 1)
+    if binding is None or not isinstance(binding.node, ast.arg) or not isinstance(node, ast.Name):
+        return False
+    passed = values.passed_to(node, binding.node)
+    return bool(passed) and all(is_returned(values, item, place, depth + 1) for item in passed)
 
 
-def _is_last(script: Script, target: ast.AST) -> bool:
-    """Whether a private call returns its loader for this target."""
+def _stands_at(script: Script, target: ast.AST, place: int) -> bool:
+    """Whether a private call returns what is at a place for this target."""
     outer = script.parents[target]
-    return not isinstance(outer, ast.Tuple) or outer.elts[-1] is target
-
-
-def _is_passed_loader(values: Values, node: ast.Name, arg: ast.arg, depth: int) -> bool:
-    """Whether every call gives a parameter the private loader."""
-    passed = values.passed_to(node, arg)
-    return bool(passed) and all(is_private_loader(values, item, depth + 1) for item in passed)
+    return not isinstance(outer, ast.Tuple) or (
+        len(outer.elts) > place and outer.elts[place] is target
+    )
 
 
 def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
@@ -1173,7 +1133,8 @@ def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
     if binding is None or not isinstance(node, ast.Name):
         return False
     if isinstance(binding.node, ast.arg):
-        return _is_passed_loader(values, node, binding.node, depth)
+        passed = values.passed_to(node, binding.node)
+        return bool(passed) and all(_is_plain_loader(values, item, depth + 1) for item in passed)
     made = None if binding.value is None else values.returned(binding.value)
     if isinstance(made, ast.Name) and depth <= 20:
         return _is_plain_loader(values, made, depth + 1)
