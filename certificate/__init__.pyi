@@ -23,6 +23,7 @@ from .comparison.strategy_comparison import MechanismCost as MechanismCost
 from .comparison.strategy_comparison import StrategyComparison as StrategyComparison
 from .comparison.strategy_comparison import compare as compare
 from .dsse import BadEnvelope as BadEnvelope
+from .dsse import Instant as Instant
 from .dsse import encode_base64 as encode_base64
 from .dsse import read_envelope as read_envelope
 from .dsse import sign_envelope as sign_envelope

@@ -18,22 +18,31 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
+    StringConstraints,
     ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.keys.key import PublicKey, SigningPort, by_id
+from affidavit.certificate.keys.key import (
+    PublicKey,
+    SigningPort,
+    by_id,
+    format_instant,
+    parse_instant,
+)
 from affidavit.plan import canonical_json, digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -75,6 +84,17 @@ def validated(
         raise ValueError(f"{where}: {first['msg']}") from None
     except RecursionError:
         raise ValueError("the document is nested too deeply") from None
+
+
+def _instant(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        if format_instant(parse_instant(text)) == text:
+            return text
+    raise PydanticCustomError("not_instant", "a time is text like 2027-01-31T00:00:00Z")
+
+
+Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
+Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def encode_base64(raw: bytes) -> str:

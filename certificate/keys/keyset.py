@@ -36,11 +36,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from affidavit.certificate.dsse import (
     BadEnvelope,
     CosignedEnvelope,
+    Digest,
+    Instant,
     Model,
     SignedPart,
     read_cosigned,
@@ -74,17 +76,10 @@ class KeysetError(Exception):
         super().__init__(f"{message} {remedy}")
 
 
-def _instant(text: str) -> str:
-    if format_instant(parse_instant(text)) != text:
-        raise ValueError("this is not a time as YYYY-MM-DDThh:mm:ssZ")
-    return text
-
-
 def _is_none(value: object) -> bool:
     return value is None
 
 
-Instant = Annotated[str, AfterValidator(_instant)]
 KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Label = Annotated[str, Field(max_length=255)]
 
@@ -164,7 +159,7 @@ class Keyset(SignedPart):
 
     type_: Annotated[Literal["https://affidavit.dev/keyset/v1"], Field(alias="_type")]
     version: Annotated[int, Field(ge=1, le=2**53 - 1)]
-    previous: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None
+    previous: Digest | None
     issued_at: Instant
     expires_at: Instant
     roots: Roots

@@ -18,9 +18,7 @@ from .rules import PolicyFacts as PolicyFacts
 from .rules import accounted as accounted
 from .rules import refused_by_policy as refused_by_policy
 from .rules import violations as violations
-from .waiver import Digest as Digest
 from .waiver import Explanation as Explanation
-from .waiver import Instant as Instant
 from .waiver import Person as Person
 from .waiver import WaivableRule as WaivableRule
 from .waiver import Waiver as Waiver

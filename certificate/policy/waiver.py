@@ -18,11 +18,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.keys.key import format_instant, parse_instant
+from affidavit.certificate.dsse import Digest, Instant
+from affidavit.certificate.keys.key import parse_instant
 from affidavit.certificate.policy.rules import WAIVABLE
 from affidavit.plan import Name, Reason, StrictModel, digest_of
-
-DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 
 def _waivable(rule: str) -> str:
@@ -32,19 +31,7 @@ def _waivable(rule: str) -> str:
     return rule
 
 
-def _instant(text: str) -> str:
-    try:
-        canonical = format_instant(parse_instant(text)) == text
-    except ValueError:
-        canonical = False
-    if not canonical:
-        raise PydanticCustomError("not_instant", "a time is text like 2027-01-31T00:00:00Z")
-    return text
-
-
 WaivableRule = Annotated[str, Field(strict=True), AfterValidator(_waivable)]
-Digest = Annotated[str, StringConstraints(strict=True, pattern=DIGEST_PATTERN)]
-Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
 Person = Annotated[
     str,
     StringConstraints(strict=True, min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$"),

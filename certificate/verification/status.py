@@ -39,7 +39,9 @@ from pydantic import Field, model_validator
 
 from affidavit.certificate.dsse import (
     BadEnvelope,
+    Digest,
     Envelope,
+    Instant,
     SignedPart,
     read_envelope,
     sign_envelope,
@@ -62,9 +64,6 @@ MOST_BYTES = 32 * 1024 * 1024
 
 LONGEST_LIFE = timedelta(days=7)
 """The longest time between ``issued_at`` and ``next_update``."""
-
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Instant = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
 class StatusEntry(SignedPart):

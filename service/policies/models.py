@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate import parse_instant
-from affidavit.certificate.policy import Explanation, Instant, Person, Policy, WaivableRule
+from affidavit.certificate import Instant, parse_instant
+from affidavit.certificate.policy import Explanation, Person, Policy, WaivableRule
 from affidavit.client import (
     Page,
     PolicyDocument,
