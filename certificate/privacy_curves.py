@@ -163,7 +163,8 @@ def curves(
     event, curve = closed.event(), solver.enclosed(closed)
     delta = assessment.delta.upper
     epsilon_of = _ask(curve.epsilon, {*DELTAS, delta})
-    delta_of = _ask(curve.delta, _epsilons(assessment))
+    target = assessment.target_epsilon
+    delta_of = _ask(curve.delta, {*EPSILONS, *(() if target is None else (target,))})
     dense = curve.with_width(PROFILE_WIDTH) if isinstance(curve, Adjustable) else curve
     trade_off = sample(dense, progress=lambda points: progress("profile", points))
     return Curves(
@@ -185,11 +186,6 @@ _SAMPLED = Reason(
     "would take seconds and hold with a confidence of its own.",
     remedy="Ask `certify` for ε at the δ that matters.",
 )
-
-
-def _epsilons(assessment: Assessment) -> set[float]:
-    target = assessment.target_epsilon
-    return set(EPSILONS) if target is None else {*EPSILONS, target}
 
 
 def _ask(

@@ -144,11 +144,8 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(PLAIN.get(char) or _escaped(char) for char in text), error.end
-
-
-def _escaped(char: str) -> str:
-    return char.encode("ascii", "backslashreplace").decode()
+    plain = "".join(PLAIN.get(char, char) for char in text)
+    return plain.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _report(error: BaseException) -> None:

@@ -5,7 +5,5 @@ from .chart import Dots as Dots
 from .chart import Line as Line
 from .chart import Mark as Mark
 from .chart import ReferenceLine as ReferenceLine
-from .chart import Scale as Scale
-from .chart import is_shown as is_shown
 from .drawing import draw as draw
 from .drawing import draw_panels as draw_panels

@@ -272,18 +272,14 @@ def read_model(kind: type[Model], document: Any) -> Model:
     """``document`` as a ``kind`` whose every key is what its id says; raises ``KeysetError``."""
     try:
         model = validated(kind, document)
-        for part in ("keys", "roots"):
-            for key in _keys_of(getattr(model, part, ())):
-                key.public()
+        roots = getattr(getattr(model, "roots", None), "keys", ())
+        for key in (*getattr(model, "keys", ()), *roots):
+            key.public()
     except KeyFailure as failure:
         raise _malformed(str(failure)) from None
     except ValueError as error:
         raise _malformed(f"{error}.") from None
     return model
-
-
-def _keys_of(part: Any) -> tuple[RootKey | KeyEntry, ...]:
-    return tuple(part.keys) if isinstance(part, Roots) else tuple(part)
 
 
 def _unique(parts: Iterable[RootKey | KeyEntry | Revocation], what: str) -> set[str]:

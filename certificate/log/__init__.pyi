@@ -17,7 +17,6 @@ from .entry import LogEntry as LogEntry
 from .entry import certificate_entry as certificate_entry
 from .entry import read_consistency as read_consistency
 from .entry import read_inclusion as read_inclusion
-from .monitoring import Alarm as Alarm
 from .monitoring import MissingTile as MissingTile
 from .monitoring import MonitorReport as MonitorReport
 from .monitoring import MonitorState as MonitorState
@@ -25,7 +24,6 @@ from .monitoring import follow as follow
 from .note import BadNote as BadNote
 from .note import Checkpoint as Checkpoint
 from .note import NoteKey as NoteKey
-from .note import UnknownSigner as UnknownSigner
 from .note import note_key as note_key
 from .note import open_checkpoint as open_checkpoint
 from .note import open_note as open_note

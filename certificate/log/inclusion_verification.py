@@ -111,8 +111,8 @@ def require_trusted(
     return f", stamped at {cosigned[0]:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _require_origin(checkpoint: Checkpoint, origin: str) -> None:
-    if checkpoint.origin != origin:
+def _require_origin(checkpoint: Checkpoint, origin: str | None) -> None:
+    if origin not in (None, checkpoint.origin):
         raise VerificationError(
             11,
             "wrong_origin",
@@ -182,7 +182,7 @@ def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Veri
         ) from None
     except BadNote as error:
         raise _unsigned("bad_checkpoint_signature", f"{error}.") from None
-    _require_origin(checkpoint, verifier.options.log_origin or checkpoint.origin)
+    _require_origin(checkpoint, verifier.options.log_origin)
     if at is None:
         raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
     keys = [signer for signer in signers if not signer.development]

@@ -91,10 +91,10 @@ class CertifiedRun:
             left -= ran
             if ran:
                 result.append(replace(phase, steps=ran if _is_sum_over_steps(phase) else length))
-        shorter = replace(
-            self.lowered, phases=tuple(result), plan=_given(self.lowered.plan, result)
-        )
-        return shorter.event()
+        # The plan keeps as many phases as are left, so that the two stay in step.
+        plan = self.lowered.plan
+        shorter = plan.model_copy(update={"phases": plan.phases[: len(result)]})
+        return replace(self.lowered, phases=tuple(result), plan=shorter).event()
 
     def cost_of(self, steps_run: int) -> Cost:
         """The cost of ``steps_run`` steps, never above that of the whole run."""
@@ -191,11 +191,6 @@ def _is_sum_over_steps(phase: LoweredPhase) -> bool:
     return phase.correlation is None and phase.whole is None and phase.sampled.run is None
 
 
-def _given(plan: Plan, phases: Sequence[LoweredPhase]) -> Plan:
-    """``plan`` with as many phases as are left, so that the two stay in step."""
-    return plan.model_copy(update={"phases": plan.phases[: len(phases)]})
-
-
 def _mu_squared(event: Event) -> float:
     """μ² of Gaussian DP, rounded up; infinite where the run is not exactly one Gaussian."""
     try:
@@ -262,17 +257,14 @@ def spending_chart(
             marks.append(Line(name="the actual run", points=_held(ran)))
             marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
             stated += f" The run was charged for {run} steps."
+    above = HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
     return Chart(
         title="ε over steps",
         description=stated,
         x=Axis(label="steps run", low=0.0),
-        y=Axis(label=f"ε (nats) at δ = {decimal_up(delta, 6)}", low=0.0, high=_above(certified)),
+        y=Axis(label=f"ε (nats) at δ = {decimal_up(delta, 6)}", low=0.0, high=above),
         marks=tuple(marks),
     )
-
-
-def _above(certified: float) -> float | None:
-    return HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
 
 
 def _held(spent: tuple[PrivacySpent, ...]) -> tuple[tuple[float, float], ...]:

@@ -233,7 +233,8 @@ def test_step_11_a_root_that_nobody_signed(log: Log, certificate: Certificate) -
 
 def test_step_11_the_wrong_origin(log: Log) -> None:
     bundle = log.bundle(40, origin="example.com/other")
-    assert rejected(bundle, log_origin=ORIGIN) == (11, "wrong_origin")
+    for origin in (ORIGIN, ""):
+        assert rejected(bundle, log_origin=origin) == (11, "wrong_origin")
     note = bundle["log"]["checkpoint"]
     bundle["log"]["checkpoint"] = note.replace("example.com/other\n", f"{ORIGIN}\n", 1)
     assert rejected(bundle) == (11, "unknown_checkpoint_key")
