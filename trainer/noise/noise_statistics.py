@@ -148,7 +148,7 @@ class NoiseTest:
         if strategy.steps > LONGEST or strategy.draws != strategy.steps:
             return None
         if place == 0 or self._matrix is None:
-            self._matrix, self._seen = strategy.strategy_matrix(), {}
+            self._matrix, self._seen = strategy.injected.strategy_matrix(), {}
         self._seen[place] = noise
         row = self._matrix[place]
         parts = [(float(row[s]), self._seen.get(s)) for s in range(place + 1) if row[s]]

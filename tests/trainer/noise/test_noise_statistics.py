@@ -96,7 +96,7 @@ def test_other_noise_is_stopped(noise: Any, within: int) -> None:
 
 
 def banded() -> tuple[Strategy, int]:
-    """A strategy with bands, and its steps."""
+    """A strategy with bands, whose clip norms are scheduled, and its steps."""
     from affidavit.certificate import Execution
 
     plan = plan_with(
@@ -104,6 +104,7 @@ def banded() -> tuple[Strategy, int]:
         sampling={"scheme": "cyclic", "lot_size": 12},
         steps=40,
         noise={"kind": "banded", "bands": 3},
+        clip_schedule=[1.0] * 20 + [0.5] * 20,
         releases=[{"name": "all", "clip_norm": 0.5, "noise_multiplier": 2.0}],
     )
     (strategy,) = strategies_of(Execution.of(plan))
