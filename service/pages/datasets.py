@@ -137,20 +137,15 @@ def set_budget(
 def ledger_page(
     connection: Connection, rules: PolicySet, cursor: str | None
 ) -> ListPage[LedgerLine]:
-    """The page of ledgers after ``cursor``, by name; raises ``ValueError``."""
-    after = None if cursor is None else scope_of(cursor)
+    """The page of ledgers after ``cursor``, the scope of one as text, by name."""
+    after = None
+    if cursor is not None:
+        dataset, unit, adjacency = cursor.split("/")
+        after = LedgerScope(dataset=dataset, unit=unit, adjacency=adjacency)
     ledgers = repository.ledgers_after(connection, after, LISTED + 1)
     lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:LISTED])
     more = len(ledgers) > LISTED
     return ListPage(lines=lines, next=str(ledgers[LISTED - 1].scope) if more else None)
-
-
-def scope_of(text: str) -> LedgerScope:
-    """The scope that ``str`` wrote; raises ``ValueError``."""
-    parts = text.split("/")
-    if len(parts) != 3 or not all(part.isascii() and part.isprintable() for part in parts):
-        raise ValueError("a ledger is named by data set, unit and adjacency")
-    return LedgerScope(dataset=parts[0], unit=parts[1], adjacency=parts[2])
 
 
 def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
