@@ -7,9 +7,9 @@ response body is a ``ResponseModel``, filled from the attributes of what a route
 >>> class CommentRequest(RequestModel):
 ...     noun = "a comment"
 ...     text: Comment
->>> CommentRequest.from_json(b'{"text": "fine"}').text
+>>> CommentRequest.from_data({"text": "fine"}).text
 'fine'
->>> CommentRequest.from_json(b'{"text": "fine", "text": "bad"}')
+>>> CommentRequest.load(b'{"text": "fine", "text": "bad"}')
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: duplicate_key at /text: ...
 
@@ -60,11 +60,6 @@ class RequestModel(StrictModel):
     guide: ClassVar[str] = "/openapi.json"
     error_code: ClassVar[str] = "malformed_request"
     max_bytes: ClassVar[int] = 64 * 1024
-
-    @classmethod
-    def from_json(cls, content: bytes) -> Self:
-        """Parse ``content`` strictly; raises ``MalformedRequest`` with every mistake."""
-        return cls.from_data(cls.load(content))
 
     @classmethod
     def load(cls, content: bytes) -> Any:

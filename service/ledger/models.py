@@ -3,9 +3,9 @@ r"""Wire models of ledgers and reservations.
 ε, δ and costs are numbers rounded outward, null where they are not bounded. Of the numbers in
 ``spent`` the first decides; the other two are for reading and say so.
 
->>> BudgetRequest.from_json(b'{"adjacency": "add_remove", "epsilon": 8, "delta": 1e-5}').unit
+>>> BudgetRequest.from_data({"adjacency": "add_remove", "epsilon": 8, "delta": 1e-5}).unit
 'example'
->>> SettlementRequest.from_json(b'{"steps_run": -1}')
+>>> SettlementRequest.from_data({"steps_run": -1})
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: invalid_value at /steps_run: ...
 """

@@ -1,6 +1,6 @@
 r"""Wire models of decisions about certificates, their issues and the status list.
 
->>> DecisionRequest.from_json(b'{"decision": "approve", "envelope": "sha256:1"}')
+>>> DecisionRequest.from_data({"decision": "approve", "envelope": "sha256:1"})
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: invalid_value at /envelope: ...
 """

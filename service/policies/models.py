@@ -1,6 +1,6 @@
 """Wire models of policies, waivers and simulations.
 
->>> WaiverRequest.from_json(b'{"rule": "under_noised", "policy": "nlg"}')
+>>> WaiverRequest.from_data({"rule": "under_noised", "policy": "nlg"})
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: invalid_value at /rule: ...
 """

@@ -1,9 +1,8 @@
 r"""Wire models of runs: what people and workers send, and the responses.
 
->>> body = b'{"fence": 1, "secret": "' + 64 * b"0" + b'", "steps": 7}'
->>> HeartbeatRequest.from_json(body).steps
+>>> HeartbeatRequest.from_data({"fence": 1, "secret": 64 * "0", "steps": 7}).steps
 7
->>> RunRequest.from_json(b'{"certificate": "x"}')
+>>> RunRequest.from_data({"certificate": "x"})
 Traceback (most recent call last):
 affidavit.service.errors.MalformedRequest: ...
 """

@@ -155,4 +155,4 @@ def test_the_waiver_on_the_page_is_one_that_the_service_takes() -> None:
 
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     provided = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}
-    assert WaiverRequest.from_json(json.dumps(provided).encode()).rule == "policy_epsilon_cap"
+    assert WaiverRequest.from_data(provided).rule == "policy_epsilon_cap"
