@@ -41,11 +41,7 @@ class Opinion:
 
     def as_dict(self) -> dict[str, Any]:
         """The opinion as it stands in a result document."""
-        result = {
-            "name": self.name,
-            "version": self.version,
-            "epsilon": interval(self.epsilon),
-        }
+        result = {"name": self.name, "version": self.version, "epsilon": interval(self.epsilon)}
         if self.confidence is None:
             return result
         return {**result, "confidence": self.confidence.level, "seed": self.confidence.seed}

@@ -42,12 +42,7 @@ from affidavit.mechanisms import (
     with_probability,
     with_steps,
 )
-from affidavit.plan import (
-    Event,
-    Plan,
-    RefusedPlan,
-    schedule,
-)
+from affidavit.plan import Event, Plan, RefusedPlan, schedule
 
 ONE_SIDED = ("participations", "selection", "rdp", "allocation_rdp")
 """Engines whose own lower ends are 0."""
@@ -173,11 +168,7 @@ class Solver:
         guess = self._guess(lambda scale: self.lowered.event(scale=scale / unit))
         if isinstance(self.engine, Sampling) and guess is not None:
             return confirmed_noise(self._upper_of(close), self._target[0], guess=guess)
-        return least_noise(
-            self._upper_of(close),
-            self._target[0],
-            guess=guess,
-        )
+        return least_noise(self._upper_of(close), self._target[0], guess=guess)
 
     def _largest_lot(self) -> int:
         """The largest lot; of a run of so many epochs, also beyond where it loses a step.

@@ -66,17 +66,11 @@ class Certificate:
         result = assessment.as_result() | {key: predicate[key] for key in ("policy", "waived")}
         if self.untrusted:
             result["warnings"] = [*result["warnings"], UNTRUSTED]
-        return {
-            **result,
-            "certificate": {"id": self.id, "bundle": json.loads(self.bundle)},
-        }
+        return {**result, "certificate": {"id": self.id, "bundle": json.loads(self.bundle)}}
 
 
 def certificate_id(
-    plan: Plan,
-    policy: Policy = BUILT_IN,
-    waivers: Iterable[Waiver] = (),
-    team: str | None = None,
+    plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiver] = (), team: str | None = None
 ) -> str:
     """The id that a certificate of ``plan`` has, or will have, under ``policy``.
 

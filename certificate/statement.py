@@ -47,10 +47,7 @@ def address(
     """
     requested = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
     granted = sorted(waivers)
-    more = {
-        **({"waivers": granted} if granted else {}),
-        **({} if team is None else {"team": team}),
-    }
+    more = {**({"waivers": granted} if granted else {}), **({} if team is None else {"team": team})}
     return digest_of({**requested, **more})
 
 

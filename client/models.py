@@ -158,9 +158,7 @@ RevocationCode = Annotated[
         "key_compromise",
         "other",
     ],
-    Field(
-        description="; ".join(f"`{code}`: {text}" for code, text in REVOCATION_CODES.items()),
-    ),
+    Field(description="; ".join(f"`{code}`: {text}" for code, text in REVOCATION_CODES.items())),
 ]
 
 

@@ -53,8 +53,7 @@ def certify(
     policy: PolicyFileOption = None,
     second_opinion: SecondOpinionOption = False,
     prove: Annotated[
-        bool,
-        typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks."),
+        bool, typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks.")
     ] = False,
     records: Annotated[
         int | None,
@@ -103,10 +102,7 @@ def certify(
 
 
 def _print(
-    file: PlanFile,
-    assessment: Assessment,
-    certificate: Certificate | None,
-    bundle: Path | None,
+    file: PlanFile, assessment: Assessment, certificate: Certificate | None, bundle: Path | None
 ) -> None:
     print_assessment(out, file.name, file.locate(assessment.reasons), assessment)
     if certificate is None:

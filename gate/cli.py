@@ -128,12 +128,7 @@ def plain(command: Any) -> Any:
     return command
 
 
-app = typer.Typer(
-    cls=Commands,
-    name="affidavit",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(cls=Commands, name="affidavit", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def diagnose(
     plan: PlanArgument,
     claimed_epsilon: Annotated[
-        str | None,
-        typer.Option("--claimed-epsilon", help="The claimed ε, with all its digits."),
+        str | None, typer.Option("--claimed-epsilon", help="The claimed ε, with all its digits.")
     ] = None,
     claimed_noise_multiplier: Annotated[
         str | None,

@@ -50,8 +50,7 @@ EachRoleOption = Annotated[
     ),
 ]
 OverlapOption = Annotated[
-    int,
-    typer.Option("--overlap-days", min=0, max=730, help="Days for which old keys stay valid."),
+    int, typer.Option("--overlap-days", min=0, max=730, help="Days for which old keys stay valid.")
 ]
 
 
@@ -91,9 +90,7 @@ def keys_rotate(
 
 
 @keys.command("retire")
-def keys_retire(
-    key: Annotated[str, typer.Argument(help="Key id, or a unique prefix.")],
-) -> None:
+def keys_retire(key: Annotated[str, typer.Argument(help="Key id, or a unique prefix.")]) -> None:
     """End the validity of a key now; of a key for certificates alone, also theirs."""
     with usage_errors():
         retired = _store().retire(key)

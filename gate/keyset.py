@@ -48,10 +48,7 @@ def keyset_new(
     ] = None,
     root: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--root",
-            help="Public record of a root key; default: the previous roots.",
-        ),
+        typer.Option("--root", help="Public record of a root key; default: the previous roots."),
     ] = None,
     threshold: Annotated[
         int | None, typer.Option(min=1, help="Number of roots that must sign.")
@@ -97,8 +94,7 @@ def keyset_new(
 
 @keyset.command("sign")
 def keyset_sign(
-    file: FileArgument,
-    key: Annotated[Path, typer.Option("--key", help="Private root key, PEM.")],
+    file: FileArgument, key: Annotated[Path, typer.Option("--key", help="Private root key, PEM.")]
 ) -> None:
     """Sign the keyset with a root key."""
     with usage_errors():
@@ -114,8 +110,7 @@ def keyset_sign(
 def keyset_check(
     file: FileArgument,
     root: Annotated[
-        Path | None,
-        typer.Option("--root", help="Trusted roots, or the last keyset seen."),
+        Path | None, typer.Option("--root", help="Trusted roots, or the last keyset seen.")
     ] = None,
 ) -> None:
     """Check whether a keyset is valid; exits 1 with the reason if not."""

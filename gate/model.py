@@ -88,8 +88,7 @@ def sign_model(
         ),
     ] = None,
     export: Annotated[
-        list[Export] | None,
-        typer.Option(help="Also write the claim in this form; repeatable."),
+        list[Export] | None, typer.Option(help="Also write the claim in this form; repeatable.")
     ] = None,
 ) -> None:
     """Put certificate, run record and a signed claim into the folder of a trained model.

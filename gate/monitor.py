@@ -110,8 +110,7 @@ def monitor(
         Path | None, typer.Option(help="File with the last checkpoints seen, instead of your own.")
     ] = None,
     checkpoint: Annotated[
-        list[Path] | None,
-        typer.Option(help="Checkpoint seen elsewhere; repeatable."),
+        list[Path] | None, typer.Option(help="Checkpoint seen elsewhere; repeatable.")
     ] = None,
     bundle: Annotated[
         list[Path] | None,

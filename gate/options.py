@@ -38,21 +38,18 @@ SecondOpinionOption = Annotated[
     bool, typer.Option("--second-opinion", help="Ask a second accountant about each plan.")
 ]
 PolicyFileOption = Annotated[
-    Path | None,
-    typer.Option("--policy", help="Also apply this policy file, YAML or JSON."),
+    Path | None, typer.Option("--policy", help="Also apply this policy file, YAML or JSON.")
 ]
 KeysOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--keys",
-        help="Trusted public keys, as returned by GET /v1/keys, instead of your own.",
+        "--keys", help="Trusted public keys, as returned by GET /v1/keys, instead of your own."
     ),
 ]
 KeysetOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--keyset",
-        help="Keyset whose keys to trust (GET /v1/keyset); repeatable, oldest first.",
+        "--keyset", help="Keyset whose keys to trust (GET /v1/keyset); repeatable, oldest first."
     ),
 ]
 RootOption = Annotated[

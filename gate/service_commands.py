@@ -33,8 +33,7 @@ CertificateArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Certificate id: sha256: and 64 hexadecimal digits.")
 ]
 DigestOption = Annotated[
-    str | None,
-    typer.Option("--digest", help="The envelope_digest that you reviewed."),
+    str | None, typer.Option("--digest", help="The envelope_digest that you reviewed.")
 ]
 DatasetArgument = Annotated[str, typer.Argument(help="Name of the data set, as in plans.")]
 ReservationArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the reservation.")]
@@ -50,8 +49,7 @@ ledger = command_group("Show and spend the privacy budgets of data sets on a ser
 def ledger_show(
     dataset: DatasetArgument,
     certificate: Annotated[
-        str | None,
-        typer.Option("--forecast", help="How many more runs of this certificate fit."),
+        str | None, typer.Option("--forecast", help="How many more runs of this certificate fit.")
     ] = None,
     server: ServerOption = SERVER,
     as_json: JsonOption = False,

@@ -20,9 +20,7 @@ from affidavit.plan import MalformedPlan, load_json
 AccountantOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--accountant",
-        metavar="NAME=VERSION",
-        help="Minimum version of an accountant; repeatable.",
+        "--accountant", metavar="NAME=VERSION", help="Minimum version of an accountant; repeatable."
     ),
 ]
 PolicyOption = Annotated[
@@ -36,8 +34,7 @@ PolicyOption = Annotated[
 RequireLogOption = Annotated[
     bool,
     typer.Option(
-        "--require-log",
-        help="Reject a bundle without a proof of inclusion in a consistent log.",
+        "--require-log", help="Reject a bundle without a proof of inclusion in a consistent log."
     ),
 ]
 LogOriginOption = Annotated[
@@ -63,15 +60,13 @@ StatusOption = Annotated[
     typer.Option("--status", help="Signed status list, as written by `affidavit status --out`."),
 ]
 RequireStatusOption = Annotated[
-    bool,
-    typer.Option("--require-status", help="Reject a bundle without a revocation check."),
+    bool, typer.Option("--require-status", help="Reject a bundle without a revocation check.")
 ]
 
 TrustOption = Annotated[
     Path | None,
     typer.Option(
-        "--trust",
-        help="Trust policy (YAML): log, witnesses and freshness; default: the keyset's.",
+        "--trust", help="Trust policy (YAML): log, witnesses and freshness; default: the keyset's."
     ),
 ]
 

@@ -35,10 +35,7 @@ from pydantic_core import CoreSchema, core_schema
 from affidavit.plan.strategies import FORMS, NOISE_KINDS, NoiseForm
 
 Group = Literal[
-    "affidavit.strategies",
-    "affidavit.mechanisms",
-    "affidavit.accountants",
-    "affidavit.optimizers",
+    "affidavit.strategies", "affidavit.mechanisms", "affidavit.accountants", "affidavit.optimizers"
 ]
 
 

@@ -107,17 +107,10 @@ class Optimizer(StrictModel):
 
     name: Annotated[OptimizerName, _InstalledNames()] = "dp_sgd"
     momentum: Annotated[
-        Decay | None,
-        Field(description="heavy-ball momentum β of the noisy means"),
+        Decay | None, Field(description="heavy-ball momentum β of the noisy means")
     ] = None
-    beta1: Annotated[
-        Decay | None,
-        Field(description="decay of Adam's first moment"),
-    ] = None
-    beta2: Annotated[
-        Decay | None,
-        Field(description="decay of Adam's second moment"),
-    ] = None
+    beta1: Annotated[Decay | None, Field(description="decay of Adam's first moment")] = None
+    beta2: Annotated[Decay | None, Field(description="decay of Adam's second moment")] = None
     learning_rate: Annotated[Positive | None, Field(description="step length η")] = None
     auxiliary_learning_rate: Annotated[
         Positive | None,
@@ -127,13 +120,11 @@ class Optimizer(StrictModel):
         None
     )
     floor: Annotated[
-        NonNegative | None,
-        Field(description="public lower bound ξ of the second moment"),
+        NonNegative | None, Field(description="public lower bound ξ of the second moment")
     ] = None
-    smoothing: Annotated[
-        Decay | None,
-        Field(description="decay of the causal low-pass filter"),
-    ] = None
+    smoothing: Annotated[Decay | None, Field(description="decay of the causal low-pass filter")] = (
+        None
+    )
     newton_schulz_steps: Annotated[
         Annotated[Integer, Field(ge=1, le=64)] | None,
         Field(description="Newton-Schulz iterations q"),
@@ -169,8 +160,7 @@ class Optimizer(StrictModel):
         Positive | None, Field(description="l2 norm C₂ that the error state is clipped to")
     ] = None
     pre_clip_norm: Annotated[
-        Positive | None,
-        Field(description="l2 norm G that a record's raw gradient is clipped to"),
+        Positive | None, Field(description="l2 norm G that a record's raw gradient is clipped to")
     ] = None
     denoise: Annotated[
         Denoise | None,

@@ -62,12 +62,7 @@ def digest(plan: PlanDocument) -> str:
 
 Schema = dict[str, Any]
 SCHEMA_ID = "https://affidavit.dev/schemas/plan-v1.json"
-KEYWORDS = {
-    "ge": "minimum",
-    "le": "maximum",
-    "gt": "exclusiveMinimum",
-    "lt": "exclusiveMaximum",
-}
+KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
 """JSON Schema's keyword of each bound."""
 
 

@@ -379,10 +379,7 @@ class YamlReader:
         for key in self._until(MappingEndEvent):
             if not isinstance(key, ScalarEvent) or key.anchor or key.tag is not None:
                 raise Refused(
-                    path,
-                    "syntax",
-                    "a mapping key is not a plain word.",
-                    "Use field names as keys.",
+                    path, "syntax", "a mapping key is not a plain word.", "Use field names as keys."
                 )
             here = (*path, key.value)
             self.positions[here] = _mark(key)

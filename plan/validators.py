@@ -181,9 +181,7 @@ def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
         )
     if sampling.scheme == "truncated_poisson" and sampling.lot_size is None and size is None:
         yield missing_field(
-            "/dataset/size",
-            "truncated lots need the size of the data set.",
-            "Give dataset.size.",
+            "/dataset/size", "truncated lots need the size of the data set.", "Give dataset.size."
         )
 
 

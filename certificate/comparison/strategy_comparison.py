@@ -139,12 +139,7 @@ def strategy_of(plan: Plan) -> tuple[Strategy, Streamed | None]:
     return streamed.strategy, streamed
 
 
-def variant(
-    plan: Plan,
-    steps: int,
-    target: tuple[float, float],
-    **changed: Any,
-) -> Plan:
+def variant(plan: Plan, steps: int, target: tuple[float, float], **changed: Any) -> Plan:
     """``plan`` with fields ``changed``, its noise among them, and its multipliers left open.
 
     ``target`` is ε and δ. Raises ``MalformedPlan`` where the plan lacks what the sampler needs.
@@ -160,11 +155,7 @@ def variant(
 
 
 def attempt(
-    label: str,
-    plan: Plan,
-    steps: int,
-    target: tuple[float, float],
-    **changed: Any,
+    label: str, plan: Plan, steps: int, target: tuple[float, float], **changed: Any
 ) -> MechanismCost:
     """``variant``, measured; a row that says why not where there is no such plan."""
     try:

@@ -67,10 +67,7 @@ class ClaimedEpsilon:
         target = plan.target.epsilon
         relative = float(Decimal(1).scaleb(int(number.as_tuple().exponent)) / number)
         return cls(
-            value=target,
-            unit=ELASTICITY * relative * target,
-            loose=0.0,
-            short=CALIBRATED_SHORT,
+            value=target, unit=ELASTICITY * relative * target, loose=0.0, short=CALIBRATED_SHORT
         )
 
     @property

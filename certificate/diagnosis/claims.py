@@ -28,14 +28,7 @@ from affidavit.certificate.diagnosis.case import Case, Mistake, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
 from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
-from affidavit.plan import (
-    PHASE_FIELDS,
-    Claim,
-    LargeDelta,
-    Plan,
-    Reason,
-    pointer_to,
-)
+from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
 
 MOST_ALONE = 10
 MOST_PAIRS = 5

@@ -21,15 +21,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
 WINDOW = timedelta(days=730)
 """How long a new key may sign."""
@@ -193,11 +186,7 @@ class SigningKey:
 
     @classmethod
     def generate(
-        cls,
-        label: str = "",
-        *,
-        development: bool = False,
-        roles: Collection[KeyRole] | None = None,
+        cls, label: str = "", *, development: bool = False, roles: Collection[KeyRole] | None = None
     ) -> SigningKey:
         """A fresh pair for ``roles``, or None for each, whose window opens now."""
         private = Ed25519PrivateKey.generate()

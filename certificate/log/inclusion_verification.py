@@ -195,8 +195,7 @@ def signed(note: str, cosigned: tuple[datetime, datetime] | None, verifier: Veri
             return key
     if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
-            "checkpoint_key_revoked",
-            "the checkpoint's key is revoked, so its date proves nothing.",
+            "checkpoint_key_revoked", "the checkpoint's key is revoked, so its date proves nothing."
         )
     raise _unsigned(
         "checkpoint_key_outside_window",

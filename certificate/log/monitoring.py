@@ -163,8 +163,7 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
     """The tree of ``seen`` out of the log's tiles, which has to have its root."""
     if seen.size > newest.size:
         raise _Alarmed(
-            "rolled_back",
-            f"the log has {newest.size} entries, but {seen.size} were seen {where}.",
+            "rolled_back", f"the log has {newest.size} entries, but {seen.size} were seen {where}."
         )
     tree = Frontier(seen.size, frontier_hashes(seen.size, source.hashes))
     if tree.root() != seen.root_hash:
@@ -177,10 +176,7 @@ def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) 
 
 
 def _new_entries(
-    source: Source,
-    newest: Checkpoint,
-    known: MonitorState,
-    report: MonitorReport,
+    source: Source, newest: Checkpoint, known: MonitorState, report: MonitorReport
 ) -> list[Alarm]:
     """Read what was added since the last time, up to the signed root; what is wrong with entries.
 
@@ -212,9 +208,7 @@ def _entries(source: Source, first: int, size: int) -> Iterator[tuple[int, bytes
         entries = source.entries(number, width)
         if len(entries) < width:
             raise _Alarmed(
-                "entry_missing",
-                f"entry {start + len(entries)} is missing.",
-                start + len(entries),
+                "entry_missing", f"entry {start + len(entries)} is missing.", start + len(entries)
             )
         for index in range(max(first, start), start + width):
             yield index, entries[index - start]

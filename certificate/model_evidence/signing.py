@@ -81,12 +81,7 @@ def sign_model(
             "Give --openssf-key to sign it anew, or remove the file.",
         )
     training = training_of(
-        folder,
-        before,
-        trusted,
-        evidence=evidence,
-        now=now,
-        options=VerificationOptions(),
+        folder, before, trusted, evidence=evidence, now=now, options=VerificationOptions()
     )
     of = _claimed(folder, before, training, evidence, format_instant(now))
     exported_files = _exported(folder, set(exports), of)

@@ -110,10 +110,7 @@ class ModelReport:
 
 
 def verify_model(
-    folder: Path,
-    trusted: Iterable[PublicKey],
-    *,
-    options: VerificationOptions | None = None,
+    folder: Path, trusted: Iterable[PublicKey], *, options: VerificationOptions | None = None
 ) -> ModelReport:
     """Verify ``folder`` against the claim in it, under ``trusted`` keys.
 

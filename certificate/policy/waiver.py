@@ -40,10 +40,7 @@ Person = Annotated[
 Explanation = Annotated[
     str,
     StringConstraints(
-        strict=True,
-        min_length=1,
-        max_length=2000,
-        pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$",
+        strict=True, min_length=1, max_length=2000, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
     ),
 ]
 

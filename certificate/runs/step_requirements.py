@@ -152,10 +152,7 @@ def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
     sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
     return {
         "steps": steps,
-        "sampling": {
-            **sampling,
-            "probability": str(schedule.sampling_probability(plan, phase)),
-        },
+        "sampling": {**sampling, "probability": str(schedule.sampling_probability(plan, phase))},
         "divisor": str(schedule.divisor(plan, phase)),
         "clipping": phase.clipping,
         "scheduled": phase.clip_schedule is not None,

@@ -138,7 +138,5 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
             ),
         }
     if corrected:
-        result |= _held(
-            probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps),
-        )
+        result |= _held(probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps))
     return result

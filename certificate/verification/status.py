@@ -165,9 +165,7 @@ def current_status(
 
 
 def check_status(
-    envelope: Envelope,
-    predicate: Mapping[str, Any],
-    verifier: Verifier,
+    envelope: Envelope, predicate: Mapping[str, Any], verifier: Verifier
 ) -> StatusCheck:
     """Step 13: it has the required approvals and is not revoked.
 
@@ -253,9 +251,7 @@ def _require_newer(
         former, key = trusted.get(last.key_id), trusted[signed.key_id]
         if former is not None and not former.revoked_at(now) and key.not_before < former.not_before:
             raise _error(
-                "status_rollback",
-                "a status list from a newer key was seen before.",
-                _FETCH,
+                "status_rollback", "a status list from a newer key was seen before.", _FETCH
             )
         if former is None or former.revoked_at(now) or key.not_before > former.not_before:
             return

@@ -193,9 +193,7 @@ class Guard:
         if sums is None or released is None:
             if sums is not released:
                 raise GuardStop(
-                    "bad_argument",
-                    "sums or released is missing.",
-                    "Give both, or neither.",
+                    "bad_argument", "sums or released is missing.", "Give both, or neither."
                 )
             self._note("the noise of some releases was declared but not tested.")
             return

@@ -60,9 +60,7 @@ def single_block(case: Case) -> Iterator[Way]:
             joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(stored)}))
             if joint is not None and sum(entry.count for entry in stored) > 1:
                 yield Way(
-                    text=f"the release {release.name} was forgotten",
-                    change=_alone(joint),
-                    cost=2.5,
+                    text=f"the release {release.name} was forgotten", change=_alone(joint), cost=2.5
                 )
 
 

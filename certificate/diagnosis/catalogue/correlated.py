@@ -202,11 +202,7 @@ def amplified(sensitivity: float) -> Change:
 
     def change(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         return replace(
-            account,
-            known=True,
-            probability=facts.rate,
-            sensitivity=sensitivity,
-            pair="add_remove",
+            account, known=True, probability=facts.rate, sensitivity=sensitivity, pair="add_remove"
         )
 
     return change

@@ -19,11 +19,7 @@ USUAL_DELTAS = (1e-5, 1e-6, 1e-4, 1e-3, 1e-7, 1e-2)
 )
 def gdp_clt(_case: Case) -> Iterator[Way]:
     """The central-limit approximation as a bound."""
-    yield Way(
-        text="the central-limit approximation was reported",
-        central_limit=True,
-        cost=0.9,
-    )
+    yield Way(text="the central-limit approximation was reported", central_limit=True, cost=0.9)
 
 
 @mistake(

@@ -229,11 +229,7 @@ def _counts(facts: PhaseFacts) -> Iterator[tuple[int, str, float]]:
     # A longer pass than the run tells nothing, and at the least rates it is infinitely long.
     full = math.floor(min(1 / facts.rate * (1 + 1e-12), facts.steps))
     for epochs in sorted(whole, key=lambda item: abs(item - facts.epochs)):
-        yield (
-            epochs * full,
-            f"{epochs} epochs of the full lots alone",
-            1.6,
-        )
+        yield (epochs * full, f"{epochs} epochs of the full lots alone", 1.6)
     yield math.floor(facts.epochs / facts.rate), "epochs divided by q, and cut off", 2.0
     yield facts.steps - 1, "one step was lost in rounding", 2.2
 
