@@ -246,12 +246,14 @@ def _mistake(node: ast.AST, room: str) -> Iterator[Use]:
             yield Use(code=getattr(node, "name", ""), room=room, message=message, remedy=remedy)
 
 
-def _in_table(part: object, room: str) -> Iterator[Use]:
-    """The codes of a table of data."""
+def _in_table(part: object, room: str, name: str = "") -> Iterator[Use]:
+    """The codes of a table of data, each stated in its entry or the entry's name."""
     if isinstance(part, dict):
-        if "code" in part:
-            yield Use(code=part["code"], room=room, message=part["message"], remedy=part["remedy"])
-        part = list(part.values())
+        if {"message", "remedy"} <= part.keys():
+            code = part.get("code", name)
+            yield Use(code=code, room=room, message=part["message"], remedy=part["remedy"])
+        for key, item in part.items():
+            yield from _in_table(item, room, key)
     for item in part if isinstance(part, list) else ():
         yield from _in_table(item, room)
 
