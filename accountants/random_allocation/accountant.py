@@ -197,15 +197,18 @@ class AllocationAccountant:
         return below.orders
 
     def lower_ends(self, event: Event) -> PrivacyCurve | None:
-        """The curve of what ``event`` attains, with a cap; None where none is known."""
+        """The curve of what ``event`` attains, with a cap if it has one; None where none is known."""
         try:
             _, below = self._curves(event)
-            if below is None:
-                return None
-            quick = RenyiAllocationAccountant(stride=WIDE_STRIDE)
-            return Capped(curve=below, cap=quick.curve(event))
         except AccountantError:
             return None
+        if below is None:
+            return None
+        try:
+            cap = RenyiAllocationAccountant(stride=WIDE_STRIDE).curve(event)
+        except AccountantError:
+            return below
+        return Capped(curve=below, cap=cap)
 
     def _curves(self, event: Event) -> tuple[TwoOrders, TwoOrders | None]:
         """The curve that dominates ``event``, and the one that it attains, which may be the same.
