@@ -8,6 +8,7 @@ from .calibration import largest_probability as largest_probability
 from .calibration import least_noise as least_noise
 from .calibration import most as most
 from .calibration import most_steps as most_steps
+from .checker import CHAIN as CHAIN
 from .checker import DOMINATING_PAIRS as DOMINATING_PAIRS
 from .checker import MOST_ROWS as MOST_ROWS
 from .checker import Draws as Draws
@@ -16,6 +17,7 @@ from .checker import Products as Products
 from .checker import Proof as Proof
 from .checker import Unproved as Unproved
 from .checker import Witness as Witness
+from .checker import bad_witness as bad_witness
 from .checker import buffered as buffered
 from .checker import by_distance as by_distance
 from .checker import has_noise as has_noise

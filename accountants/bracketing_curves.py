@@ -130,7 +130,7 @@ class LeastCurve:
         for curve in self.curves:
             try:
                 results.append(answer(curve))
-            except OutOfReach as error:
+            except AccountantError as error:
                 errors.append(error)
         if not results:
             raise errors[0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted, closed
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
+from affidavit.accountants.protocol import AccountantError, PrivacyCurve
 from affidavit.plan import (
     Composed,
     Event,
@@ -142,12 +142,12 @@ class ChainedCurve:
     def _bracket(
         self, answer: Callable[[PrivacyCurve], Bracket], chained: Callable[[Bracket], float]
     ) -> Bracket:
-        errors: list[OutOfReach] = []
+        errors: list[AccountantError] = []
         result = closed(math.inf, self.below, answer)
         for curve in (*self.above, None):
             try:
                 upper = chained(result) if curve is None else answer(curve).upper
-            except OutOfReach as error:
+            except AccountantError as error:
                 errors.append(error)
                 continue
             upper = min(upper, result.upper)

@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from affidavit.accountants.protocol import Unsupported
 from affidavit.plan import (
+    ChainOfNeighbours,
     Composed,
     EitherBound,
     Event,
@@ -60,5 +61,10 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
                 _count(inner, times, counts)
         case EitherBound(events=bounds):
             _count(bounds[0], times, counts)
+        case ChainOfNeighbours():
+            raise Unsupported(
+                "this accountant has no bound for a chain of neighbours.",
+                "Use the fourier accountant.",
+            )
         case _:
             counts[event] += times

@@ -19,6 +19,7 @@ from typing import Any
 from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
+from affidavit.accountants.bracketing_curves import FirstThatAnswers
 from affidavit.accountants.checker import (
     Cover,
     Covers,
@@ -32,6 +33,7 @@ from affidavit.accountants.checker import (
     SingleRelease,
     Unproved,
     Witness,
+    chained,
     composed,
     conceded,
     concluded,
@@ -41,7 +43,8 @@ from affidavit.accountants.checker import (
     single_release,
 )
 from affidavit.accountants.protocol import AccountantError
-from affidavit.plan import Event, Leaf, TruncatedPoissonGaussian, alternatives
+from affidavit.accountants.registry import certain_accountants
+from affidavit.plan import ChainOfNeighbours, Event, Leaf, TruncatedPoissonGaussian, alternatives
 
 MOST_NODES, QUICK_NODES = 6000, 512
 """Nodes of a lattice on one side of zero. With the second a proof mostly takes less than
@@ -58,6 +61,8 @@ _LOSS_BITS, _RATIO_BITS = 96, 176
 _REACH = 12.5
 """Normal tails that are cut off (standard deviations) are below 1e-35."""
 
+Requirement = Callable[[Event, bool], None]
+"""Raises ``Unproved`` for a bound that is not that of the run, or of its neighbours in a chain."""
 _Found = tuple[RunWitness | None, Measure | SingleRelease]
 
 
@@ -67,7 +72,7 @@ def search_witness(
     delta: float,
     looseness: float,
     most: int = MOST_NODES,
-    require: Callable[[Event], None] | None = None,
+    require: Requirement | None = None,
 ) -> tuple[Witness, Proof]:
     """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
 
@@ -79,12 +84,20 @@ def search_witness(
     bounds = alternatives(event)
     for place in _likeliest(bounds, epsilon.upper, delta):
         bound = bounds[place]
+        if isinstance(bound, ChainOfNeighbours):
+            try:
+                witness, proof = _search_chain(bound, delta, looseness, most, require)
+            except (Unproved, AccountantError) as failure:
+                unproved = failure
+            else:
+                return replace(witness, alternative=place), proof
+            continue
         covers = _covers(bound)
         # The engine's least bound may have cut lots revealed.
         for chosen in [covers, ()] if any(covers) else [()]:
             try:
                 if require is not None:
-                    require(bound)
+                    require(bound, False)
                 witness, proof = _search(bound, chosen, epsilon, delta, looseness, most)
             except Unproved as failure:
                 unproved = failure
@@ -127,6 +140,26 @@ def _covers(event: Event) -> Covers:
         return Cover(spent=cover.spent, share=cover.share, crowded=cover.crowded)
 
     return tuple(chosen(leaf) for leaf in leaves)
+
+
+def _search_chain(
+    chain: ChainOfNeighbours, delta: float, looseness: float, most: int, require: Requirement | None
+) -> tuple[Witness, Proof]:
+    """A witness of every link of ``chain``; raises ``Unproved`` or ``AccountantError``."""
+    of_link = None if require is None else lambda event, _: require(event, True)
+    links, proofs, epsilon = [], [], 0.0
+    for _ in range(chain.links):
+        # Less than its share, because the links' decimals are rounded up.
+        at = delta / chain.links * math.exp(-epsilon) * (1 - 1e-9)
+        bracket = FirstThatAnswers(event=chain.event, engines=certain_accountants()).epsilon(at)
+        witness, proof = search_witness(chain.event, bracket, at, looseness, most, of_link)
+        links.append(witness)
+        proofs.append(proof)
+        epsilon = math.nextafter(epsilon + float(proof.epsilon), math.inf)
+    claim = Witness(
+        epsilon=decimal_up(epsilon, 12), delta=decimal_up(delta, 17), runs=(), links=tuple(links)
+    )
+    return claim, chained(claim, proofs)
 
 
 def _search(
@@ -258,6 +291,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
         ],
         **({"covers": covers} if covers else {}),
         **({"alternative": witness.alternative} if witness.alternative else {}),
+        **({"links": [witness_document(link) for link in witness.links]} if witness.links else {}),
     }
 
 
@@ -286,6 +320,7 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
                 for cover in document.get("covers", ())
             ),
             alternative=index(document.get("alternative", 0)),
+            links=tuple(witness_from(link) for link in document.get("links", ())),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Unproved("bad_witness", f"This is not a witness: {error}.", "Search again.") from None

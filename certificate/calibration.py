@@ -100,6 +100,8 @@ class Solver:
         if least == event:
             return above
         below = (*attacks, *self._below(least))
+        if (one := closed.of_one_record) is not None:
+            below += self._below(attained(one.attained()))
         return BracketingCurve(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flint import arb
 
 from affidavit.accountants import (
+    CHAIN,
     DOMINATING_PAIRS,
     MOST_ROWS,
     Bracket,
@@ -28,6 +29,7 @@ from affidavit.accountants import (
     Proof,
     Unproved,
     Witness,
+    bad_witness,
     buffered,
     by_distance,
     has_noise,
@@ -52,6 +54,7 @@ from affidavit.certificate.runs.step_requirements import PlanNotClosed, certifie
 from affidavit.certificate.statement import statement
 from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier
 from affidavit.plan import (
+    ChainOfNeighbours,
     ClippingQuantile,
     Composed,
     Event,
@@ -112,7 +115,12 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
     elif isinstance(signed, Mapping):
         witness = witness_from(signed)
         lowered, event = _lowered(predicate)
-        _require_noise(lowered, witness.event(event))
+        bound = witness.event(event)
+        if isinstance(bound, ChainOfNeighbours):
+            for link in witness.links:
+                _require_noise(lowered, link.event(bound.event), of_link=True)
+        else:
+            _require_noise(lowered, bound)
         proof = prove(witness, event)
     else:
         raise Unproved(
@@ -123,7 +131,11 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
 
 def proof_sources(proof: Proof) -> tuple[str, ...]:
     """The pages of docs/theorems that ``proof`` rests on, the checker's own first."""
-    return "checker", *sorted({DOMINATING_PAIRS[name].source for name in proof.theorems})
+    pages = {
+        "group-privacy" if name == CHAIN else DOMINATING_PAIRS[name].source
+        for name in proof.theorems
+    }
+    return "checker", *sorted(pages)
 
 
 def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
@@ -142,8 +154,16 @@ def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
         ) from None
 
 
-def _require_noise(lowered: Lowered, event: Event) -> None:
-    """Raise ``Unproved`` unless the plan gives its phases the noise and lots of ``event``."""
+def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> None:
+    """Raise ``Unproved`` unless the plan gives its phases the noise and lots of ``event``.
+
+    That is of the neighbours of a chain where it is ``of_link``.
+    """
+    if of_link:
+        one = lowered.of_one_record
+        if one is None:
+            raise bad_witness("it is for neighbours that the run has none of")
+        lowered = one
     # A selection has no statement, whatever it selects from.
     if lowered.extra.selection is None and isinstance(event, Composed):
         for index, phase in enumerate(event.events[: len(lowered.phases)]):

@@ -13,7 +13,8 @@ a plan that is solved for, or its steps); ``Lowered.event`` fills those in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from affidavit.mechanisms.additional_releases import Extras, lower_extra
@@ -22,15 +23,22 @@ from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier, jointly
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
 from affidavit.mechanisms.samplers import SAMPLERS, Sampled, sample
 from affidavit.plan import (
+    ChainOfNeighbours,
     Composed,
+    EitherBound,
     Event,
     Gaussian,
+    MalformedPlan,
     Plan,
     Reason,
     RefusedPlan,
     Repeated,
     ShuffledEpoch,
+    alternatives,
+    as_document,
+    plan_from,
     schedule,
+    with_fields,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +103,7 @@ class Lowered:
     phases: tuple[LoweredPhase, ...]
     extra: Extras
 
-    def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed:
+    def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed | EitherBound:
         """The whole run, with ``scale`` and ``steps`` standing in for what is open.
 
         Where the plan leaves noise open, ``scale`` is the open phases' σ_joint and the
@@ -105,11 +113,53 @@ class Lowered:
             joints = [scale if p.joint is None else p.joint for p in self.phases]
         else:
             joints = [scale * (p.joint or 0.0) for p in self.phases]
+        joints = [jointly(joint, self.extra.same_lot) for joint in joints]
         phases = tuple(
-            phase.event(jointly(joint, self.extra.same_lot), steps)
-            for phase, joint in zip(self.phases, joints, strict=True)
+            phase.event(joint, steps) for phase, joint in zip(self.phases, joints, strict=True)
         )
-        return self.extra.around(phases)
+        own = self.extra.around(phases)
+        chain = self._chain(joints, steps) if self._is_bounded_only(phases, joints, steps) else None
+        if chain is None:
+            return own
+        return EitherBound(events=(*alternatives(own), chain))
+
+    def _is_bounded_only(
+        self, phases: tuple[Event, ...], joints: list[float], steps: int | None
+    ) -> bool:
+        """Whether a phase does not attain its event among ``phases``, at these ``joints``."""
+        return any(
+            phase.attained(joint, length) != event
+            for phase, joint, event in zip(self.phases, joints, phases, strict=True)
+            if (length := steps if phase.steps is None else phase.steps) is not None
+        )
+
+    def _chain(self, joints: list[float], steps: int | None) -> ChainOfNeighbours | None:
+        """The run by neighbours in one record, which there is to replace by none; or None."""
+        one = self.of_one_record
+        if one is None or len(one.phases) != len(self.phases):
+            return None
+        ran = (
+            replace(phase, steps=own.steps)
+            for phase, own in zip(one.phases, self.phases, strict=True)
+        )
+        phases = tuple(phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True))
+        if all(map(_is_unsampled, phases)):
+            return None
+        replaced = self.plan.adjacency == "replace_one"
+        links = self.plan.dataset.records_per_unit * (2 if replaced else 1)
+        return ChainOfNeighbours(event=one.extra.around(phases), links=links)
+
+    @property
+    def of_one_record(self) -> Lowered | None:
+        """The run for data sets that differ in one record, one of them without it.
+
+        Such data sets are among those of replace_one, and of users. None where the plan is for
+        these itself, or where they are not certified.
+        """
+        plan = self.plan
+        if plan.adjacency != "replace_one" and plan.dataset.records_per_unit == 1:
+            return None
+        return _of_one_record(plan)
 
     def attained(self) -> Composed:
         """What one record can do to a run with nothing open: no bound of ε may lie below its ε.
@@ -123,6 +173,29 @@ class Lowered:
                 raise ValueError("the plan leaves its noise or its steps open; close it")
             phases.append(phase.attained(jointly(phase.joint, self.extra.same_lot), phase.steps))
         return self.extra.around(phases)
+
+
+def _is_unsampled(event: Event) -> bool:
+    """Whether ``event`` is Gaussian: of twice the distance it costs less than two neighbours."""
+    match event:
+        case Repeated(event=inner):
+            return _is_unsampled(inner)
+        case Composed(events=events):
+            return all(map(_is_unsampled, events))
+        case _:
+            return isinstance(event, Gaussian)
+
+
+@lru_cache(maxsize=64)
+def _of_one_record(plan: Plan) -> Lowered | None:
+    # Under add_remove a record that contributes nothing is one that is not there.
+    adjacency = "zero_out" if plan.adjacency == "replace_one" else plan.adjacency
+    document = with_fields(as_document(plan), adjacency=adjacency, unit="example")
+    document["dataset"].pop("contributions_per_user", None)
+    try:
+        return lower(plan_from(document))
+    except (MalformedPlan, RefusedPlan):
+        return None
 
 
 def lower(plan: Plan) -> Lowered:

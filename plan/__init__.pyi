@@ -37,6 +37,7 @@ from .events import MOST_BINS as MOST_BINS
 from .events import MOST_RECORDS as MOST_RECORDS
 from .events import MOST_WEIGHTS as MOST_WEIGHTS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
+from .events import ChainOfNeighbours as ChainOfNeighbours
 from .events import Composed as Composed
 from .events import EitherBound as EitherBound
 from .events import Event as Event

@@ -441,12 +441,49 @@ class EitherBound:
     events: tuple[Event, ...]
 
 
-Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainOfNeighbours:
+    """A run on two data sets so many ``links`` apart, of which each costs at most ``event``."""
+
+    event: Event
+    links: int
+
+    def __post_init__(self) -> None:
+        if self.links < 1:
+            raise ValueError(f"links must be at least 1, got {self.links}")
+
+
+Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound | ChainOfNeighbours
 
 
 def alternatives(event: Event) -> tuple[Event, ...]:
-    """``event``, or the events that each bound it, where it has any ``EitherBound`` in it."""
-    return tuple(dict.fromkeys(_chosen(event, which) for which in range(_most_bounds(event))))
+    """``event``, or the events that each bound it, where it has any ``EitherBound`` in it.
+
+    A chain in one of them is around all of it: what is beside the chain costs its whole each link.
+    Bounds of its neighbours stay in it, because each link may have another.
+    """
+    chosen = (_chosen(event, which) for which in range(_most_bounds(event)))
+    return tuple(dict.fromkeys(map(_around_chains, chosen)))
+
+
+def _around_chains(event: Event) -> Event:
+    inner, links = _without_chains(event)
+    return event if inner == event else ChainOfNeighbours(event=inner, links=links)
+
+
+def _without_chains(event: Event) -> tuple[Event, int]:
+    """``event`` of one link of the longest chain in it, and how long that is; 1 without any."""
+    match event:
+        case ChainOfNeighbours(event=inner, links=links):
+            return inner, links
+        case Repeated(event=inner) | RepeatAndSelect(event=inner):
+            one, links = _without_chains(inner)
+            return replace(event, event=one), links
+        case Composed(events=events) if events:
+            ones, numbers = zip(*map(_without_chains, events), strict=True)
+            return Composed(events=ones), max(numbers)
+        case _:
+            return event, 1
 
 
 def _most_bounds(event: Event) -> int:

@@ -20,6 +20,7 @@ from flint import arb
 
 from affidavit.accountants.checker.lattice import Unproved, bad_witness, no_statement
 from affidavit.plan import (
+    ChainOfNeighbours,
     Composed,
     EitherBound,
     Event,
@@ -211,8 +212,8 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
                 _count(inner, times, counts)
         case EitherBound():
             raise bad_witness("it does not say which of several bounds it is for")
-        case RepeatAndSelect():
-            raise no_statement("RepeatAndSelect")
+        case RepeatAndSelect() | ChainOfNeighbours():
+            raise no_statement(type(event).__name__)
         case _:
             counts[event] += times
 

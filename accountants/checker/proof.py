@@ -40,10 +40,12 @@ from affidavit.accountants.checker.lattice import (
     power_product,
     rounded_up,
 )
-from affidavit.plan import Event, alternatives
+from affidavit.plan import ChainOfNeighbours, Event, alternatives
 
 MOST_PLACES, MOST_CELLS = 50_000, 4_000_000
 """Of one piece, and its places times its normals: two minutes at most."""
+CHAIN = "chain_of_neighbours"
+"""The first theorem of docs/theorems/group-privacy.md, among the names of statements."""
 _LARGEST_LOSS = 30
 """Losses of adding a record to bins that are above this (nats) count as infinite."""
 
@@ -176,7 +178,7 @@ class Witness:
 
     One release whose losses rise everywhere needs none. ``covers`` are for the releases in which
     cut lots are hidden. Of a run that two events bound the proof is of the one that ``alternative``
-    is the place of.
+    is the place of. A chain of neighbours has a witness for each of its ``links`` instead of runs.
     """
 
     epsilon: str
@@ -184,6 +186,7 @@ class Witness:
     runs: tuple[RunWitness, ...]
     covers: tuple[Cover | None, ...] = ()
     alternative: int = 0
+    links: tuple[Witness, ...] = ()
 
     def event(self, run: Event) -> Event:
         """What bounds ``run`` by this witness; raises ``Unproved``."""
@@ -207,7 +210,12 @@ def prove(witness: Witness, event: Event) -> Proof:
 
     Raises ``Unproved`` where it does not, or where no theorem here covers the event.
     """
-    directions = laws(witness.event(event), witness.covers)
+    bound = witness.event(event)
+    if isinstance(bound, ChainOfNeighbours):
+        if len(witness.links) != bound.links:
+            raise bad_witness(f"it has {len(witness.links)} links of {bound.links}")
+        return chained(witness, [prove(link, bound.event) for link in witness.links])
+    directions = laws(bound, witness.covers)
     curves = [composed(*pair) for pair in zip_longest(directions, witness.runs)]
     return concluded(witness, directions, curves)
 
@@ -233,6 +241,26 @@ def concluded(
             )
     names = {law.statement for direction in directions for law, _ in direction}
     return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=tuple(sorted(names)))
+
+
+def chained(witness: Witness, proofs: Sequence[Proof]) -> Proof:
+    """What follows for the ends of a chain from the ``proofs`` of its links.
+
+    Raises ``Unproved`` where that is not what the witness claims (group-privacy.md, the chain).
+    """
+    epsilon, delta = arb(0), arb(0)
+    for proof in proofs:
+        delta += _decimal(proof.delta) * epsilon.exp()
+        epsilon += _decimal(proof.epsilon)
+    if not (epsilon <= _decimal(witness.epsilon) and delta <= _decimal(witness.delta)):
+        raise Unproved(
+            "not_proved",
+            f"The links prove ε ≤ {epsilon.upper().str(6, radius=False)} at "
+            f"δ = {delta.upper().str(6, radius=False)}, not what the witness claims.",
+            "Search for another witness, or state a larger ε.",
+        )
+    names = {name for proof in proofs for name in proof.theorems}
+    return Proof(epsilon=witness.epsilon, delta=witness.delta, theorems=(*sorted(names), CHAIN))
 
 
 def conceded(direction: Direction) -> arb:

@@ -32,7 +32,7 @@ from affidavit.accountants.bracketing_curves import (
     LeastCurve,
     attained,
 )
-from affidavit.accountants.chains import ChainedCurve, of_one_record
+from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
@@ -56,6 +56,7 @@ from affidavit.accountants.fourier.refinement import (
 from affidavit.accountants.fourier.schedules import MOST_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
+    AccountantError,
     OutOfReach,
     PrivacyCurve,
     Unsupported,
@@ -63,13 +64,15 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.plan import Event, alternatives
+from affidavit.plan import ChainOfNeighbours, Event, alternatives
 
 SMALLEST_DELTA = 1e-30
 LARGEST_DELTA = 0.999
 LARGEST_EPSILON = 1000.0
 """Nats."""
 
+_OF_BINS = ("allocation", "largest_bin")
+"""Engines for the neighbours of a chain that this one does not cover."""
 _LONG, _WIDE = 10_000_000, 0.05
 """Steps beyond which rounding leaves little of a narrow bracket, and the relative width then."""
 _CLOSED = 1e-5
@@ -123,7 +126,7 @@ class FourierAccountant:
     def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         bounds = alternatives(event)
-        if len(bounds) > 1:
+        if len(bounds) > 1 or isinstance(bounds[0], ChainOfNeighbours):
             return self._least_of(bounds)
         own, least = self._curve(event), attained(event)
         neighbours, records = of_one_record(event)
@@ -152,14 +155,29 @@ class FourierAccountant:
             return (revealed,)
         return revealed, _after_concessions(replace(own, directions=hidden))
 
-    def _least_of(self, bounds: Sequence[Event]) -> LeastCurve:
+    def _least_of(self, bounds: Sequence[Event]) -> PrivacyCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
+        chains = [bound for bound in bounds if isinstance(bound, ChainOfNeighbours)]
+        own = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
+        if not chains:
+            return self._least_of_own(own)
+        engines = (accountant("gaussian"), self, *map(accountant, _OF_BINS))
+        return ChainedCurve(
+            above=(self._least_of_own(own),) if own else (),
+            below=(),
+            neighbours=_least_upper_ends(
+                [FirstThatAnswers(event=chain.event, engines=engines) for chain in chains]
+            ),
+            records=max(chain.links for chain in chains),
+        )
+
+    def _least_of_own(self, bounds: Sequence[Event]) -> LeastCurve:
         first, *others = bounds
         # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [FirstThatAnswers(event=first, engines=engines)]
         curves += [FirstThatAnswers(event=other, engines=(engines[1], self)) for other in others]
-        return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
+        return _least_upper_ends(curves)
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)
@@ -193,12 +211,23 @@ class FourierAccountant:
         results, errors = [], []
         for bound in alternatives(event):
             try:
-                results.append(approximate_epsilon(bound, delta))
-            except OutOfReach as error:
+                results.append(_approximate_epsilon(bound, delta))
+            except AccountantError as error:
                 errors.append(error)
         if not results:
             raise errors[0]
         return min(results)
+
+
+def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> LeastCurve:
+    """Of bounds of one run, whose lower ends are not its own."""
+    return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
+
+
+def _approximate_epsilon(bound: Event, delta: float) -> float:
+    if isinstance(bound, ChainOfNeighbours):
+        return chained_epsilon(lambda at: approximate_epsilon(bound.event, at), delta, bound.links)
+    return approximate_epsilon(bound, delta)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

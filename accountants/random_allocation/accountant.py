@@ -197,7 +197,7 @@ class AllocationAccountant:
         return below.orders
 
     def lower_ends(self, event: Event) -> PrivacyCurve | None:
-        """The curve of what ``event`` attains, with a cap if it has one; None where none is known."""
+        """The curve of what ``event`` attains, capped if it can be; None where none is known."""
         try:
             _, below = self._curves(event)
         except AccountantError:

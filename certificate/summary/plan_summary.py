@@ -210,8 +210,9 @@ def _of_bins(lowered: Lowered) -> Iterator[Caveat]:
         if part.sampled.run is None:
             yield Caveat(
                 code="no_amplification",
-                message="under replace_one, or for a user of several records, balls in bins "
-                "are certified given the bins: no amplification by sampling is claimed.",
+                message="no theorem of balls in bins covers replaced records, or users of "
+                "several: ε is that of the run given its bins, or of a chain of neighbours if that "
+                "is less.",
             )
             return
         several = part.steps is not None and part.sampled.times(part.steps) > 1

@@ -87,6 +87,9 @@ def _noise_of(strategy: Strategy) -> dict[str, Any]:
     return {}
 
 
+_OR_CHAIN = ", or ε is that of a chain of neighbours if that is less"
+
+
 def caveats(lowered: Lowered) -> Iterator[Caveat]:
     """What a reader should know of the strategies; it changes no number."""
     for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
@@ -97,9 +100,9 @@ def caveats(lowered: Lowered) -> Iterator[Caveat]:
         if phase.sampling.scheme in random and at.route == "gaussian":
             yield Caveat(
                 code="no_amplification",
-                message=f"this strategy is not amplified by {phase.sampling.scheme} sampling: each "
+                message=f"no theorem of {phase.sampling.scheme} sampling covers this run: each "
                 f"record is taken to be in all of its {at.participation.most(at.strategy.steps)} "
-                "turns.",
+                f"turns{'' if lowered.of_one_record is None else _OR_CHAIN}.",
             )
         if not at.sensitivity.exact:
             yield Caveat(

@@ -106,6 +106,28 @@ def test_what_does_not_follow_is_not_proved(
     assert refusal.value.code in ("not_proved", "bad_witness")
 
 
+def test_each_link_of_a_chain_of_neighbours_is_proved() -> None:
+    bins = {"scheme": "balls_in_bins", "lot_size": 500}
+    document = plan_document(adjacency="replace_one", sampling=bins, steps=None, epochs=1)
+    predicate = certificate(document).statement["predicate"]
+    proof = prove_certificate(predicate)
+    assert proof_sources(proof) == ("checker", "group-privacy", "random-allocation")
+    stated = float(predicate["guarantee"]["epsilon"]["upper"])
+    assert float(proof.epsilon) == pytest.approx(stated, rel=1e-3)
+    one, other = predicate["proof"]["links"]
+    louder = {**document["releases"][0], "noise_multiplier": 2.9}
+    for changes in (
+        {"proof": {**predicate["proof"], "links": [one]}},
+        {"proof": {**predicate["proof"], "links": [one, one, other]}},
+        {"proof": {**predicate["proof"], "links": [{**one, "epsilon": "0.001"}, other]}},
+        {"proof": {**predicate["proof"], "links": [other, other]}},
+        {"plan": {**predicate["plan"], "releases": [louder, document["releases"][1]]}},
+    ):
+        with pytest.raises(Unproved) as refusal:
+            prove_certificate({**predicate, **changes})
+        assert refusal.value.code in ("not_proved", "bad_witness")
+
+
 def test_a_release_without_a_statement_is_refused_by_name() -> None:
     metric = {"kind": "laplace", "name": "count", "noise_multiplier": 20.0}
     document = plan_document(extra=[metric])

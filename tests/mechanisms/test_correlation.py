@@ -16,6 +16,7 @@ from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.plan import (
     BallsInBinsGaussian,
+    EitherBound,
     Gaussian,
     Plan,
     PoissonSubsampledGaussian,
@@ -47,7 +48,8 @@ def stream(plan_of: Make) -> Make:
 
 
 def only(plan: Plan) -> Any:
-    (event,) = lower(plan).event().events
+    run = lower(plan).event()
+    (event,) = (run.events[0] if isinstance(run, EitherBound) else run).events
     return event
 
 

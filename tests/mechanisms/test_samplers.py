@@ -11,6 +11,7 @@ import pytest
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
     Composed,
+    EitherBound,
     Event,
     Gaussian,
     Leaf,
@@ -104,7 +105,8 @@ def planned(plan_of: Make, scheme: str, adjacency: str, **changes: Any) -> Plan:
 
 def only(plan: Plan) -> Event:
     """The only event of a plan."""
-    (event,) = lower(plan).event().events
+    run = lower(plan).event()
+    (event,) = (run.events[0] if isinstance(run, EitherBound) else run).events
     return event
 
 

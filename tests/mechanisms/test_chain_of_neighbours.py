@@ -1,0 +1,88 @@
+"""Replaced records, and users, where amplification is proved for one record alone.
+
+Against what small runs release, enumerated: docs/theorems/group-privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from affidavit import delta, epsilon
+from affidavit.plan import ChainOfNeighbours, Composed, EitherBound, Gaussian, alternatives
+
+USERS = {"size": 40, "unit": "user", "contributions_per_user": 2}
+BINS = {"scheme": "balls_in_bins", "lot_size": 20}
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "adjacency": "replace_one",
+        "dataset": {"size": 40},
+        "sampling": BINS,
+        "epochs": 1,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.5}],
+        "optimizer": {"name": "dp_sgd"},
+        "target": {"delta": 1e-2},
+        **changes,
+    }
+
+
+def mixture(centres: list[tuple[float, float]], sigma: float) -> np.ndarray:
+    """What two bins release where their sums have each of ``centres`` as often, on a lattice."""
+    line = np.linspace(-12, 12, 601)
+    densities = [
+        np.outer(*(np.exp(-((line - at) ** 2) / (2 * sigma**2)) for at in centre))
+        for centre in centres
+    ]
+    total = sum(densities)
+    return np.asarray(total / total.sum())
+
+
+@pytest.mark.parametrize(
+    ("changes", "over", "under"),
+    [
+        ({}, [(1, 0), (0, 1)], [(-1, 0), (0, -1)]),
+        ({"adjacency": "add_remove", "dataset": USERS}, [(2, 0), (1, 1), (1, 1), (0, 2)], [(0, 0)]),
+        (
+            {"dataset": USERS},
+            [(2, 0), (1, 1), (1, 1), (0, 2)],
+            [(-2, 0), (-1, -1), (-1, -1), (0, -2)],
+        ),
+    ],
+    ids=["replaced", "user", "replaced user"],
+)
+def test_no_bound_is_below_what_two_bins_show(
+    changes: dict[str, Any], over: list[tuple[float, float]], under: list[tuple[float, float]]
+) -> None:
+    for sigma, at in ((1.5, 0.5), (4.0, 0.1), (4.0, 0.5)):
+        releases = [{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}]
+        p, q = mixture(over, sigma), mixture(under, sigma)
+        truth = max(
+            float(np.maximum(one - math.exp(at) * other, 0).sum())
+            for one, other in ((p, q), (q, p))
+        )
+        bound = delta(plan(releases=releases, **changes), epsilon=at)
+        assert bound.lower - 1e-4 <= truth <= bound + 1e-9
+
+
+def test_many_bins_hide_a_replaced_record() -> None:
+    large = {"size": 60_000}
+    many = {"dataset": large, "sampling": {**BINS, "lot_size": 600}, "target": {"delta": 1e-7}}
+    one = epsilon(plan(**{**many, "adjacency": "zero_out"}))
+    assert 2 * one < epsilon(plan(**many)) < 3 * one
+
+
+def test_what_is_beside_a_chain_is_inside_it() -> None:
+    chain = ChainOfNeighbours(event=Gaussian(noise_multiplier=2.0), links=2)
+    beside = Gaussian(noise_multiplier=5.0)
+    either = EitherBound(events=(Gaussian(noise_multiplier=1.0), chain))
+    own, around = alternatives(Composed(events=(either, beside)))
+    assert own == Composed(events=(Gaussian(noise_multiplier=1.0), beside))
+    assert around == ChainOfNeighbours(
+        event=Composed(events=(Gaussian(noise_multiplier=2.0), beside)), links=2
+    )
