@@ -117,7 +117,7 @@ class LeastCurve:
     @property
     def orders(self) -> tuple[LeastCurve, LeastCurve]:
         """The curves of P against Q, and of Q against P."""
-        both = [one.orders if isinstance(one, TwoOrders) else (one, one) for one in self.curves]
+        both = [orders_of(one) for one in self.curves]
         first, second = zip(*both, strict=True)
         return LeastCurve(first), LeastCurve(second)
 
@@ -178,6 +178,11 @@ def closed(
         except AccountantError:
             continue
     return Bracket(lower=min(lower, upper), upper=upper)
+
+
+def orders_of(curve: PrivacyCurve) -> tuple[PrivacyCurve, PrivacyCurve]:
+    """``curve`` in either order of the hypotheses, or twice as it is."""
+    return curve.orders if isinstance(curve, TwoOrders) else (curve, curve)
 
 
 def adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:

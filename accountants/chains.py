@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import adjusted, closed
+from affidavit.accountants.bracketing_curves import LeastCurve, adjusted, closed, orders_of
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import AccountantError, PrivacyCurve
 from affidavit.plan import (
@@ -126,6 +126,16 @@ class ChainedCurve:
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
             neighbours=adjusted(self.neighbours, relative_width),
         )
+
+    @property
+    def orders(self) -> tuple[ChainedCurve, ChainedCurve]:
+        """Upper ends of either order: all links of a chain are of one."""
+        above, neighbours = LeastCurve(self.above).orders, orders_of(self.neighbours)
+        one, other = (
+            replace(self, above=curves.curves, neighbours=link)
+            for curves, link in zip(above, neighbours, strict=True)
+        )
+        return one, other
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises what the first curve does if none answers."""

@@ -250,10 +250,11 @@ class FourierCurve:
     @property
     def orders(self) -> tuple[FourierCurve, FourierCurve]:
         """The curves of P against Q, and of Q against P."""
-        if len(self.directions) != 2:
+        if len(self.directions) < 2:
             return self, self
-        one, other = self.directions
-        return replace(self, directions=(one,)), replace(self, directions=(other,))
+        # Those of data sets of several sizes follow each other, each in both orders.
+        one, other = self.directions[::2], self.directions[1::2]
+        return replace(self, directions=one), replace(self, directions=other)
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.
@@ -412,6 +413,12 @@ class UpperCurve:
         """``[0, δ]`` at ``epsilon`` (nats); raises as ``FourierCurve`` does."""
         upper = (self.curve.delta(epsilon).upper + self._conceded) * (1 + 1e-15)
         return Bracket(lower=0.0, upper=min(1.0, upper))
+
+    @property
+    def orders(self) -> tuple[UpperCurve, UpperCurve]:
+        """The curves of P against Q, and of Q against P."""
+        one, other = self.curve.orders
+        return UpperCurve(curve=one), UpperCurve(curve=other)
 
     @property
     def _conceded(self) -> float:

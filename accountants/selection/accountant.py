@@ -17,15 +17,13 @@ import math
 from dataclasses import dataclass
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import BracketingCurve
-from affidavit.accountants.chains import ChainedCurve
+from affidavit.accountants.bracketing_curves import BracketingCurve, orders_of
 from affidavit.accountants.composition import parts
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.participations import with_bins_known
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
-    TwoOrders,
     Unsupported,
     require_delta,
     require_epsilon,
@@ -167,10 +165,5 @@ def _orders(event: Event) -> tuple[Order, ...]:
     curve = by_engines(lambda engine: engine.curve(event))
     if isinstance(curve, BracketingCurve):
         curve = curve.above
-    elif isinstance(curve, ChainedCurve):
-        curve = curve.above[0]
-    curve = widened(curve)
-    if not isinstance(curve, TwoOrders):
-        return ((curve, curve),)
-    one, other = curve.orders
+    one, other = orders_of(widened(curve))
     return ((one, other),) if one == other else ((one, other), (other, one))

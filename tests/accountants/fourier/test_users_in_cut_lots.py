@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from affidavit.accountants import accountant
+from affidavit.accountants.bracketing_curves import orders_of
 from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
@@ -27,6 +28,7 @@ from affidavit.plan import (
     Gaussian,
     GaussianMixture,
     PoissonSampledGroupGaussian,
+    PoissonSubsampledGaussian,
     Repeated,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
@@ -192,6 +194,18 @@ def test_delta_of_a_chain_is_above_the_truth_and_where_its_epsilon_is(epsilon: f
     delta = chain.delta(epsilon).upper
     assert GaussianCurve(mu=4.0).delta(epsilon).lower <= delta
     assert chain.epsilon(delta).upper == pytest.approx(epsilon, rel=2e-3)
+
+
+def test_a_chain_in_one_order_is_above_what_users_of_two_records_attain() -> None:
+    one = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=0.8)
+    two = PoissonSampledGroupGaussian(records=2, sampling_probability=0.1, noise_multiplier=0.8)
+    links, users = (FourierAccountant().curve(event) for event in (one, two))
+    chain = ChainedCurve(above=(GaussianCurve(mu=9.0),), below=(), neighbours=links, records=2)
+    for order, attained in zip(chain.orders, orders_of(users), strict=True):
+        assert attained.epsilon(1e-3).lower <= order.epsilon(1e-3).upper
+        assert attained.delta(0.05).lower <= order.delta(0.05).upper
+    first, second = (order.epsilon(1e-3).upper for order in chain.orders)
+    assert second < 0.5 * first == 0.5 * chain.epsilon(1e-3).upper
 
 
 def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set() -> None:
