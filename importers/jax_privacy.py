@@ -43,9 +43,6 @@ RELATIONS = {
     "REPLACE_ONE": "replace_one",
     "REPLACE_SPECIAL": "zero_out",
 }
-FIELDS = NAMES["jax_plan_fields"]
-IGNORED_FIELDS = NAMES["jax_ignored_fields"]
-PARTICIPATIONS_FIELDS = NAMES["jax_participations_fields"]
 
 
 def recognises(document: Any) -> bool:
@@ -62,7 +59,7 @@ def recognises_participations(document: Any) -> bool:
 
 def read_participations(document: dict[str, Any]) -> Partial:
     """The plan fields of a ``BandMFConfig``; raises ``MalformedPlan``."""
-    only(KIND, document, PARTICIPATIONS_FIELDS)
+    only(KIND, document, NAMES["jax_participations_fields"])
     steps = whole(KIND, "iterations", document["iterations"])
     bands = len(_normalised(document["strategy"]))
     positive(KIND, "noise_multiplier", document.get("noise_multiplier"))
@@ -82,7 +79,7 @@ def read_participations(document: dict[str, Any]) -> Partial:
 
 def read(document: dict[str, Any]) -> Partial:
     """The plan fields of the configuration; raises ``MalformedPlan``."""
-    only(KIND, document, (*FIELDS, *IGNORED_FIELDS))
+    only(KIND, document, (*NAMES["jax_plan_fields"], *NAMES["jax_ignored_fields"]))
     if document.get("column_normalize", False) is not False:
         raise not_imported(
             KIND, "column_normalize is not supported.", "Give the normalised matrix in a plan."

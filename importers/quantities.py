@@ -33,7 +33,6 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
 }
 """Where each quantity stands in a plan."""
 LENGTHS = ("steps", "epochs")
-SETTLED_BY_ACCOUNTING = NAMES["settled_by_accounting"]
 OTHER_TRAINING = NAMES["other_training"]
 
 
@@ -70,7 +69,9 @@ class Quantities:
                 if (
                     only_accounts
                     and not running
-                    and (name not in SETTLED_BY_ACCOUNTING or POINTERS[name] in self.unread)
+                    and (
+                        name not in NAMES["settled_by_accounting"] or POINTERS[name] in self.unread
+                    )
                 ):
                     break  # an accountant does not know what runs
                 value = self._evaluated(call, node, name)

@@ -16,8 +16,6 @@ from affidavit.importers.script_ast import Script, last_name
 Reference = ast.Name | ast.Attribute | ast.Subscript
 Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]
 """Where else an argument of a call is held afterwards; None if it is taken away, or changed."""
-READ_ONLY = frozenset(NAMES["read_only"])
-READING = frozenset(NAMES["reading_methods"])
 
 
 def holders_of(node: ast.expr) -> set[str]:
@@ -109,7 +107,7 @@ def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AS
             return item if keys is None or name_of(item) in {None, *keys} else None
         case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
             return item if keys is None or name in keys else None
-        case ast.Attribute(attr=name) as method if name not in READING:
+        case ast.Attribute(attr=name) as method if name not in NAMES["reading_methods"]:
             if name_of(node) == "self" and name in script.functions:
                 return None  # what it changes stands in this file
             call = script.parents[method]
@@ -121,7 +119,7 @@ def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -
     """Add the parameter that a call gives ``node``; the call, if it takes it out of sight."""
     function, name = _function(script, call.func), name_of(node)
     if function is None:
-        return call if name in names and last_name(call.func) not in READ_ONLY else None
+        return call if name in names and last_name(call.func) not in NAMES["read_only"] else None
     spec = function.args
     declared = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
     key = next((key for key, item in script.passed(function, call) if item is node), None)

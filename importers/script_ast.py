@@ -22,12 +22,9 @@ from affidavit.importers.script_launches import launches
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-DYNAMIC_FUNCTIONS = frozenset(NAMES["dynamic_functions"])
-DYNAMIC_ATTRIBUTES = frozenset(NAMES["dynamic_attributes"])
 SAME = NAMES["wrappers_of_the_same"]
 OF_LAYERS = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
 """Packages that have layers, losses and optimisers, and nothing that steps one."""
-PRINTERS = frozenset(NAMES["printers"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -163,11 +160,11 @@ class Script:
         """The first thing that may bind names or set attributes that the text does not name."""
         for node in self.nodes:
             match node:
-                case ast.Name(id=name) if name in DYNAMIC_FUNCTIONS:
+                case ast.Name(id=name) if name in NAMES["dynamic_functions"]:
                     return node
                 case ast.Name(id="vars") if not self._is_printed(node):
                     return node
-                case ast.Attribute(attr=name) if name in DYNAMIC_ATTRIBUTES:
+                case ast.Attribute(attr=name) if name in NAMES["dynamic_attributes"]:
                     if not (name == "__dict__" and self._is_looked_up(node)):
                         return node
                 case ast.Attribute(attr="modules", value=base) if self.is_of(base, ("sys",)):
@@ -227,7 +224,8 @@ class Script:
         if not isinstance(outer, ast.Call) or call is outer.func:
             return False
         return (
-            isinstance(outer.func, ast.Name | ast.Attribute) and last_name(outer.func) in PRINTERS
+            isinstance(outer.func, ast.Name | ast.Attribute)
+            and last_name(outer.func) in NAMES["printers"]
         )
 
     def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:

@@ -32,13 +32,8 @@ LINEAR = frozenset(NAMES["linear"])
 ELEMENTWISE = frozenset(NAMES["elementwise"])
 SUMS = frozenset(NAMES["sums"])
 EXTREMES = frozenset(NAMES["extremes"])
-PARTS = frozenset(NAMES["parts"])
-REORDERS = frozenset(NAMES["reorders"])
 JOINS = frozenset(NAMES["joins"])
 VIEWS = frozenset(NAMES["views"])
-LAYERS = frozenset(NAMES["layers"])
-AXES = frozenset(NAMES["axes"])
-PRODUCTS = frozenset(NAMES["products"])
 AXIS_SECOND = frozenset(NAMES["axis_second"])
 JOINING = SUMS | EXTREMES | {"next"}
 """What makes something of all records, or draws a lot of its own, where a loss names it."""
@@ -316,7 +311,7 @@ class Meetings:
             return self._any([*args, *told.values()])
         if space == "functional":
             place = 1 if name in AXIS_SECOND else 0
-            axis = rest[place] if name in AXES and len(rest) > place else None
+            axis = rest[place] if name in NAMES["axes"] and len(rest) > place else None
             return self._functional(
                 node, name, owner, parts, told.get("dim", told.get("axis", axis))
             )
@@ -403,7 +398,7 @@ class Meetings:
     ) -> Of | None:  # fmt: skip
         """A function of ``torch.nn.functional``: of each row, unless it names their axis."""
         own = [part for part in (owner, *parts) if part is not None]
-        if own and (name in LAYERS or (owner and self._is_along(axis, owner))):
+        if own and (name in NAMES["layers"] or (owner and self._is_along(axis, owner))):
             self._fault("joined", node)
         made = self._combined(node, own, aligned=name != "ctc_loss")
         return Of(LOSS) if len(own) > 1 else made
@@ -426,7 +421,7 @@ class Meetings:
         place = 1 if name in AXIS_SECOND else 0
         if axis is None and len(args) > place and name not in LINEAR - {"squeeze", "flatten"}:
             axis = None if self.of.get(args[place]) else args[place]
-        if name in PRODUCTS:
+        if name in NAMES["products"]:
             return self._operation(node, owner, ast.MatMult(), parts[0] if parts else None)
         if (turned := self._turned(name, owner, args, axis)) is not None:
             return turned
@@ -451,11 +446,11 @@ class Meetings:
             return Of(SUM)
         literal = all(self.values.known(arg) is not None for arg in args)
         method = base is getattr(node.func, "value", None)
-        if name in PARTS:
+        if name in NAMES["parts"]:
             return owner._replace(order=PARTED)
         if axis is None and method and not literal:
             return self._combined(node, own)
-        if name in REORDERS:
+        if name in NAMES["reorders"]:
             return owner._replace(order=name)
         self._fault("joined", node)
         return owner

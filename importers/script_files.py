@@ -35,7 +35,6 @@ MOST_VALUES = 100_000
 DEEPEST = 50
 MOST_MODULES = 100
 GIN_PARSERS = NAMES["gin_parsers"]
-CONFIG_OPTIONS = NAMES["config_options"]
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
 INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(?:#.*)?$""")
@@ -241,7 +240,7 @@ def _hydra_config(values: Values, node: ast.Call, folder: str, name: str) -> Any
         for text, where in told if key not in document else ():
             groups = [f"{folder}/{key}/{choice}.yaml" for choice in text.split(",")]
             own = any(((main.folder or Path()) / group).is_file() for group in groups)
-            if own or (key in CONFIG_OPTIONS and text != name):
+            if own or (key in NAMES["config_options"] and text != name):
                 raise Unreadable(node, f"{where} sets {key} to {text}")
     config = record_of(document)
     swept = config.fields.get("hydra")

@@ -29,9 +29,6 @@ from affidavit.importers.script_values import Values, exclude_each_other, is_lef
 
 LARGEST = 1 << 18
 NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
-HARMLESS = NAMES["harmless_attributes"]
-REPLACED = NAMES["replaced"]
-PARTS = frozenset(NAMES["private_parts"])
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
 MENTIONED = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
@@ -273,9 +270,11 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"its {name} may not be {library.name}'s."
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
-    replaced = set(REPLACED) - set(library.methods)
+    replaced = set(NAMES["replaced"]) - set(library.methods)
     for use in () if method else uses_of(script, call):
-        if use.attr in replaced or (not isinstance(use.ctx, ast.Load) and use.attr not in HARMLESS):
+        if use.attr in replaced or (
+            not isinstance(use.ctx, ast.Load) and use.attr not in NAMES["harmless_attributes"]
+        ):
             message = f"{text_of(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
@@ -385,7 +384,7 @@ def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | Non
             foundation = not constant and script.is_of(node.value, FOUNDATIONS)
             own = isinstance(node.value, ast.Name) and node.value.id == "self"
             of_it = script.is_of(node.value, library.modules)
-            if (part in PARTS and not own) or foundation or of_it:
+            if (part in NAMES["private_parts"] and not own) or foundation or of_it:
                 return f"{text_of(node)} is replaced"
         case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.is_of(
             base, library.modules

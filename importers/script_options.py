@@ -26,7 +26,6 @@ from affidavit.importers.script_launches import option
 from affidavit.importers.script_values import Record, Unreadable, Values, default_of, text_of
 
 SAFE_PARSER_ARGUMENTS = frozenset(NAMES["safe_parser_arguments"])
-SAFE_PARSER_METHODS = frozenset(NAMES["safe_parser_methods"])
 FLAGS = frozenset(NAMES["flags"])
 UNPLAIN = frozenset(NAMES["unplain"])
 KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
@@ -38,9 +37,7 @@ KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Classes whose attributes are their keyword arguments, with defaults."""
-SETTERS = NAMES["environment_setters"]
 VISION = ("torchvision",)
-RANDOM = NAMES["random_arrays"]
 SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Records of torchvision's training sets."""
@@ -172,7 +169,10 @@ def _require_plain_parser(values: Values, call: ast.Call) -> None:
             outer = script.parents[node]
             if node is receiver and isinstance(outer, ast.Return):
                 continue  # to the module that parses with it
-            if not isinstance(outer, ast.Attribute) or outer.attr not in SAFE_PARSER_METHODS:
+            if (
+                not isinstance(outer, ast.Attribute)
+                or outer.attr not in NAMES["safe_parser_methods"]
+            ):
                 raise Unreadable(outer, "the parser is passed on, and may get other defaults")
 
 
@@ -433,7 +433,7 @@ def _sets_environment(node: ast.AST) -> bool:
             return last_name(base) == "environ"
         case ast.Attribute(value=base, attr=used) if last_name(base) == "environ":
             return used not in ("get", "copy", "items", "keys")
-    return last_name(node) in SETTERS
+    return last_name(node) in NAMES["environment_setters"]
 
 
 def known_size(values: Values, call: ast.Call) -> Any:
@@ -460,7 +460,9 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
     match made:
         case ast.Call(args=[first, *_]) if name == "TensorDataset":
             return _records_of(values, call, first)
-        case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if name in RANDOM:
+        case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if (
+            name in NAMES["random_arrays"]
+        ):
             if isinstance(size := values.of(rows), int):
                 return size
     if made is None:

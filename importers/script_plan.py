@@ -28,7 +28,7 @@ from affidavit.importers.base import (
 from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfies
 from affidavit.importers.names import NAMES
-from affidavit.importers.quantities import POINTERS, Quantities, arguments_of
+from affidavit.importers.quantities import POINTERS, Quantities, arguments_of, uses_of
 from affidavit.importers.script_ast import SAME, Script, imports_of, keywords_of, last_name
 from affidavit.importers.script_private_calls import (
     is_attached_elsewhere,
@@ -53,7 +53,9 @@ from affidavit.importers.script_values import (
     text_of,
 )
 from affidavit.importers.training_loop import (
+    SAVING,
     accumulation,
+    around,
     at_least,
     continued,
     is_whole_pass,
@@ -84,17 +86,12 @@ FINDERS = {
 }
 """What finds the node of a script that does something of ``FAULTS``."""
 LIGHTNING = ("lightning", "pytorch_lightning")
-SEARCHES = NAMES["searches"]
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
-STOPS = NAMES["stops"]
 TRAINED, OTHERS = re.compile("loss|acc(?!ount)|metric"), re.compile("val|eval|test")
 """Parts of the names of metrics, and of those that are of other records."""
-SEEDS = NAMES["seeds"]
 LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
-ONCE = NAMES["samplers_without_replacement"]
-SAMPLERS = NAMES["poisson_samplers"]
 
 
 class Reading(Quantities):
@@ -219,8 +216,15 @@ class Reading(Quantities):
         if trainings:
             raise Unreadable(trainings[0], "the length of training cannot be determined")
         self.values.plain_loaders = True
-        own = passes_of(self.values)
+        updates = self._updates()
+        own = around(self.values, updates[0]) if len(updates) == 1 else passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
+
+    def _updates(self) -> list[ast.Call]:
+        """The calls that step what the private call returns, where no ``step()`` does."""
+        uses = (use for use in uses_of(self.script, self.call) if use.attr in self.library.methods)
+        calls = (self.script.parents[use] for use in uses)
+        return [call for call in calls if isinstance(call, ast.Call)]
 
     def _length(self, data: dict[str, Any]) -> None:
         own: dict[str, Any] = {"epochs": None, "steps": None}
@@ -253,7 +257,7 @@ class Reading(Quantities):
         """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
         if (node := continued(self.values)) is not None:
             raise Unreadable(node, "it continues a run, whose steps count too")
-        searches = [] if steps_of(self.values) else self.script.called(*SEARCHES)
+        searches = [] if steps_of(self.values) else self.script.called(*NAMES["searches"])
         for search in filter(self._may_run_beside, searches):
             raise Unreadable(search, f"{last_name(search.func)} trains several times")
         steps = steps_of(self.values) if any(self.trainings()) else []
@@ -276,7 +280,7 @@ class Reading(Quantities):
             owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
-            places += [(item, None) for item in steps_of(self.values)]
+            places += [(item, None) for item in steps_of(self.values) or self._updates()]
         if len(places) != 1 and not any(self.trainings()):
             return None
         counts = [at_least(self.values, place, own) for place, own in places]
@@ -378,10 +382,17 @@ class Reading(Quantities):
             return True
         for node in self.script.nodes:
             match node:
-                case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute in STOPS:
+                case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute in NAMES["stops"]:
                     tests = [text_of(o.test) for o in self.script.above(node)
                              if isinstance(o, ast.If)]  # fmt: skip
                     if any(TRAINED.search(test) and not OTHERS.search(test) for test in tests):
+                        return True
+                case ast.If(test=test, body=[*body]) if any(
+                    last_name(call.func) in SAVING
+                    for item in body for call in ast.walk(item) if isinstance(call, ast.Call)
+                ):  # fmt: skip
+                    hook = getattr(self.script.scope_of(node), "name", "").startswith("on_")
+                    if hook and TRAINED.search(text_of(test)) and not OTHERS.search(text_of(test)):
                         return True
                 case ast.Dict(keys=keys, values=items):
                     named = zip(keys, items, strict=True)
@@ -404,7 +415,9 @@ class Reading(Quantities):
     def note(self) -> None:
         """Add the notes that depend on what was read."""
         name = self.library.name
-        if (seed := self._first(SEEDS)) is not None and self.values.known(seed) is not None:
+        if (seed := self._first(NAMES["seeds"])) is not None and self.values.known(
+            seed
+        ) is not None:
             self.notes.append(
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
@@ -472,9 +485,14 @@ class Reading(Quantities):
                    and last_name(node.func) == "DataLoader"]  # fmt: skip
         samplers = made_of(self.values, [item["sampler"] for item in loaders if "sampler" in item])
         drawn = {last_name(node.func) for node in samplers if isinstance(node, ast.Call)}
-        shuffles = bool(loaders) and (not samplers or not drawn.isdisjoint(ONCE))
+        shuffles = bool(loaders) and (
+            not samplers or not drawn.isdisjoint(NAMES["samplers_without_replacement"])
+        )
         for node in self.script.nodes:
-            if last_name(node) in SAMPLERS or getattr(node, "arg", None) == "batch_sampler":
+            if (
+                last_name(node) in NAMES["poisson_samplers"]
+                or getattr(node, "arg", None) == "batch_sampler"
+            ):
                 return False
             match node:
                 case ast.keyword(arg="shuffle", value=value):

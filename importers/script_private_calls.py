@@ -14,6 +14,7 @@ from affidavit.importers.libraries import FAULTS
 from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Binding, Script, assigned_to, keywords_of, last_name
 from affidavit.importers.script_records import (
+    KERAS,
     Lot,
     learners,
     losses_of,
@@ -30,8 +31,6 @@ from affidavit.importers.training_loop import (
 )
 
 PARAMETERS = ("parameters", "named_parameters")
-RAW = NAMES["gradients"]
-KERAS = ("tensorflow", "keras", "tf_keras")
 
 
 def is_unused(script: Script, call: ast.Call) -> bool:
@@ -103,9 +102,6 @@ def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
-DRAWING = NAMES["poisson_data_modules"]
-
-
 class Returned:
     """What becomes of the objects that one private call takes and returns."""
 
@@ -143,7 +139,7 @@ class Returned:
             )
         ):
             yield FAULTS["other_optimizer"]
-        drawn = any(last_name(node) in DRAWING for node in self.script.nodes)
+        drawn = any(last_name(node) in NAMES["poisson_data_modules"] for node in self.script.nodes)
         if (self._is_unused(self.names[-1]) and not drawn) or any(
             self._is_original(looped_over(loop.iter), self.loader)
             for step in steps
@@ -371,7 +367,7 @@ def _is_gradient(script: Script, node: ast.AST) -> bool:
     if isinstance(node, ast.ListComp):
         node = node.elt
     made = script.value_of(node) if isinstance(node, ast.Name) else node
-    return isinstance(made, ast.Attribute) and made.attr in RAW
+    return isinstance(made, ast.Attribute) and made.attr in NAMES["gradients"]
 
 
 def _line(item: Binding) -> int:

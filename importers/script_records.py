@@ -42,14 +42,10 @@ from affidavit.importers.training_loop import (
 )
 
 Loop = ast.For | ast.While
+KERAS = ("tensorflow", "keras", "tf_keras")
 Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
 """A step, the loop that draws its lots or the function that is given them, and the names with
 records at each statement. A trainer's step is None."""
-OF_EACH_RECORD = NAMES["of_each_record"]
-CUTTING = NAMES["cutting"]
-DRAWS = NAMES["draws"]
-WRITING = NAMES["writing"]
-STATISTICS = NAMES["statistics"]
 
 
 # ---- backwards: what rows are made of ---------------------------------------------------------
@@ -77,7 +73,7 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
         node = todo.pop()
         if node in found or isinstance(node, ast.Lambda):
             continue
-        if isinstance(node, ast.keyword) and (node.arg or "").endswith(OF_EACH_RECORD):
+        if isinstance(node, ast.keyword) and (node.arg or "").endswith(NAMES["of_each_record"]):
             continue
         found[node] = None
         todo += ast.iter_child_nodes(node)
@@ -158,7 +154,7 @@ def _other_item(values: Values, data: list[ast.AST]) -> ast.AST | None:
                  and isinstance(node.op, ast.Mod | ast.FloorDiv)
                  and last_name(node.left) == index]  # fmt: skip
         other: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Call)
-                                and last_name(node.func) in DRAWS]  # fmt: skip
+                                and last_name(node.func) in NAMES["draws"]]  # fmt: skip
         other += parts if len({type(node.op) for node in parts}) == 1 else []
         made = (node for node in nodes if isinstance(node, ast.Assign)
                 and any(part in other for part in ast.walk(node.value)))  # fmt: skip
@@ -239,6 +235,7 @@ def _shares(call: ast.Call) -> bool:
 
 def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
     """What may make several rows of a record: windows of a series, parts of a text."""
+    script = values.script
     for method in _getters(values, data):
         index = method.args.args[-1].arg
         for node in ast.walk(method):
@@ -252,10 +249,21 @@ def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
     for node in data:
         match node:
             case ast.Call(func=function, keywords=told):
-                if last_name(function) in CUTTING or any(
+                if last_name(function) in NAMES["cutting"] or any(
                     item.arg == "return_overflowing_tokens" for item in told
                 ):
                     return node
+                if last_name(function) == "map" and node.args and any(
+                    item.arg == "batched" and values.known(item.value) for item in told
+                ):  # fmt: skip
+                    mapped = script.function_of(node.args[0])
+                    calls = [n for n in ast.walk(mapped or node) if isinstance(n, ast.Call)]
+                    if last_name(node.args[0]) == "group_texts" or any(
+                        last_name(call.func) in ("chain", "from_iterable")
+                        or (last_name(call.func) == "sum" and len(call.args) == 2)
+                        for call in calls
+                    ):
+                        return node
             case ast.ListComp(generators=[_, _, *_]) | ast.GeneratorExp(generators=[_, _, *_]):
                 return node
             case ast.Subscript(
@@ -280,7 +288,7 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
     loops = {outer for step in steps_of(values) for outer in values.script.above(step)}
     return [
         call
-        for call in values.script.called(*STATISTICS)
+        for call in values.script.called(*NAMES["statistics"])
         if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
         and not _trains(call)
         and any(
@@ -451,7 +459,11 @@ def meetings(values: Values) -> dict[str, ast.AST]:
                 if lot.kind(test) is not None:
                     faults.setdefault("joined", test)
             lot.beside = beside
-        of_rows = step is not None and "loss" in keywords_of(step)
+        of_rows = (
+            "loss" in keywords_of(step)
+            if step is not None
+            else getattr(region, "name", "") not in LOSS_METHODS
+        )
         for loss in lot.returned:
             if not of_rows:
                 lot.require_linear(loss)
@@ -484,8 +496,22 @@ def _sets_gradients(node: ast.AST) -> bool:
 
 
 def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
-    """What joins the records of a lot in a model of this file that is made private."""
+    """What joins the records of a lot in a model of this file that is made private.
+
+    Where a library is given none, it may be any of Keras'.
+    """
+    keras = [call for call in values.script.calls if module is None]
     classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
+    for call in keras:
+        match call:
+            case ast.Call(args=[ast.Lambda(args=spec, body=body), *_]) if last_name(
+                call.func
+            ) == "Lambda" and values.script.is_of(call.func, KERAS):
+                lot = Meetings(values, modelled=True)
+                lot.run(ast.Expr(body), {arg.arg for arg in spec.args})
+                if lot.faults:
+                    return call
+    parts += keras
     while parts:
         part = parts.pop()
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
@@ -495,7 +521,7 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
                     parts += ast.walk(owner)
     for owner in classes:
         methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
-        runs = ["forward"]
+        runs = ["forward"] if module is not None else ["call"]
         for forward in (methods[name] for name in runs if name in methods):
             drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
             lot = Meetings(values, modelled=True)
@@ -593,7 +619,9 @@ def set_by_records(values: Values) -> ast.AST | None:
                         for item in args
                         if any(isinstance(part, ast.Call) for part in content_of(item))
                     ]
-            case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if name in WRITING:
+            case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if (
+                name in NAMES["writing"]
+            ):
                 statement = values.script.parents[node]
             case _:
                 continue

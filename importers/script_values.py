@@ -182,10 +182,7 @@ class Values:
     def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
         if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT):
             raise Unreadable(node, "its operation is not read")
-        try:
-            result = OPERATORS[type(op)](left, right)
-        except (ArithmeticError, ValueError) as error:
-            raise Unreadable(node, f"it fails: {error}") from None
+        result = self._apply(node, OPERATORS[type(op)], [left, right])
         if isinstance(result, complex):
             raise Unreadable(node, "it is not a number")
         return result
@@ -194,10 +191,7 @@ class Values:
         plain = all(isinstance(item, int | float | str | None) for item in (left, right))
         if type(op) not in COMPARISONS or not plain:
             raise Unreadable(node, "its comparison is not read")
-        try:
-            return bool(COMPARISONS[type(op)](left, right))
-        except TypeError as error:
-            raise Unreadable(node, f"it fails: {error}") from None
+        return bool(self._apply(node, COMPARISONS[type(op)], [left, right]))
 
     def _either_or(self, parts: list[ast.expr], *, decides: bool) -> Any:
         """``or`` and ``and``: the first part whose truth ``decides``, else the last."""
@@ -241,7 +235,7 @@ class Values:
         if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
             return self._parameter(node, scope, binding.node)
         if isinstance(binding.node, ast.alias):
-            return self._read(node, node, f"{node.id} is imported")
+            return self._read(ast.Call(node, [], []), node, f"{node.id} is imported")
         if binding.value is None:
             return self._unpacked(node, binding)
         return self.of(binding.value)
@@ -350,12 +344,14 @@ class Values:
                 raise Unreadable(node, f"{node.id} takes several values in a loop")
         raise Unreadable(node, f"{node.id} is not bound by a plain assignment")
 
-    def _read(self, function: ast.expr, node: ast.expr, otherwise: str) -> Any:
-        """What a reader makes of ``function``, which is named and not called."""
+    def _read(self, call: ast.Call, node: ast.expr, otherwise: str | None = None) -> Any:
+        """What a reader makes of a call, or of a name as one; else raises ``Unreadable``."""
         for reader in self.readers:
-            value = reader(self, ast.Call(func=function, args=[], keywords=[]))
+            value = reader(self, call)
             if value is not None:
                 return value
+        if otherwise is None:
+            return self._returned(call)
         raise Unreadable(node, otherwise)
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
@@ -395,12 +391,8 @@ class Values:
             return []
 
     def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
-        for reader in self.readers:
-            call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
-            value = reader(self, call)
-            if value is not None:
-                return value
-        raise Unreadable(node, f"{node.id} is a parameter of a decorated function")
+        call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
+        return self._read(call, node, f"{node.id} is a parameter of a decorated function")
 
     def overridden(self, value: Any, *names: str) -> Unreadable | None:
         """What gives an option of these names another value, where a shell script does."""
@@ -510,9 +502,10 @@ class Values:
         if isinstance(value, ast.Name) and value.id == "self":
             return self._own_attribute(node, name)
         if name == "run_config" and isinstance(value, ast.Name):
-            return self._read(ast.Name(name), node, "it is not what Flower's pyproject.toml has")
+            call = ast.Call(ast.Name(name), [], [])
+            return self._read(call, node, "it is not what Flower's pyproject.toml has")
         if name == "FLAGS":
-            return self._read(ast.Name(name), node, "it is not absl's FLAGS")
+            return self._read(ast.Call(ast.Name(name), [], []), node, "it is not absl's FLAGS")
         record = self.of(value)
         if not isinstance(record, Record):
             raise Unreadable(node, "it is an attribute of something that is not read")
@@ -574,13 +567,9 @@ class Values:
             case ast.Attribute(value=ast.Name() as module, attr=name), args if name in MATH:
                 if self.script.imports(module, "math") or self.script.imports(module, "numpy"):
                     return self._apply(node, MATH[name], [self._number(arg) for arg in args])
-        for reader in self.readers:
-            value = reader(self, node)
-            if value is not None:
-                return value
-        return self._returned(node)
+        return self._read(node, node)
 
-    def _apply(self, node: ast.Call, function: Callable[..., Any], values: list[Any]) -> Any:
+    def _apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
         try:
             return function(*values)
         except (ArithmeticError, ValueError, TypeError) as error:

@@ -37,15 +37,12 @@ WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
 REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOPED = WRAPPERS | {"range"}
-PLAIN_DECORATORS = NAMES["plain_decorators"]
-MIXERS = NAMES["mixers"]
 SAVING = NAMES["saving"]
 MODELS = NAMES["models"]
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
 STEPPING = ("step", "virtual_step")
 LOSS_METHODS = NAMES["loss_methods"]
-LOT_STATISTICS = NAMES["lot_statistics"]
 LOT_LOSSES = NAMES["lot_losses"]
 TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
 HALF_PRECISION = {
@@ -60,9 +57,6 @@ OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMe
               *WRAPPERS)  # fmt: skip
 """What holds the records that it is given, and nothing else."""
 PARTS = NAMES["data_parts"]
-PREPARERS = NAMES["preparers"]
-CHOOSING = NAMES["choosing"]
-SEEDING = NAMES["seeding"]
 OTHER_STEPS = NAMES["other_steps"]
 
 
@@ -115,7 +109,8 @@ def _prepares(script: Script, node: ast.expr) -> bool:
     made = [item.value for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
     calls = [item for item in (node, *made) if isinstance(item, ast.Call)]
     return any(
-        script.is_of(call.func, ("sklearn",)) and (last_name(call.func) or "").endswith(PREPARERS)
+        script.is_of(call.func, ("sklearn",))
+        and (last_name(call.func) or "").endswith(NAMES["preparers"])
         for call in calls
     )
 
@@ -173,7 +168,7 @@ def reseeding(values: Values) -> ast.AST | None:
     script = values.script
     steps = [*steps_of(values), *script.called("fit")]
     loops = {loop for step in steps for loop in loops_of(values, step)}
-    for call in script.called(*SEEDING):
+    for call in script.called(*NAMES["seeding"]):
         own = loops & set(loops_of(values, call))
         names = {
             node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
@@ -362,7 +357,7 @@ def _loop_around(script: Script, node: ast.AST) -> ast.AST | None:
 
 def mixing(values: Values) -> ast.AST | None:
     """A call of a function known to make rows of several records, if it may run."""
-    names = {name.lower() for name in MIXERS}
+    names = {name.lower() for name in NAMES["mixers"]}
     mixers = (call for call in values.script.calls if (last_name(call.func) or "").lower() in names)
     return next((call for call in mixers if not is_left_out(values, call)), None)
 
@@ -373,7 +368,7 @@ def joining(values: Values) -> ast.AST | None:
     Opacus refuses such layers itself, and its validator replaces them.
     """
     refused = imports_of(values.script, ("opacus", "torchdp")) is not None
-    names = LOT_LOSSES if refused else LOT_LOSSES + LOT_STATISTICS
+    names = LOT_LOSSES if refused else LOT_LOSSES + NAMES["lot_statistics"]
     called = values.script.called(*names)
     for call in values.script.called("Softmax", "LogSoftmax", "Softmin"):
         axis = keywords_of(call).get("dim", next(iter(call.args), None))
@@ -439,12 +434,20 @@ def skipping(values: Values) -> ast.AST | None:
 
 
 def collating(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
-    """The functions of this file that make a lot of its rows, each with the name of the rows."""
+    """The functions of this file that get all rows of a lot, each with the names of them.
+
+    They make a lot, or are the loss of a model of Keras'.
+    """
     for call in values.script.called("DataLoader"):
         node = keywords_of(call).get("collate_fn")
         function = None if node is None else values.script.function_of(node)
         if function is not None and function.args.args:
             yield function, {function.args.args[0].arg}
+    for call, _ in values.script.method_calls("compile"):
+        node = keywords_of(call).get("loss")
+        function = None if node is None else values.script.function_of(node)
+        if function is not None:
+            yield function, {arg.arg for arg in function.args.args}
 
 
 def loss_methods(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
@@ -464,13 +467,13 @@ def stopping(values: Values) -> ast.AST | None:
         drawn = set[str | ast.AST]() if lot is None else lot[1]
         if (end := _ends_by(values, step, drawn, 0)) is not None:
             return end
-    fits = (_ends_by(values, fit, set(), 0) for fit in values.script.called("fit"))
+    fits = (_ends_by(values, fit, {fit}, 0) for fit in values.script.called("fit"))
     return next((end for end in fits if end is not None), None) or _chosen(values)
 
 
 def _chosen(values: Values) -> ast.AST | None:
     """What takes the best of several models by what each makes of the records of the training."""
-    for call in values.script.called(*CHOOSING):
+    for call in values.script.called(*NAMES["choosing"]):
         named = (values.script.value_of(node) for node in call.args if isinstance(node, ast.Name))
         for node in (
             part for item in (call, *named) if item is not None for part in ast.walk(item)
@@ -791,7 +794,16 @@ def _goes_over(node: ast.AST, *names: str) -> bool:
 
 
 def _reads(node: ast.AST, seen: Seen) -> bool:
-    return any(part in seen or _held_by(part) in seen for part in ast.walk(node))
+    parts: list[ast.AST] = [node]
+    while parts:
+        part = parts.pop()
+        key = getattr(part.slice, "value", "") if isinstance(part, ast.Subscript) else ""
+        if str(key).startswith(("val", "test", "eval")):
+            continue  # of other records
+        if part in seen or _held_by(part) in seen:
+            return True
+        parts += ast.iter_child_nodes(part)
+    return False
 
 
 def _held_by(node: ast.AST) -> str | None:
@@ -1023,7 +1035,10 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
     """The only call of a function; raises ``Unreadable``."""
     name = getattr(function, "name", "a lambda")
     decorators = getattr(function, "decorator_list", [])
-    if any(last_name(getattr(item, "func", item)) not in PLAIN_DECORATORS for item in decorators):
+    if any(
+        last_name(getattr(item, "func", item)) not in NAMES["plain_decorators"]
+        for item in decorators
+    ):
         raise Unreadable(function, f"{name} is decorated")
     calls = values.calls_of(function) if not isinstance(function, ast.Lambda) else []
     if decorators and not calls:

@@ -40,28 +40,24 @@ def _load(raw: bytes) -> dict[str, Any]:
         name, equals, _ = written.partition(b"=")
         named = equals or name.lstrip().startswith(b"[")
         if named and name.count(b".") > MOST_PARTS:  # tomllib takes the square of their time
-            raise MalformedPlan(
-                Reason(
-                    code="syntax",
-                    message=f"a key has more than {MOST_PARTS} parts.",
-                    remedy="Write tables in place of dots.",
-                    line=number,
-                    column=1,
-                )
-            )
+            message = f"a key has more than {MOST_PARTS} parts."
+            raise _malformed(message, "Write tables in place of dots.", (number, 1))
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also of integers with too many digits
-        line = re.search(r"line (\d+), column (\d+)", str(error))
-        raise MalformedPlan(
-            Reason(
-                code="syntax",
-                message=f"not valid TOML: {error}.",
-                remedy="Correct the text at this position.",
-                line=int(line[1]) if line else None,
-                column=int(line[2]) if line else None,
-            )
-        ) from None
+        at = re.search(r"line (\d+), column (\d+)", str(error))
+        place = (int(at[1]), int(at[2])) if at else (None, None)
+        message = f"not valid TOML: {error}."
+        raise _malformed(message, "Correct the text at this position.", place) from None
+
+
+def _malformed(
+    message: str, remedy: str, place: tuple[int, int] | tuple[None, None]
+) -> MalformedPlan:
+    line, column = place
+    return MalformedPlan(
+        Reason(code="syntax", message=message, remedy=remedy, line=line, column=column)
+    )
 
 
 def _table(document: dict[str, Any]) -> dict[str, Any]:

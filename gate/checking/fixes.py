@@ -30,6 +30,8 @@ TRUNCATION_PERCENTS = (1, 2, 4, 8, 16)
 Tokens = tuple[str | int, ...]
 Change = tuple[Tokens, Any, Any]
 """Path, value before and value after."""
+Mark = tuple[int, int, int]
+"""Index, line and column, from 0."""
 
 
 def fixes_for(source: Source, plan: Plan, assessment: Assessment) -> tuple[Fix, ...]:
@@ -186,16 +188,22 @@ def _edit(source: Source, tokens: Tokens, value: Any) -> Edit | None:
         return None
     line, first, _, last = span
     lines = source.text.split("\n")
-    before = [len(lines[line - 1].encode()[:column].decode()) for column in (first, last)]
-    start = sum(len(text) + 1 for text in lines[: line - 1])
+    columns = [len(lines[line - 1].encode()[:column].decode()) for column in (first, last)]
+    above = sum(len(text) + 1 for text in lines[: line - 1])
+    start, end = ((above + column, line - 1, column) for column in columns)
+    return _replaced(source.text, start, end, value)
+
+
+def _replaced(text: str, start: Mark, end: Mark, value: Any) -> Edit:
+    """The edit that writes ``value`` in place of the text between two marks."""
     return Edit(
-        start=start + before[0],
-        end=start + before[1],
-        line=line,
-        column=before[0] + 1,
-        end_line=line,
-        end_column=before[1] + 1,
-        before=lines[line - 1][before[0] : before[1]],
+        start=start[0],
+        end=end[0],
+        line=start[1] + 1,
+        column=start[2] + 1,
+        end_line=end[1] + 1,
+        end_column=end[2] + 1,
+        before=text[start[0] : end[0]],
         after=json.dumps(value),
     )
 
@@ -213,17 +221,9 @@ def edit_of(text: str, tokens: Tokens, value: Any) -> Edit | None:
         node = _child(node, token)
     if not isinstance(node, ScalarNode) or node.style in ("|", ">"):
         return None
-    start, end = node.start_mark, node.end_mark
-    return Edit(
-        start=start.index,
-        end=end.index,
-        line=start.line + 1,
-        column=start.column + 1,
-        end_line=end.line + 1,
-        end_column=end.column + 1,
-        before=text[start.index : end.index],
-        after=json.dumps(value),
-    )
+    first, last = node.start_mark, node.end_mark
+    start = (first.index, first.line, first.column)
+    return _replaced(text, start, (last.index, last.line, last.column), value)
 
 
 def apply_edits(text: str, edits: tuple[Edit, ...]) -> str:

@@ -63,6 +63,37 @@ def test_the_noise_of_jax_and_first_libraries_is_read(text: str, code: str) -> N
     assert {item.code for item in partial.broken} == {"private_divisor", code} - {""}
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import keras\nlayers = [keras.Lambda(lambda t: t - t.mean(0))]\n", "joined_records"),
+        ("import keras\nlayers = [keras.Lambda(lambda t: t - t.mean(1))]\n", None),
+        ("class Own(Layer):\n    def call(self, t):\n        return t - t.mean(0)\nOwn()\n",
+         "joined_records"),
+        ("def own(a, b):\n    return a - b.mean(0)\nmodel.compile(o, loss=own)\n",
+         "joined_records"),
+        ("def own(a, b):\n    return (a - b) ** 2\nmodel.compile(o, loss=own)\n", None),
+        ("class Own(Callback):\n    def on_epoch_end(self, e, logs):\n"
+         "        if logs['loss'] < 1:\n            self.model.save('best')\n",
+         "data_dependent_stop"),
+        ("class Own(Callback):\n    def on_epoch_end(self, e, logs):\n"
+         "        if logs['val_loss'] < 1:\n            self.model.save('best')\n", None),
+    ],
+)  # fmt: skip
+def test_layers_losses_and_hooks_of_keras_keep_records_apart(text: str, code: str | None) -> None:
+    partial = script_importer.read((KERAS + OPTIMIZER + text + "use(o)\n" + FIT).encode())
+    assert partial is not None
+    assert {item.code for item in partial.broken} == ({code} if code else set())
+
+
+@pytest.mark.parametrize(("key", "broken"), [("loss", True), ("val_loss", False)])
+def test_the_history_of_own_records_stops_nothing(key: str, broken: bool) -> None:
+    loop = f"for e in range(3):\n    h = {FIT}    if h.history['{key}'][0] < 1: break\n"
+    partial = script_importer.read((KERAS + OPTIMIZER + loop).encode())
+    assert partial is not None
+    assert ("data_dependent_stop" in {item.code for item in partial.broken}) == broken
+
+
 def test_a_method_of_a_class_of_the_file_has_arguments_of_its_own() -> None:
     own = "class Own:\n    def fit(self, *rows):\n        pass\nOwn().fit(*rows)\n"
     assert data_of(KERAS + OPTIMIZER + own + FIT)["releases"][0]["noise_multiplier"] == 4.0

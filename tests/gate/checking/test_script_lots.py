@@ -684,6 +684,10 @@ TRAINER = (
     "    trainer = dp_transformers.OpacusDPTrainer(args=told, privacy_args=private)\n"
     "    trainer.train()\n"
 )
+OPTAX = (
+    "import optax\ntx = optax.contrib.differentially_private_aggregate(1, 1.0, 0)\n"
+    "for e in range(3):\n    for batch in rows:\n        u, s = tx.update(g(batch), s)\n"
+)
 INDENTED = "".join(f"    {line}\n" for line in (EACH + LOSS).splitlines())
 IN_FOLDS = HEAD + PRIVATE + FOLDS + INDENTED
 RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
@@ -712,6 +716,8 @@ RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
         (KERAS_TWICE.replace("model.fit", "plain.fit", 1), 3, None),
         (TRAINER, 3, 2),
         (TRAINER, 4, None),
+        (OPTAX, 2, 5),
+        (OPTAX, 3, None),
     ],
 )
 def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:

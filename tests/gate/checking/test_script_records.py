@@ -557,6 +557,10 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         ("X = [s[i:i + 9] for i in range(99)]\ndata = Rows(X)", "may make several rows of one"),
         ("data = Rows([part for text in texts for part in cut(text)])", "several rows of one"),
         ("X = [s[i:i + 9] for i in range(0, 99, 9)]\ndata = Rows(X)", None),
+        (
+            "def group(rows):\n    return chain(*rows)\ndata = Rows(X.map(group, batched=True))",
+            "several rows of one",
+        ),
         ("df['lag'] = df.x.shift(1)\ndata = Rows(df.rolling(3))", "several rows of one"),
         ("m = M.from_pretrained('last')", "weights that line 7 loads are public"),
         ("data = torch.load('data.pt')", None),
