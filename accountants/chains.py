@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import LeastCurve, adjusted, closed, orders_of
@@ -35,7 +36,7 @@ Group = (
 NARROW = 1e-2
 """Relative width of a bracket up to which no chain is asked."""
 _LEAST_DELTA = 1e-300
-_HALVINGS, _LEAST_SHARE, _RUNG = 30, 1e-3, 0.25
+_HALVINGS, _LEAST_SHARE, _RUNG = 40, 1e-30, 0.25
 """Of the search for a smaller δ, the smallest that is looked for, of the first one, and how far
 apart, as a ratio, the δ lie at which neighbours are known."""
 
@@ -103,6 +104,15 @@ def chained_epsilon(
             return math.inf
         total = (total + float(neighbours(at))) * (1 + 2.0**-50)
     return total if total <= most else math.inf
+
+
+@lru_cache(maxsize=512)
+def _about(neighbours: PrivacyCurve, delta: float) -> float:
+    """About ε (nats) between ``neighbours`` at ``delta``; infinite where none is known."""
+    try:
+        return float(neighbours.epsilon(delta).upper)
+    except AccountantError:
+        return math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,17 +186,15 @@ class ChainedCurve:
 
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
         """A bound of δ by links whose ε are chosen by about what is known of neighbours."""
-        most, known = self.neighbours.delta(0.0).upper, {0: 0.0}
-
-        def rung(number: int) -> float:
-            if number not in known:
-                known[number] = self.neighbours.epsilon(most * _RUNG**number).upper
-            return known[number]
+        most = self.neighbours.delta(0.0).upper
 
         def about(at: float) -> float:
             number, part = divmod(max(0.0, math.log(at / most) / math.log(_RUNG)), 1)
-            low, high = rung(int(number)), rung(int(number) + 1)
-            return low + part * (high - low)
+            low, high = (
+                _about(self.neighbours, most * _RUNG**rung) if rung else 0.0
+                for rung in (int(number), int(number) + 1)
+            )
+            return low + part * (high - low) if math.isfinite(high) else high
 
         low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
         # What the chain does not reach there it reaches at no smaller δ.

@@ -100,8 +100,9 @@ class Solver:
         if least == event:
             return above
         below = (*attacks, *self._below(least))
-        if (one := closed.of_one_record) is not None:
-            below += self._below(attained(one.attained()))
+        one = closed.of_one_record
+        if one is not None and (shown := attained(one.attained())) != least:
+            below += self._below(shown)
         return BracketingCurve(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod
