@@ -106,15 +106,6 @@ def chained_epsilon(
     return total if total <= most else math.inf
 
 
-@lru_cache(maxsize=512)
-def _about(neighbours: PrivacyCurve, delta: float) -> float:
-    """About ε (nats) between ``neighbours`` at ``delta``; infinite where none is known."""
-    try:
-        return float(neighbours.epsilon(delta).upper)
-    except AccountantError:
-        return math.inf
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainedCurve:
     """Users of several ``records``: the upper ends of ``above``, each asked where those are wide.
@@ -191,7 +182,7 @@ class ChainedCurve:
         def about(at: float) -> float:
             number, part = divmod(max(0.0, math.log(at / most) / math.log(_RUNG)), 1)
             low, high = (
-                _about(self.neighbours, most * _RUNG**rung) if rung else 0.0
+                _about(self, most * _RUNG**rung) if rung else 0.0
                 for rung in (int(number), int(number) + 1)
             )
             return low + part * (high - low) if math.isfinite(high) else high
@@ -214,3 +205,12 @@ class ChainedCurve:
             result += math.exp(total) * self.neighbours.delta(max(0.0, one * (1 - 1e-12))).upper
             total += one
         return result * (1 + 1e-9)
+
+
+@lru_cache(maxsize=512)
+def _about(chain: ChainedCurve, delta: float) -> float:
+    """About ε (nats) between neighbours of ``chain`` at ``delta``; infinite where none is known."""
+    try:
+        return float(chain.neighbours.epsilon(delta).upper)
+    except AccountantError:
+        return math.inf
