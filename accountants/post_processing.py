@@ -149,13 +149,16 @@ def _epsilon(curve: PrivacyCurve, delta: float) -> Bracket:
 def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known, int]]]:
     """What is ``known`` with the least noise that the Fourier accountant reaches, or with more.
 
-    Without what it does not reach with any noise, unless all is Gaussian.
+    Without what it does not reach with any noise, unless all is Gaussian, and then without Laplace
+    releases.
     """
     if not all(isinstance(leaf, Gaussian) for leaf, _ in known):
         known = [(leaf, times) for leaf, times in known if _is_reached(leaf)]
-    for doubling in range(DOUBLINGS if known else 0):
+    normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, Laplace)]
+    for doubling in range(DOUBLINGS if normal else 0):
         least = LEAST_NOISE * 2**doubling
-        yield [(_with_noise(leaf, least), min(times, MOST_STEPS)) for leaf, times in known]
+        for releases in [known, normal] if len(normal) < len(known) else [known]:
+            yield [(_with_noise(leaf, least), min(times, MOST_STEPS)) for leaf, times in releases]
 
 
 def _with_noise(leaf: Known, least: float) -> Known:
@@ -221,7 +224,7 @@ def _is_reached(leaf: Known) -> bool:
     records = getattr(leaf, "records", 1)
     if isinstance(leaf, GaussianMixture):
         records = len(leaf.weights) - 1
-    if isinstance(leaf, Laplace) or leaf.noise_multiplier > MOST_NOISE * records:
+    if leaf.noise_multiplier > MOST_NOISE * records:
         return False
     return (
         not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= LEAST_RATE

@@ -110,6 +110,13 @@ def test_much_noise_hides_nothing_of_another_release() -> None:
     assert PostProcessed(event=event).epsilon(1e-6) == PostProcessed(event=alone).epsilon(1e-6)
 
 
+def test_a_laplace_release_is_seen_beside_samples() -> None:
+    run = Composed(events=(poisson(0.05, 8.5, 1000), Laplace(noise_multiplier=3.2)))
+    bracket = accountant("fourier").curve(run).epsilon(1e-6)
+    assert bracket.lower > accountant("fourier").curve(run.events[0]).epsilon(1e-6).upper + 0.1
+    assert PostProcessed(event=run).epsilon(1e-6).lower == pytest.approx(bracket.lower, rel=1e-6)
+
+
 def test_bins_of_correlated_noise_are_seen_one_at_a_time() -> None:
     gram = Gram(((4.0, 1.0), (1.0, 2.0)))
     event = BallsInBinsGaussian(gram=gram, noise_multiplier=1.0)
