@@ -67,6 +67,13 @@ def _attacks(closed: Lowered) -> tuple[Counted, ...]:
     return tuple(Counted(*epoch) for epoch in epochs if epoch is not None)
 
 
+def _shown(closed: Lowered) -> tuple[Event, ...]:
+    """What a unit shows of a run with nothing open, and what one of its records does alone."""
+    one = closed.of_one_record
+    runs = (closed,) if one is None else (closed, one)
+    return tuple(dict.fromkeys(attained(run.attained()) for run in runs))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
     """One plan's open quantity, searched with one engine.
@@ -96,13 +103,11 @@ class Solver:
             return above if least == event else BracketingCurve(above=above, below=())
         attacks = _attacks(closed)
         if self.engine.name in ONE_SIDED and not alone:
-            return BracketingCurve(above=above, below=(PostProcessed(event=least), *attacks))
+            contained = (PostProcessed(event=shown) for shown in _shown(closed))
+            return BracketingCurve(above=above, below=(*contained, *attacks))
         if least == event:
             return above
-        below = (*attacks, *self._below(least))
-        one = closed.of_one_record
-        if one is not None and (shown := attained(one.attained())) != least:
-            below += self._below(shown)
+        below = (*attacks, *(curve for shown in _shown(closed) for curve in self._below(shown)))
         return BracketingCurve(above=above, below=(above, *below) if own == event else below)
 
     @staticmethod

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import BracketingCurve, orders_of
+from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.composition import parts
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.participations import with_bins_known
@@ -33,7 +34,14 @@ from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
 from affidavit.accountants.selection.lower_bound import FAR, by_engines, near, widened
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.accountants.selection.upper_bound import Hinges
-from affidavit.plan import Composed, Event, RepeatAndSelect, Repeated
+from affidavit.plan import (
+    ChainOfNeighbours,
+    Composed,
+    Event,
+    RepeatAndSelect,
+    Repeated,
+    alternatives,
+)
 
 _SHARPENED = 2
 _STEEP = 50.0
@@ -132,6 +140,14 @@ class SelectionAccountant:
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        own = self._curve(event)
+        for bound in alternatives(event):
+            if isinstance(bound, ChainOfNeighbours):
+                link = self._curve(bound.event)
+                return ChainedCurve(above=(own,), below=(), neighbours=link, records=bound.links)
+        return own
+
+    def _curve(self, event: Event) -> PrivacyCurve:
         event = with_bins_known(event)
         releases = parts(event)
         if not releases:
