@@ -219,7 +219,7 @@ class Correlation:
         if draw.probability is None and not draw.fresh:
             return Gaussian(noise_multiplier=joint / (at.distance * self._reached(at, steps)) * _UP)
         norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
-        if at.route == "cyclic_poisson":
+        if self._phase.sampling.groups is not None and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise" or (apart is not None and is_amplified(self.plan)):
             if apart is None:

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 from affidavit import delta, epsilon
-from affidavit.plan import ChainOfNeighbours, Composed, EitherBound, Gaussian, alternatives
+from affidavit.accountants.fourier import FourierAccountant
+from affidavit.plan import (
+    ChainOfNeighbours,
+    Composed,
+    EitherBound,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    alternatives,
+)
 
 USERS = {"size": 40, "unit": "user", "contributions_per_user": 2}
 BINS = {"scheme": "balls_in_bins", "lot_size": 20}
@@ -81,6 +90,27 @@ def test_many_bins_hide_a_replaced_record(extra: list[dict[str, Any]]) -> None:
     replaced = epsilon(plan(**many))
     assert replaced.lower >= one.lower
     assert 2 * one < replaced < 3 * one
+
+
+def test_the_rounds_of_a_group_show_a_replaced_record() -> None:
+    """Columns of norm one, a group's orthogonal: 25 Poisson samples, x for -x."""
+    whole = epsilon(
+        plan(
+            dataset={"size": 1000},
+            sampling={"scheme": "cyclic_poisson", "lot_size": 50, "groups": 4},
+            steps=100,
+            epochs=None,
+            noise={"kind": "toeplitz", "coefficients": [0.8, 0.6]},
+            releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 4.0}],
+            target={"delta": 1e-6},
+        )
+    )
+    step = PoissonSubsampledGaussian(
+        sampling_probability=0.2, noise_multiplier=4.0, pair="replace_one"
+    )
+    truth = FourierAccountant().curve(Repeated(event=step, count=25)).epsilon(1e-6)
+    assert whole.lower == pytest.approx(truth.lower, rel=1e-3)
+    assert truth.lower <= whole < 1.2 * truth.lower
 
 
 def test_what_is_beside_a_chain_is_inside_it() -> None:
