@@ -70,6 +70,12 @@ SELECTED = {
         {"kind": "repeat_and_select", "name": "search", "distribution": "geometric", "mean": 10}
     ]
 }
+BANDED = {"noise": {"kind": "bsr", "bands": 4}}
+SEPARATED = {
+    **BANDED,
+    "sampling": {"scheme": "b_min_sep", "lot_size": 5_000, "separation": 4},
+}
+GROUPS = {**BANDED, "sampling": {"scheme": "cyclic_poisson", "lot_size": 5_000, "groups": 4}}
 ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
     "lots of fixed size": (
         plan(1.0, 2000, 1e-6, **FIXED),
@@ -79,6 +85,20 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
     ),
     "bins kept for ten epochs": (plan(2.0, 1000, 1e-6, **BINS), None),
     "bins drawn for each of ten epochs": (plan(2.0, 1000, 1e-6, **AFRESH), None),
+    "bins kept, a replaced record": (
+        plan(2.0, 1000, 1e-6, **{**BINS, "adjacency": "replace_one"}),
+        None,
+    ),
+    "the best of ten runs on bins": (plan(2.0, 1000, 1e-6, **BINS, **SELECTED), None),
+    "separated samples": (plan(2.0, 1000, 1e-6, **SEPARATED), None),
+    "the same, a replaced record": (
+        plan(2.0, 1000, 1e-6, **{**SEPARATED, "adjacency": "replace_one"}),
+        None,
+    ),
+    "samples of groups, a replaced record": (
+        plan(2.0, 1000, 1e-6, **{**GROUPS, "adjacency": "replace_one"}),
+        None,
+    ),
     "joint σ of 0.15": (plan(0.15, 1000, 1e-6), lambda: poisson(0.15, 1000)),
     "a Laplace metric": (
         plan(1.0, 1000, 1e-6, **LAPLACE),

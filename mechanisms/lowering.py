@@ -159,6 +159,10 @@ class Lowered:
         plan = self.plan
         if plan.adjacency != "replace_one" and plan.dataset.records_per_unit == 1:
             return None
+        # How often a lot is cut depends on the size of the data set, which a chain would raise.
+        cut = any(phase.sampling.scheme == "truncated_poisson" for phase in plan.phases)
+        if cut and plan.adjacency == "add_remove":
+            return None
         return _of_one_record(plan)
 
     def attained(self) -> Composed:

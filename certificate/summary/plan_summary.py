@@ -195,8 +195,9 @@ def _of_bins(lowered: Lowered) -> Iterator[Caveat]:
         for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True)
         if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
     ]
+    chained = lowered.of_one_record is not None
     bins_stay = [
-        phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
+        phase.sampling.bins_drawn != "each_epoch" and (part.sampled.run is not None or chained)
         for phase, part in binned
     ]
     if sum(bins_stay) > 1:

@@ -13,6 +13,7 @@ import pytest
 
 from affidavit import delta, epsilon
 from affidavit.accountants.fourier import FourierAccountant
+from affidavit.mechanisms import lower
 from affidavit.plan import (
     ChainOfNeighbours,
     Composed,
@@ -21,6 +22,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     Repeated,
     alternatives,
+    plan_from,
 )
 
 USERS = {"size": 40, "unit": "user", "contributions_per_user": 2}
@@ -111,6 +113,21 @@ def test_the_rounds_of_a_group_show_a_replaced_record() -> None:
     truth = FourierAccountant().curve(Repeated(event=step, count=25)).epsilon(1e-6)
     assert whole.lower == pytest.approx(truth.lower, rel=1e-3)
     assert truth.lower <= whole < 1.2 * truth.lower
+
+
+@pytest.mark.parametrize(("adjacency", "chained"), [("add_remove", False), ("zero_out", True)])
+def test_no_chain_adds_records_to_lots_that_are_cut(adjacency: str, chained: bool) -> None:
+    """The bound of one record is for data sets of at most one more than the plan's."""
+    document = plan(
+        adjacency=adjacency,
+        dataset=USERS,
+        sampling={"scheme": "truncated_poisson", "lot_size": 10, "max_lot_size": 14},
+        epochs=None,
+        steps=4,
+        noise={"kind": "bsr", "bands": 2},
+    )
+    bounds = alternatives(lower(plan_from(document)).event())
+    assert any(isinstance(bound, ChainOfNeighbours) for bound in bounds) == chained
 
 
 def test_what_is_beside_a_chain_is_inside_it() -> None:
