@@ -5,6 +5,7 @@ Against what small runs release, enumerated: docs/theorems/group-privacy.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -24,6 +25,8 @@ from affidavit.plan import (
     alternatives,
     plan_from,
 )
+
+Patterns = list[tuple[float, tuple[int, ...]]]
 
 USERS = {"size": 40, "unit": "user", "contributions_per_user": 2}
 BINS = {"scheme": "balls_in_bins", "lot_size": 20}
@@ -79,6 +82,88 @@ def test_no_bound_is_below_what_two_bins_show(
         )
         bound = delta(plan(releases=releases, **changes), epsilon=at)
         assert bound.lower - 1e-4 <= truth <= bound + 1e-9
+
+
+MEMORY = np.array([[0.8, 0, 0], [0.6, 0.8, 0], [0, 0.6, 0.8]])
+"""The strategy of the noise of three steps, two bands."""
+
+
+def three_steps(patterns: Patterns, sign: float, sigma: float) -> np.ndarray:
+    """What they release where the record is in the steps of each pattern, by its chance."""
+    line = np.linspace(-12, 12, 97)
+    total = np.zeros((97, 97, 97))
+    for chance, steps in patterns:
+        means = sign * MEMORY @ np.array(steps)
+        one, two, three = (np.exp(-((line - mean) ** 2) / (2 * sigma**2)) for mean in means)
+        total += chance * one[:, None, None] * two[:, None] * three
+    return total / total.sum()
+
+
+def in_group(steps: tuple[int, ...]) -> Patterns:
+    """A record that is in each of these steps with probability 0.4, independently."""
+    return [
+        (
+            0.4 ** sum(drawn) * 0.6 ** (len(steps) - sum(drawn)),
+            tuple(
+                np.bincount(
+                    [step for step, there in zip(steps, drawn, strict=True) if there], minlength=3
+                )
+            ),
+        )
+        for drawn in itertools.product((0, 1), repeat=len(steps))
+    ]
+
+
+def apart() -> Patterns:
+    """In a step with probability 1/3 unless it was in the last one; a quarter begin so."""
+    result: Patterns = []
+    for steps in itertools.product((0, 1), repeat=3):
+        for waits, first in ((0, 0.75), (1, 0.25)):
+            chance, blocked = first, bool(waits)
+            for step in steps:
+                chance *= (0.0 if step else 1.0) if blocked else (1 / 3 if step else 2 / 3)
+                blocked = not blocked and bool(step)
+            result.append((chance, steps))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draws"),
+    [
+        (
+            {"scheme": "cyclic_poisson", "lot_size": 8, "groups": 2},
+            [in_group((0, 2)), in_group((1,))],
+        ),
+        ({"scheme": "b_min_sep", "lot_size": 10, "separation": 2}, [apart()]),
+    ],
+    ids=["groups", "separated"],
+)
+def test_no_bound_is_below_what_three_steps_with_a_memory_show(
+    sampling: dict[str, Any], draws: list[Patterns]
+) -> None:
+    """Of a record and its opposite, which a hash may put in another group."""
+    for sigma, at in ((1.0, 0.7), (2.5, 0.2)):
+        truth = max(
+            float(
+                np.maximum(
+                    three_steps(one, sign, sigma) - math.exp(at) * three_steps(other, -sign, sigma),
+                    0,
+                ).sum()
+            )
+            for one, other in itertools.product(draws, repeat=2)
+            for sign in (1.0, -1.0)
+        )
+        bound = delta(
+            plan(
+                sampling=sampling,
+                steps=3,
+                epochs=None,
+                noise={"kind": "toeplitz", "coefficients": [0.8, 0.6]},
+                releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}],
+            ),
+            epsilon=at,
+        )
+        assert bound.lower * (1 - 1e-3) <= truth <= bound
 
 
 BEST = {"kind": "repeat_and_select", "name": "best", "distribution": "geometric", "mean": 2}
