@@ -84,21 +84,16 @@ def search_witness(
     bounds = alternatives(event)
     for place in _likeliest(bounds, epsilon.upper, delta):
         bound = bounds[place]
-        if isinstance(bound, ChainOfNeighbours):
-            try:
-                witness, proof = _search_chain(bound, delta, looseness, most, require)
-            except (Unproved, AccountantError) as failure:
-                unproved = failure
-            else:
-                return replace(witness, alternative=place), proof
-            continue
         covers = _covers(bound)
         # The engine's least bound may have cut lots revealed.
         for chosen in [covers, ()] if any(covers) else [()]:
             try:
-                if require is not None:
-                    require(bound, False)
-                witness, proof = _search(bound, chosen, epsilon, delta, looseness, most)
+                if isinstance(bound, ChainOfNeighbours):
+                    witness, proof = _search_chain(bound, delta, looseness, most, require)
+                else:
+                    if require is not None:
+                        require(bound, False)
+                    witness, proof = _search(bound, chosen, epsilon, delta, looseness, most)
             except Unproved as failure:
                 unproved = failure
             else:
@@ -124,7 +119,8 @@ def _likeliest(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequenc
 
 def _covers(event: Event) -> Covers:
     """The covers with which the fourier engine bounds ``event``."""
-    leaves = coverable(event)
+    # A chain's links have covers of their own.
+    leaves = [] if isinstance(event, ChainOfNeighbours) else coverable(event)
     if not leaves:
         return ()
     from affidavit.accountants.fourier import (
@@ -145,13 +141,19 @@ def _covers(event: Event) -> Covers:
 def _search_chain(
     chain: ChainOfNeighbours, delta: float, looseness: float, most: int, require: Requirement | None
 ) -> tuple[Witness, Proof]:
-    """A witness of every link of ``chain``; raises ``Unproved`` or ``AccountantError``."""
+    """A witness of every link of ``chain``; raises ``Unproved``."""
     of_link = None if require is None else lambda event, _: require(event, True)
     links, proofs, epsilon = [], [], 0.0
     for _ in range(chain.links):
         # Less than its share, because the links' decimals are rounded up.
         at = delta / chain.links * math.exp(-epsilon) * (1 - 1e-9)
-        bracket = FirstThatAnswers(event=chain.event, engines=certain_accountants()).epsilon(at)
+        neighbours = FirstThatAnswers(event=chain.event, engines=certain_accountants())
+        try:
+            bracket = neighbours.epsilon(at)
+        except AccountantError as failure:
+            raise Unproved(
+                "not_proved", f"No engine bounds a link: {failure}", "Rely on the accountants."
+            ) from None
         witness, proof = search_witness(chain.event, bracket, at, looseness, most, of_link)
         links.append(witness)
         proofs.append(proof)

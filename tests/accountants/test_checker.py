@@ -44,8 +44,10 @@ from affidavit.accountants.checker import (
     tree_sensitivity,
 )
 from affidavit.accountants.checker.separated import _chance_of_more
+from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
+    ChainOfNeighbours,
     Composed,
     EitherBound,
     Event,
@@ -404,6 +406,15 @@ def test_a_selection_among_runs_with_two_bounds_has_no_statement() -> None:
     with pytest.raises(Unproved) as refusal:
         search_witness(event, Bracket(lower=1.0, upper=2.0), 1e-6, 0.1)
     assert refusal.value.code == "no_statement"
+
+
+def test_a_link_that_no_engine_bounds_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    searching = "affidavit.accountants.witness_search.certain_accountants"
+    monkeypatch.setattr(searching, lambda: iter([GaussianAccountant()]))
+    chain = ChainOfNeighbours(event=poisson(0.01, 1.0, 100), links=2)
+    with pytest.raises(Unproved) as refusal:
+        search_witness(chain, Bracket(lower=1.0, upper=2.0), 1e-6, 0.1)
+    assert refusal.value.code == "not_proved"
 
 
 @pytest.mark.parametrize(("stretches", "phases"), [(1, 3), (2, 2), (3, 2)])
