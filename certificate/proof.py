@@ -52,7 +52,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
-from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier
+from affidavit.mechanisms import STRETCHES, Lowered, is_amplified, lower, noise_multiplier
 from affidavit.plan import (
     ChainOfNeighbours,
     ClippingQuantile,
@@ -240,8 +240,7 @@ def _is_told(
 ) -> bool:
     """Whether ``event`` bounds phase ``index`` where it is told in which steps a record may be."""
     plan, apart = lowered.plan, lowered.plan.phases[index].sampling.separation
-    one_record = plan.dataset.records_per_unit == 1 and plan.adjacency != "replace_one"
-    if apart is None or not one_record or not isinstance(event, Composed):
+    if apart is None or not is_amplified(plan) or not isinstance(event, Composed):
         return False
     at, draws = _drawn(lowered, index)
     return all(

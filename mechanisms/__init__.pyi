@@ -38,3 +38,4 @@ from .resolve import with_lot_size as with_lot_size
 from .resolve import with_noise as with_noise
 from .resolve import with_probability as with_probability
 from .resolve import with_steps as with_steps
+from .samplers import is_amplified as is_amplified

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from affidavit.mechanisms.samplers import Sampled, distance_of, removal_moves_records, sample
+from affidavit.mechanisms.samplers import (
+    Sampled,
+    distance_of,
+    is_amplified,
+    removal_moves_records,
+    sample,
+)
 from affidavit.mechanisms.strategies.participation import lots_in_turn
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.plan import (
@@ -51,11 +57,6 @@ def draw_of(plan: Plan, index: int) -> Draw:
     result = _DRAWS[plan.phases[index].sampling.scheme](plan, index)
     chance = result.probability
     return replace(result, probability=None) if chance is not None and chance >= 1 else result
-
-
-def is_amplified(plan: Plan) -> bool:
-    """Whether one record is there or not, which is all that sampling is proved to amplify."""
-    return plan.dataset.records_per_unit == 1 and plan.adjacency != "replace_one"
 
 
 def _in_fresh_lots(plan: Plan, index: int) -> Draw:

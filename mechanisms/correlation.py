@@ -42,8 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
-from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of, is_amplified
-from affidavit.mechanisms.samplers import Sampled, distance_of
+from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
+from affidavit.mechanisms.samplers import Sampled, distance_of, is_amplified
 from affidavit.mechanisms.strategies.disclosed_steps import DisclosedSteps, disclosed_steps
 from affidavit.mechanisms.strategies.noise_file_registry import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered

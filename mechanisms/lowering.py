@@ -21,7 +21,7 @@ from affidavit.mechanisms.additional_releases import Extras, lower_extra
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier, jointly
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
-from affidavit.mechanisms.samplers import SAMPLERS, Sampled, sample
+from affidavit.mechanisms.samplers import SAMPLERS, Sampled, distance_of, is_amplified, sample
 from affidavit.plan import (
     ChainOfNeighbours,
     Composed,
@@ -118,9 +118,18 @@ class Lowered:
             phase.event(joint, steps) for phase, joint in zip(self.phases, joints, strict=True)
         )
         own = self.extra.around(phases)
-        chain = self._chain(joints, steps) if self._is_bounded_only(phases, joints, steps) else None
-        if chain is None:
+        one = self.of_one_record
+        if one is None or len(one.phases) != len(self.phases):
             return own
+        if not self._is_bounded_only(phases, joints, steps):
+            return own
+        links = tuple(
+            replace(phase, steps=ran.steps).event(joint, steps)
+            for phase, ran, joint in zip(one.phases, self.phases, joints, strict=True)
+        )
+        if all(map(_is_unsampled, links)):
+            return own
+        chain = ChainOfNeighbours(event=one.extra.around(links), links=int(distance_of(self.plan)))
         return EitherBound(events=(*alternatives(own), chain))
 
     def _is_bounded_only(
@@ -133,22 +142,6 @@ class Lowered:
             if (length := steps if phase.steps is None else phase.steps) is not None
         )
 
-    def _chain(self, joints: list[float], steps: int | None) -> ChainOfNeighbours | None:
-        """The run by neighbours in one record, which there is to replace by none; or None."""
-        one = self.of_one_record
-        if one is None or len(one.phases) != len(self.phases):
-            return None
-        ran = (
-            replace(phase, steps=own.steps)
-            for phase, own in zip(one.phases, self.phases, strict=True)
-        )
-        phases = tuple(phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True))
-        if all(map(_is_unsampled, phases)):
-            return None
-        replaced = self.plan.adjacency == "replace_one"
-        links = self.plan.dataset.records_per_unit * (2 if replaced else 1)
-        return ChainOfNeighbours(event=one.extra.around(phases), links=links)
-
     @property
     def of_one_record(self) -> Lowered | None:
         """The run for data sets that differ in one record, one of them without it.
@@ -157,7 +150,7 @@ class Lowered:
         these itself, or where they are not certified.
         """
         plan = self.plan
-        if plan.adjacency != "replace_one" and plan.dataset.records_per_unit == 1:
+        if is_amplified(plan):
             return None
         # How often a lot is cut depends on the size of the data set, which a chain would raise.
         cut = any(phase.sampling.scheme == "truncated_poisson" for phase in plan.phases)

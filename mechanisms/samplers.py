@@ -123,6 +123,14 @@ def distance_of(plan: Plan) -> float:
     return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
+def is_amplified(plan: Plan) -> bool:
+    """Whether neighbours differ in one record that one of them lacks.
+
+    Balls in bins, cyclic Poisson and b-min-separated sampling are proved to amplify nothing else.
+    """
+    return distance_of(plan) == 1
+
+
 def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
     exact = schedule.sampling_probability(plan, phase)
     probability = schedule.double_up(exact)
@@ -321,7 +329,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
     if size is None or lot is None:
         raise ValueError("a valid plan with balls_in_bins has a data set size and a lot size")
     bins, distance = schedule.lots_per_epoch(size, lot), distance_of(plan)
-    amplified = bins > 1 and plan.dataset.records_per_unit == 1 and plan.adjacency != "replace_one"
+    amplified = bins > 1 and is_amplified(plan)
     drawn = "afresh for each epoch"
     if phase.sampling.bins_drawn != "each_epoch":
         # Phases are composed as if their draws were independent, so that they have to be.
