@@ -108,16 +108,15 @@ def chained_epsilon(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainedCurve:
-    """Users of several ``records``: the upper ends of ``above``, each asked where those are wide.
+    """Data sets ``links`` apart: the upper ends of ``above``, each asked where those are wide.
 
-    After these a chain of ``neighbours`` in one record is asked. The highest lower ends of
-    ``below`` count.
+    After these a chain of ``neighbours`` is asked. The highest lower ends of ``below`` count.
     """
 
     above: tuple[PrivacyCurve, ...]
     below: tuple[PrivacyCurve, ...]
     neighbours: PrivacyCurve
-    records: int
+    links: int
 
     def with_width(self, relative_width: float) -> ChainedCurve:
         """The same with narrower or wider brackets of each, where they can be had."""
@@ -173,7 +172,7 @@ class ChainedCurve:
         def neighbours(at: float) -> float:
             return self.neighbours.epsilon(at).upper
 
-        return chained_epsilon(neighbours, delta, self.records, most)
+        return chained_epsilon(neighbours, delta, self.links, most)
 
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
         """A bound of δ by links whose ε are chosen by about what is known of neighbours."""
@@ -189,19 +188,19 @@ class ChainedCurve:
 
         low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
         # What the chain does not reach there it reaches at no smaller δ.
-        if chained_epsilon(about, high, self.records, epsilon) > epsilon:
+        if chained_epsilon(about, high, self.links, epsilon) > epsilon:
             return high
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
-            if chained_epsilon(about, middle, self.records, epsilon) <= epsilon:
+            if chained_epsilon(about, middle, self.links, epsilon) <= epsilon:
                 high = middle
             else:
                 low = middle
         total = result = 0.0
-        for link in range(1, self.records + 1):
+        for link in range(1, self.links + 1):
             rest = epsilon - total
-            at = high / self.records * math.exp(-total)
-            one = rest if link == self.records else min(rest, about(at))
+            at = high / self.links * math.exp(-total)
+            one = rest if link == self.links else min(rest, about(at))
             result += math.exp(total) * self.neighbours.delta(max(0.0, one * (1 - 1e-12))).upper
             total += one
         return result * (1 + 1e-9)

@@ -144,7 +144,7 @@ class FourierAccountant:
             above=self._above(event),
             below=tuple(below),
             neighbours=_least(self._above(neighbours)),
-            records=records,
+            links=records,
         )
 
     def _above(self, event: Event) -> tuple[PrivacyCurve, ...]:
@@ -168,7 +168,7 @@ class FourierAccountant:
             neighbours=_least_upper_ends(
                 [FirstThatAnswers(event=chain.event, engines=engines) for chain in chains]
             ),
-            records=max(chain.links for chain in chains),
+            links=max(chain.links for chain in chains),
         )
 
     def _least_of_own(self, bounds: Sequence[Event]) -> LeastCurve:

@@ -144,7 +144,7 @@ class SelectionAccountant:
         for bound in alternatives(event):
             if isinstance(bound, ChainOfNeighbours):
                 link = self._curve(bound.event)
-                return ChainedCurve(above=(own,), below=(), neighbours=link, records=bound.links)
+                return ChainedCurve(above=(own,), below=(), neighbours=link, links=bound.links)
         return own
 
     def _curve(self, event: Event) -> PrivacyCurve:

@@ -18,7 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
-from affidavit.certificate.comparison.strategy_comparison import INDEPENDENT, MechanismCost, attempt
+from affidavit.certificate.comparison.strategy_comparison import (
+    INDEPENDENT,
+    MechanismCost,
+    Progress,
+    attempt,
+)
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, RefusedPlan, schedule
@@ -31,8 +36,6 @@ BISR_BANDS = 64
 BUFFERS = 2
 FAR_APART = 20.0
 """Ratio of errors above which they are drawn by powers of ten."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,8 @@ of its own. The moments are summed in closed form at whole orders and by the tra
 converges geometrically for them, at fractional ones.
 
 dp_accounting adds the absolute values of an alternating series at fractional orders and
-so comes out higher there, by up to some per cent; it is asked itself only where the difference
-could decide (``library_epsilon``).
+so comes out higher there, by up to some per cent; the library itself computes only where the
+difference could decide (``library_epsilon``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A verification: its numbered steps, a verifier's further requirements, and its outcome.
 
-The steps stand in ``bundle_verification`` beside this; those about the log stand beside what they
-check, and share this.
+``bundle_verification`` has the steps; those about the log are with what they check, and use this.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(
 
 @pytest.mark.parametrize("epsilon", [10.0, 15.0])
 def test_delta_of_a_chain_is_above_the_truth_and_where_its_epsilon_is(epsilon: float) -> None:
-    chain = ChainedCurve(above=(), below=(), neighbours=GaussianCurve(mu=1.0), records=4)
+    chain = ChainedCurve(above=(), below=(), neighbours=GaussianCurve(mu=1.0), links=4)
     delta = chain.delta(epsilon).upper
     assert GaussianCurve(mu=4.0).delta(epsilon).lower <= delta
     assert chain.epsilon(delta).upper == pytest.approx(epsilon, rel=2e-3)
@@ -200,7 +200,7 @@ def test_a_chain_in_one_order_is_above_what_users_of_two_records_attain() -> Non
     one = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=0.8)
     two = PoissonSampledGroupGaussian(records=2, sampling_probability=0.1, noise_multiplier=0.8)
     links, users = (FourierAccountant().curve(event) for event in (one, two))
-    chain = ChainedCurve(above=(GaussianCurve(mu=9.0),), below=(), neighbours=links, records=2)
+    chain = ChainedCurve(above=(GaussianCurve(mu=9.0),), below=(), neighbours=links, links=2)
     for order, attained in zip(chain.orders, orders_of(users), strict=True):
         assert attained.epsilon(1e-3).lower <= order.epsilon(1e-3).upper
         assert attained.delta(0.05).lower <= order.delta(0.05).upper
