@@ -374,7 +374,7 @@ class PrivateRun:
             raise LoopError(
                 "loop", "call run.loss once for every batch of the run, inside its loop."
             )
-        (records, idle), self._lossless = self._lossless, None
+        records, idle = self._lossless
         if not _content(batch) <= self._handed[1]:
             raise LoopError(
                 "loop",
@@ -395,6 +395,7 @@ class PrivateRun:
         for name, item in self._private.sums().items():
             self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
         self._private.forget_sums()
+        self._lossless = None  # only now: a loop may catch what was raised above and step
         shown = losses.mean() if self._run.shows_private else losses.new_zeros(())
         return shown.requires_grad_()
 
@@ -433,7 +434,6 @@ class PrivateRun:
     def _close_microbatch(self) -> None:
         self._open = False
         if self._lossless is not None:
-            self._lossless = None
             raise LoopError(
                 "loop", f"a batch had no loss before the next one or the step. {_EVERY_BATCH}"
             )
@@ -457,8 +457,8 @@ class PrivateRun:
         self._training.require_as_begun()
         self._private.require_no_gradients()
         if self._ready:
-            self._ready = False
             self._release()
+            self._ready = False  # not after a failure, or the step would be charged again
         return loss
 
     def _release(self) -> None:
@@ -518,8 +518,10 @@ class PrivateRun:
             self.optimizer.__dict__.pop(name, None)
         if not self._closed:
             self._closed = True
-            self._say()
-            self._run.close()
+            try:
+                self._say()
+            finally:
+                self._run.close()
 
 
 def _require_loader(loader: Any) -> None:

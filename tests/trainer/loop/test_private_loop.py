@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -257,18 +258,37 @@ def their_own(run: PrivateRun, batch: Any) -> None:
     run.optimizer.step()
 
 
-@pytest.mark.parametrize("wrong", [no_loss, no_step, two_steps, two_losses, their_own])
+def loss_caught(run: PrivateRun, batch: Any) -> None:
+    """A step although the loss failed, so that records would be left out."""
+    with suppress(LoopError):
+        run.loss([item.flip(0) for item in batch])
+    run.optimizer.step()
+
+
+def step_caught(run: PrivateRun, batch: Any) -> None:
+    """The next batch although the step failed, so that it would be charged again."""
+    run.loss(batch)
+    with torch.no_grad():
+        run._model.module[0].bias.add_(1)
+    with suppress(UnsupportedModel):
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "wrong", [no_loss, no_step, two_steps, two_losses, their_own, loss_caught, step_caught]
+)
 def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) -> None:
     run = begun(tmp_path, batch_size=60)
     before = [item.clone() for item in run._model.module.parameters()]
 
     def go() -> None:
-        for batch in run:
+        for batch in islice(run, 3):
             wrong(run, batch)
 
     with pytest.raises(LoopError):
         go()
-    if wrong is not two_steps:
+    assert sum(entry["type"] == "charge" for entry in entries_of(tmp_path)) == 1
+    if wrong not in (two_steps, step_caught):
         for item, was in zip(run._model.module.parameters(), before, strict=True):
             assert torch.equal(item, was)
     run.close()
