@@ -5,8 +5,8 @@ was handed (``--run``) and ends with it. The first SIGTERM or SIGINT lets the cu
 because an aborted run is charged in full. The second one ends the worker and its trainer.
 
 Exit codes: 0 stopped by a signal, or with ``--once`` or ``--run`` nothing is left to claim; 2
-usage, no signing key, or the service refuses this worker; 3 with ``--once`` or ``--run``, the
-service could not be reached.
+usage, no signing key, no GPU for ``--gpu``, or the service refuses this worker; 3 with ``--once``
+or ``--run``, the service could not be reached.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -97,6 +99,8 @@ def main(
             _stop(f"{option} {value[:80]!r} is invalid: use 1 to 64 of A-Z a-z 0-9 . _ -")
     if run is not None and re.fullmatch(UUID, run) is None:
         _stop(f"--run {run[:80]!r} is not a run id.")
+    if gpu and hosts == 1:  # the nodes of a Ray cluster have GPUs where this process has none
+        _require_cuda()
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
@@ -106,7 +110,7 @@ def main(
         lease=lease,
         own_code=own_code,
         files=tuple(path.resolve() for path in files or ()),
-        options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
+        options=(f"--microbatch={microbatch}", f"--device={'cuda' if gpu else 'cpu'}"),
         processes=processes,
         hosts=hosts,
     )
@@ -173,6 +177,13 @@ def _on_signal(stop: threading.Event, received: int) -> None:
     if stop.is_set():
         os._exit(128 + received)  # trainers die with this process
     stop.set()
+
+
+def _require_cuda() -> None:
+    """Stop before a run is claimed, which a trainer without its GPU would spend."""
+    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
+        _stop("--gpu: PyTorch finds no CUDA device here. Make one visible, or leave out --gpu.")
 
 
 def _source(server: str, token: str | None) -> RunQueueClient:

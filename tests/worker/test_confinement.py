@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from affidavit.plan import explain
 from affidavit.trainer.__main__ import OF_FAILURE
 from affidavit.trainer.options import FOLDERS, FileRefused, Options
 from affidavit.trainer.sources import data_of
+from affidavit.worker.__main__ import app
 from affidavit.worker.lease import Job, Refused
 from affidavit.worker.trainer_process import failure_reason
 from tests.forked import fork
@@ -152,3 +155,10 @@ def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -
             ended = worker.wait(120)
         assert (ended, told in said.read_text()) == (code, True), said.read_text()
         assert token is None or token not in said.read_text()
+
+
+def test_a_worker_without_its_gpu_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # as Python ends where there is no CUDA
+    ended = CliRunner().invoke(app, ["--gpu", "--once", "--server", "http://127.0.0.1:1"])
+    assert ended.exit_code == 2
+    assert "PyTorch finds no CUDA device" in ended.output
