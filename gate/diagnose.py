@@ -15,7 +15,6 @@ from rich.markup import escape
 from affidavit.gate.console import out, print_json, read, refuse, say, working
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.gate.plan_io import PlanFile
 from affidavit.plan import Claim, MalformedPlan, Reason
 
 if TYPE_CHECKING:
@@ -40,8 +39,12 @@ def diagnose(
     from affidavit.certificate.diagnosis import diagnose as diagnose_claim
 
     file = read(plan, as_json=as_json)
+    claim: Claim | Reason | None = file.plan.claim
+    if claim is None or claimed_epsilon is not None or claimed_noise_multiplier is not None:
+        claim = _claim(claimed_epsilon, claimed_noise_multiplier)
+    if isinstance(claim, Reason):
+        refuse("claim", (claim,), Exit.USAGE, as_json=as_json)
     try:
-        claim = _claim(file, claimed_epsilon, claimed_noise_multiplier)
         with working("recomputing the claim"):
             result = diagnose_claim(file.plan, claim)
     except MalformedPlan as error:
@@ -53,30 +56,18 @@ def diagnose(
     raise typer.Exit(_exit(result))
 
 
-def _claim(file: PlanFile, epsilon: str | None, noise_multiplier: str | None) -> Claim:
-    """The claim of the options, or else of the plan; raises ``MalformedPlan``."""
-    if epsilon is None and noise_multiplier is None:
-        if file.plan.claim is not None:
-            return file.plan.claim
-        raise MalformedPlan(
-            _invalid_claim(
-                "no claim is given.", "Give --claimed-epsilon or --claimed-noise-multiplier."
-            )
-        )
+def _claim(epsilon: str | None, noise_multiplier: str | None) -> Claim | Reason:
+    """The claim of the options, or what is wrong with them."""
+    message, remedy = "no claim is given.", "Give --claimed-epsilon or --claimed-noise-multiplier."
     if epsilon is not None and noise_multiplier is not None:
-        raise MalformedPlan(_invalid_claim("two claims are given.", "Give only one option."))
-    try:
-        return Claim(epsilon=epsilon, noise_multiplier=noise_multiplier)
-    except ValidationError:
-        raise MalformedPlan(
-            _invalid_claim(
-                f"{epsilon or noise_multiplier!r} is not a positive decimal.",
-                "Give the published number, for example 7.9852.",
-            )
-        ) from None
-
-
-def _invalid_claim(message: str, remedy: str) -> Reason:
+        message, remedy = "two claims are given.", "Give only one option."
+    elif epsilon is not None or noise_multiplier is not None:
+        try:
+            return Claim(epsilon=epsilon, noise_multiplier=noise_multiplier)
+        except ValidationError as error:
+            text = noise_multiplier if epsilon is None else epsilon
+            problem = error.errors()[0]["msg"]
+            message, remedy = f"{text!r} is not a claim: {problem}.", "Correct the option."
     return Reason(code="invalid_claim", message=message, remedy=remedy)
 
 

@@ -32,6 +32,18 @@ PLAIN = {
     "ρ": "rho",
     "Φ": "Phi",
     "Δ": "Delta",
+    "Σ": "Sigma",
+    "α": "alpha",
+    "γ": "gamma",
+    "κ": "kappa",
+    "λ": "lambda",
+    "√": "sqrt",
+    "¹": "1",
+    "²": "^2",
+    "⁻": "^-",
+    "₁": "1",
+    "₂": "2",
+    "·": "*",
     "≤": "<=",
     "≥": ">=",
     "≠": "!=",
@@ -56,6 +68,8 @@ def main() -> NoReturn:
 
 def run(program: Callable[[], int]) -> int:
     """The exit code of ``program``, also if it fails; never raises."""
+    if os.path.expanduser("~") == "~":  # a container's user may have neither HOME nor a name
+        os.environ["HOME"] = os.devnull  # where nothing is found, and nothing can be written
     try:
         _prepare_streams()
         code = program()

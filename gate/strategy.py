@@ -207,7 +207,7 @@ def _print_advice(result: Advice) -> None:
     for adjacency, rows in result.groups:
         out.print()
         out.print(table(f"under {adjacency}", rows))
-        front = ", ".join(row.label for row in result.front(rows))
+        front = "; ".join(row.label for row in result.front(rows))
         out.print(f"Pareto front of rms error and buffers: {escape(front) or 'empty'}")
         for row in rows:
             for reason in row.reasons:

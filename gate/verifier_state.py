@@ -55,7 +55,7 @@ class Store:
         """The stored entries; raises ``BadStore``."""
         try:
             document = json.loads(read_limited(self.path, MOST_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
             raise self._bad(str(error)) from None

@@ -276,15 +276,15 @@ class FourierCurve:
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
             raise OutOfReach(
-                f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}]",
-                "ask within that range",
+                f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}].",
+                "Ask within that range.",
             )
         both = self._laws
         guesses = [saddle_at_delta(laws, delta).epsilon for laws in both]
         if max(guesses) > LARGEST_EPSILON:
             raise OutOfReach(
-                f"epsilon is about {max(guesses):.4g}, above {LARGEST_EPSILON:g}",
-                "add noise or run fewer steps",
+                f"epsilon is about {max(guesses):.4g}, above {LARGEST_EPSILON:g}.",
+                "Add noise or run fewer steps.",
             )
         order = sorted(range(len(guesses)), key=lambda i: -guesses[i])
         laws = [both[index] for index in order]
@@ -296,7 +296,7 @@ class FourierCurve:
         )
         if delta < SAFE_DELTA and result.width > _HIDDEN_BY_ROUNDING * result.upper:
             raise OutOfReach(
-                f"at delta {delta:g} rounding hides the losses that decide", "choose a larger δ"
+                f"at delta {delta:g} rounding hides the losses that decide.", "Choose a larger δ."
             )
         return result
 
@@ -405,7 +405,7 @@ class UpperCurve:
         rest = delta - self._conceded
         if rest <= _LEAST_REST * delta:
             raise OutOfReach(
-                f"δ = {delta:g} is too small for what the bound concedes", "choose a larger δ"
+                f"δ = {delta:g} is too small for what the bound concedes.", "Choose a larger δ."
             )
         return Bracket(lower=0.0, upper=self.curve.epsilon(rest).upper)
 

@@ -179,7 +179,10 @@ def attained_pair(event: Event) -> tuple[Direction, Direction]:
     releases = leaves(event)
     check_range(releases, alone=_alone(releases))
     if len(releases) > MOST_KINDS:
-        raise OutOfReach(f"{len(releases)} kinds of release, at most {MOST_KINDS}.", "")
+        raise OutOfReach(
+            f"{len(releases)} kinds of release, at most {MOST_KINDS}.",
+            "Merge releases that are alike.",
+        )
     sides: tuple[Side, Side] = ("remove", "add")
     first, second = (
         tuple((_attained(leaf, side), count) for leaf, count in releases) for side in sides
@@ -198,7 +201,7 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
     """
     steps = sum(count for _, count in parts)
     if steps > MOST_STEPS:
-        raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}", "account for fewer steps")
+        raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}.", "Account for fewer steps.")
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
         low, high = NOISE_MULTIPLIERS
@@ -219,13 +222,13 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
             least, low, high = 0.0, LEAST_ALONE, math.inf
         if not low <= noise <= high:
             raise OutOfReach(
-                f"noise multiplier {noise:g} is outside [{low:g}, {high:g}]",
-                "use another accountant for such noise",
+                f"noise multiplier {noise:g} is outside [{low:g}, {high:g}].",
+                "Use another accountant for such noise.",
             )
         if probability < least:
             raise OutOfReach(
-                f"sampling probability {probability:g} is below {least:g}",
-                "round the sampling probability up",
+                f"sampling probability {probability:g} is below {least:g}.",
+                "Round the sampling probability up.",
             )
 
 

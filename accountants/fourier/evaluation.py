@@ -41,6 +41,7 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_delta,
 )
 from affidavit.accountants.fourier.privacy_loss import LossLaw
+from affidavit.accountants.fourier.single_release import epsilon_of, single_release
 from affidavit.accountants.fourier.tail_bounds import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach
@@ -57,8 +58,8 @@ def check_cost(parameters: GridParameters) -> None:
     """Refuse a parameters whose arrays would be too long: raises ``OutOfReach``."""
     if parameters.points > MOST_POINTS:
         raise OutOfReach(
-            f"needs a grid of {parameters.points} points, at most {MOST_POINTS}",
-            "ask for a wider bracket (relative_width) or use another accountant",
+            f"needs a grid of {parameters.points} points, at most {MOST_POINTS}.",
+            "Ask for a wider bracket (relative_width) or use another accountant.",
         )
 
 
@@ -205,8 +206,13 @@ def crossing(
 
 
 def approximate_epsilon(event: Event, delta: float) -> float:
-    """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does."""
+    """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does.
+
+    That of one release has a closed form; its noise may be too small for a saddle point.
+    """
     result = directions(event)
+    if laws := single_release(result):
+        return max(epsilon_of(law, delta).upper for law in laws)
     return max(
         (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in result), default=0.0
     )

@@ -52,13 +52,13 @@ def single_release(directions: Sequence[Direction]) -> tuple[NormalPair, ...]:
 def epsilon_of(law: NormalPair, delta: float) -> Bracket:
     """ε (nats) at ``delta``; raises ``OutOfReach`` where that is too small."""
     if delta < SMALLEST_DELTA:
-        raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}", "choose a larger δ")
+        raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Choose a larger δ.")
     outputs = _Outputs(law)
     low = outputs.last(lambda point: point.delta.lower > delta)
     high = outputs.last(lambda point: point.delta.upper > delta, above=True)
     lower = max(0.0, low.epsilon.lower) if low is not None else 0.0
     if high is None:
-        raise OutOfReach("no place has so small a delta", "choose a larger δ")
+        raise OutOfReach("no place has so small a delta.", "Choose a larger δ.")
     return Bracket(lower=lower, upper=max(lower, high.epsilon.upper, 0.0))
 
 

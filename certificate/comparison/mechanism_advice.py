@@ -93,7 +93,7 @@ class Advice:
 
         return Chart(
             title=f"under {adjacency}",
-            description="Pareto front: " + ", ".join(row.label for row in front) + ".",
+            description="Pareto front: " + "; ".join(row.label for row in front) + ".",
             x=Axis(label="arrays of the model's size for the noise", scale="log"),
             y=_error_axis([row.rms or 0.0 for row in shown]),
             marks=(

@@ -122,7 +122,7 @@ def _memory_of(anchor: Anchor) -> Path:
 def _remembered(memory: Path) -> SignedKeyset | None:
     try:
         return read_keyset(memory.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, KeysetError) as error:
         raise KeyFailure(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,12 @@ class Cache:
             if entry["checksum"] != digest_of(entry["judged"]):
                 raise ValueError("checksum mismatch")
             return _RESULT.validate_python(entry["judged"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self.corrupt.append(path)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
             return None
 
     def _write(self, path: Path, result: CheckResult) -> None:

@@ -160,10 +160,32 @@ def test_a_folder_that_cannot_be_used_is_told(
     inside: Callable[..., Ended], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AFFIDAVIT_HOME", files["certified"])
-    for arguments in (("keys", "new"), ("keys", "list"), ("certify", files["certified"])):
-        ended = inside(*arguments)
-        assert ended.code in (Exit.CERTIFIED, Exit.USAGE), arguments
+    monkeypatch.setenv("AFFIDAVIT_CACHE", files["certified"])
+    for command in ("keys new", "keys list", "certify", "check", "curve"):
+        plans = () if command.startswith("keys") else (files["certified"],)
+        ended = inside(*command.split(), *plans)
+        assert ended.code in (Exit.CERTIFIED, Exit.USAGE), command
         assert b"Traceback" not in ended.err
+
+
+def test_a_user_without_a_home_checks_and_verifies(
+    inside: Callable[..., Ended],
+    files: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    bundle = str(tmp_path / "bundle.json")
+    assert inside("keys", "new").code == 0
+    assert inside("certify", files["certified"], "--out", bundle).code == 0
+    (key,) = (tmp_path / "home" / "keys").glob("*.json")
+    for name in ("AFFIDAVIT_HOME", "AFFIDAVIT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["of a container"])
+    assert inside("check", files["certified"]).code == Exit.CERTIFIED
+    assert inside("keys", "list").code == Exit.CERTIFIED
+    assert inside("keys", "new").code == Exit.USAGE
+    assert inside("verify", bundle, "--keys", str(key)).code == Exit.CERTIFIED
 
 
 @pytest.mark.parametrize(
