@@ -18,12 +18,22 @@ Rules it keeps:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, bindparam, insert, select
+from sqlalchemy import (
+    Connection,
+    Row,
+    RowMapping,
+    Select,
+    bindparam,
+    exists,
+    insert,
+    or_,
+    select,
+)
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import Approvals, parse_instant, statement_in
@@ -41,7 +51,7 @@ from affidavit.service.database import Store, hold
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.problems import Problem
-from affidavit.service.teams import DEFAULT
+from affidavit.service.teams import DEFAULT, acting_for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,10 +233,19 @@ class CertificateStore(Store):
         """
         return self.read(page_of, _listed(**filters), _PLACE, cursor, limit)
 
-    def keys(self) -> list[dict[str, Any]]:
-        """The public records of all keys that signed something here."""
-        query = select(signing_keys.c.record).order_by(signing_keys.c.first_used_at)
-        with self._reader.connect() as connection:
+    def keys(self, others: Collection[str] = ()) -> list[dict[str, Any]]:
+        """The public records of the keys that signed certificates here, and of ``others`` by id.
+
+        Monitors see what is certified. A checkpoint vouches for no key: whoever can write to the
+        database can insert one of a key of theirs.
+        """
+        certified = exists().where(certificates.c.key_id == signing_keys.c.key_id)
+        query = (
+            select(signing_keys.c.record)
+            .where(or_(certified, signing_keys.c.key_id.in_(others)))
+            .order_by(signing_keys.c.first_used_at)
+        )
+        with acting_for(None), self._reader.connect() as connection:
             return [json.loads(record) for record in connection.execute(query).scalars()]
 
 

@@ -135,11 +135,13 @@ class Services:
         self.public_url = settings.public_url
 
     def key_records(self) -> list[dict[str, Any]]:
-        """Public records of every key that signs or signed here.
+        """Public records of every key that signs here, signed certificates, or is in the keyset.
 
         Where a key is both stored and in the directory, the directory's record counts.
         """
-        records = [*self.store.keys(), *self.keyring.public_records()]
+        keyset = self.keysets.signed()
+        of_keyset = [] if keyset is None else [key.key_id for key in keyset.keyset.keys]
+        records = [*self.store.keys(of_keyset), *self.keyring.public_records()]
         return list({record["key_id"]: record for record in records}.values())
 
     def readiness(self) -> Readiness:

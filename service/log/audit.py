@@ -30,6 +30,7 @@ from sqlalchemy import Connection, Engine, Row, and_, func, select
 from affidavit.certificate import (
     BadEnvelope,
     KeysetError,
+    SearchOpening,
     SignedKeyset,
     follow_keyset,
     format_instant,
@@ -57,7 +58,7 @@ from affidavit.service.log.entries import (
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.policies.store import policies, tampered, waiver_uses, waivers
-from affidavit.service.runs.repository import run_events, runs
+from affidavit.service.runs.repository import run_events, run_leases, runs
 
 # ---- the tree ------------------------------------------------------------------------
 
@@ -529,15 +530,21 @@ _NOISE = ("required", "given")
 
 
 def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare runs with the events that queued them, and with their reservations."""
+    """Compare runs and their leases with what happened to them, and with their reservations."""
+    granted, running = _logged_grants(connection), run_events.alias()
     query = (
         select(
             runs,
+            run_leases.c.granted,
+            run_leases.c.search,
             *(reservations.c[name].label(f"reserved_{name}") for name in _RESERVED),
             *(run_events.c[name].label(f"queued_{name}") for name in ("actor", "body")),
+            running.c.body.label("running_body"),
         )
+        .join(run_leases, run_leases.c.run_id == runs.c.id)
         .outerjoin(reservations, reservations.c.id == runs.c.reservation_id)
         .outerjoin(run_events, (run_events.c.run_id == runs.c.id) & (run_events.c.seq == 1))
+        .outerjoin(running, (running.c.run_id == runs.c.id) & (running.c.once == "running"))
         .order_by(runs.c.id)
     )
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
@@ -550,9 +557,25 @@ def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
         }
         differing = [name for name, value in queued.items() if getattr(row, name) != value]
         differing += ["request"] * (json.loads(row.request) != body.get("request"))
+        opening = None if row.search is None else SearchOpening.read(json.loads(row.search)).digest
+        differing += ["search"] * (opening != json.loads(row.running_body or "{}").get("search"))
+        # Whoever takes back a grant has another worker charge and train the same steps again.
+        grants = [*granted[row.id], row.granted]
+        differing += ["granted"] * (grants != sorted(grants))
         if differing:
-            message = f"what was logged when it was queued contradicts: {differing}."
+            message = f"what was logged of it contradicts: {differing}."
             yield AuditFinding("row_changed", f"runs {row.id}", message)
+
+
+def _logged_grants(connection: Connection) -> defaultdict[str, list[int]]:
+    """How many steps of each run the log says could be charged, in order."""
+    grants = defaultdict(list)
+    entries = select(log_entries.c.content).where(log_entries.c.kind.in_(("run", "steps")))
+    for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
+        entry = json.loads(content)
+        if "granted" in entry["body"]:
+            grants[entry["subject"]].append(int(entry["body"]["granted"]))
+    return grants
 
 
 _RESERVED = ("certificate_id", "issue", "untrusted", "plan_digest")

@@ -123,6 +123,7 @@ EntryKind = Literal[
     "release",
     "run",
     "record",
+    "steps",
     "keyset",
     "token",
     "proposal",

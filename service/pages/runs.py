@@ -44,10 +44,9 @@ from affidavit.service.pages.response import (
 from affidavit.service.pages.text import TONES, elapsed, messages_of, up, whole, words
 from affidavit.service.problems import Problem
 from affidavit.service.runs import repository
-from affidavit.service.runs.events import rounded_up
 from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
 from affidavit.service.runs.queue import LockedRun
-from affidavit.service.runs.repository import StoredRun, StoredRunEvent
+from affidavit.service.runs.repository import StoredRun, StoredRunEvent, rounded_up
 
 router = APIRouter()
 

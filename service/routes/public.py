@@ -38,7 +38,7 @@ class Keys(ResponseModel):
 
 @router.get("/v1/keys", summary="List public keys", responses=problems(503))
 def keys(services: TheServices) -> Keys:
-    """All keys that the service signs or has signed with.
+    """Keys that the service signs with, has signed certificates with, or has in its keyset.
 
     Where a key is both stored and in the directory, the directory's record counts.
     """

@@ -36,7 +36,7 @@ from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.models import event_of
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.repository import ENDED, STATES, StoredRun
+from affidavit.service.runs.repository import ENDED, STATES, StoredRun, rounded_up
 
 QUIET = 15.0
 LONGEST = 300.0
@@ -47,25 +47,10 @@ MOST_WATCHERS = 100
 """Streams of one process."""
 MOST_WATCHERS_EACH = 50
 """Those of one caller, so that nobody takes them all."""
-PARTS = 100
 PATIENCE = 10.0
 """Seconds to wait for an accounting; progress does not say what was spent if one takes longer."""
 
 log = logging.getLogger("affidavit.service.runs")
-
-
-def rounded_up(steps: int, certified: int) -> int:
-    """``steps`` rounded up to a hundredth of ``certified``, in whole steps.
-
-    A run costs at most a hundred accountings, and no ε is less than what was spent.
-
-    >>> [rounded_up(steps, 1000) for steps in (0, 1, 10, 11, 995, 1000, 2000)]
-    [0, 10, 10, 20, 1000, 1000, 1000]
-    >>> rounded_up(7, 50)
-    7
-    """
-    part = max(1, certified // PARTS)
-    return min(certified, -(-steps // part) * part)
 
 
 class EventId(NamedTuple):

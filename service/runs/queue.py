@@ -49,7 +49,7 @@ from affidavit.service.runs.models import (
     RunClaimRequest,
     StartRequest,
 )
-from affidavit.service.runs.repository import End, Kind, StoredRun, run_leases
+from affidavit.service.runs.repository import End, Kind, StoredRun, rounded_up, run_leases
 from affidavit.worker import Renewal
 
 MOST_FAILED_ATTEMPTS = 5
@@ -144,6 +144,8 @@ class LockedRun:
             if report.head is not None and run.head is None and granted == before:
                 repository.log_record(self.connection, run, report.head, self.call)
             granted = self._granted(max(report.steps, report.wants))
+            if granted > run.granted:
+                repository.log_granted(self.connection, run, granted, self.call)
         return self._renew(
             granted, steps=max(run.steps, report.steps), head=report.head or run.head
         )
@@ -278,8 +280,11 @@ class LockedRun:
         return transitions.hold_reservation(self.connection, self.run.reservation_id, self.call)
 
     def _granted(self, wants: int) -> int:
-        """How many steps may be charged from now on: never fewer, and none uncertified."""
-        return max(self.run.granted, min(wants, self.run.certified_steps))
+        """How many steps may be charged from now on: never fewer, and none uncertified.
+
+        In hundredths of the run, because each grant is logged.
+        """
+        return max(self.run.granted, rounded_up(wants, self.run.certified_steps))
 
     def _verdict(self, checked: Conformance | None) -> tuple[End, str]:
         """How a run whose worker reports its end has ended, and the code of why."""

@@ -20,7 +20,12 @@ from affidavit.certificate import SigningKey, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service import database
 from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
-from affidavit.service.certificate_tables import certificates, requests, signing_keys
+from affidavit.service.certificate_tables import (
+    certificates,
+    insert_signing_key,
+    requests,
+    signing_keys,
+)
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.operation.database_admin import (
@@ -101,7 +106,10 @@ def test_what_is_added_is_found_unchanged(store: CertificateStore) -> None:
     created = certificate()
     assert store.add(created, KEY, REQUEST) == (created, True)
     assert store.find(created.id) == created
+    with store.writing() as connection:  # a checkpoint alone vouches for no key
+        insert_signing_key(connection, {"key_id": "other"}, NOON)
     assert store.keys() == [KEY]
+    assert store.keys(["other"]) == [KEY, {"key_id": "other"}]
     assert store.find("sha256:" + "f" * 64) is None
 
 

@@ -21,6 +21,7 @@ from affidavit.certificate import (
 )
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext
+from affidavit.service.log.audit import audit_rows, snapshot
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import run_events
 from affidavit.service.settings import Settings
@@ -112,6 +113,11 @@ class Yard:
         """The reaper, so many seconds from now."""
         at = datetime.now(UTC) + timedelta(seconds=seconds)
         return RunQueue(self.engine).reap(CommandContext(actor="test", at=at))
+
+    def altered(self) -> list[str]:
+        """The rows that the log contradicts."""
+        with snapshot(self.engine) as connection:
+            return [finding.where for finding in audit_rows(connection)]
 
     def events(self, run: Any) -> list[dict[str, Any]]:
         """What the database has of a run's events."""

@@ -91,6 +91,19 @@ def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
     assert not replay(yard.engine)
 
 
+@ON_SQLITE
+def test_a_grant_that_is_taken_back_is_found(yard: Yard) -> None:
+    """Else another worker would train and charge steps that the first one took already."""
+    run, _ = begun(yard)
+    assert not yard.altered()
+    with writer(yard.engine).begin() as connection:
+        connection.execute(text("UPDATE run_leases SET granted = 0"))
+    assert yard.altered() == [f"runs {run['id']}"]
+    job = taken(yard)
+    assert yard.say(job, "heartbeat", steps=0, wants=99).json()["granted"] == STEPS
+    assert yard.altered() == [f"runs {run['id']}"]
+
+
 def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> Any:
     """A run of a plan with canaries; its record's first line is reported before a step or not."""
     plan = {**document(), "canaries": {"count": 10}}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sqlalchemy import text
+
 from affidavit.certificate import SearchOpening
+from affidavit.service.database import writer
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import record_of
 
@@ -63,3 +66,12 @@ def test_a_search_is_one_run_whose_draw_only_its_worker_learns(yard: Yard) -> No
     run, job, _ = begun()
     assert yard.later(100) == 1  # its worker is gone: no other number is drawn
     assert (yard.run(run)["state"], yard.charged(run)) == ("failed", ("settled", steps))
+
+    run, job, other = begun()
+    assert not yard.altered()
+    with writer(yard.engine).begin() as connection:  # to a number of trials of somebody's choice
+        connection.execute(
+            text("UPDATE run_leases SET search = REPLACE(search, :drawn, :chosen)"),
+            {"drawn": other.draw, "chosen": opening.draw},
+        )
+    assert yard.altered() == [f"runs {run['id']}"]
