@@ -42,7 +42,7 @@ from affidavit.trainer.noise.chacha import Entropy, Ratchet
 from affidavit.trainer.progress import shown
 from affidavit.trainer.run_config import RunConfig, bind
 from affidavit.trainer.run_folder import checkpoint
-from affidavit.trainer.run_folder.run_log import RunLog
+from affidavit.trainer.run_folder.run_log import RunLog, holds_a_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Allowance, Settings, Supervision, Trial
 from affidavit.trainer.steps.training_state import TrainingState
@@ -106,7 +106,7 @@ def train(
         trial=trial,
     )
     try:
-        return run.steps(run.resumed(out) if resume else run.begun(out))
+        return run.steps(run.entered(out, resume=resume))
     finally:
         run.close()
 
@@ -160,6 +160,12 @@ class Run:
         self._run_log: RunLog | None = None
         self._open_writer: RunWriter | None = None
         self._machine: TrainingState | None = None
+
+    def entered(self, out: Path, *, resume: bool | None) -> Begun:
+        """The run in ``out``, resumed or begun; unless said, as what rank 0 finds there."""
+        if resume is None:
+            resume = self._peers.led(lambda: holds_a_run(out))
+        return self.resumed(out) if resume else self.begun(out)
 
     def begun(self, out: Path) -> Begun:
         """A run from its first step that nobody else may have charged."""

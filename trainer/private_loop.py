@@ -193,7 +193,6 @@ def private(
 
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
     """
-    out = Path(out)
     _require_loader(loader)
     if optimizer is not None:
         _require_optimizer(optimizer)
@@ -238,9 +237,7 @@ def private(
         optimizer=optimizer,
         collated=collated,
     )
-    return PrivateRun(
-        run, adapter, out, (out / "record.jsonl").exists() if resume is None else resume
-    )
+    return PrivateRun(run, adapter, Path(out), resume)
 
 
 def _most_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
@@ -313,10 +310,10 @@ class PrivateRun:
     Its length is the steps that are left; a step may have several microbatches, or none.
     """
 
-    def __init__(self, run: Run, model: _Module, out: Path, resume: bool) -> None:
+    def __init__(self, run: Run, model: _Module, out: Path, resume: bool | None) -> None:
         self._run, self._model = run, model
         try:
-            self._begun = run.resumed(out) if resume else run.begun(out)
+            self._begun = run.entered(out, resume=resume)
         except BaseException:
             run.close()
             raise

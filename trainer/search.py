@@ -42,6 +42,7 @@ from affidavit.certificate import (
 )
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, PlanError, read_limited
+from affidavit.trainer.run_folder.run_log import holds_a_run
 
 OPENING = "search.json"
 RELEASED = "run"
@@ -94,7 +95,7 @@ class Search:
             "learning_rate": tried.get("learning_rate"),
         }
         write_atomically(folder / "trial.json", json.dumps({**trial, "tried": tried}).encode())
-        resume = ["--resume"] if (folder / "record.jsonl").exists() else []
+        resume = ["--resume"] if holds_a_run(folder) else []
         command = [
             *(*CHILD, str(os.getpid()), *TRAINER, f"--out={folder}"),
             *(f"--trial={folder / 'trial.json'}", f"--model={tried.get('model', self.model)}"),
@@ -104,7 +105,7 @@ class Search:
         path = self.folder / f"{number}.log"
         with path.open("wb") as log:
             subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
-        if not (folder / "record.jsonl").exists():
+        if not holds_a_run(folder):
             raise NotBegun(path.read_text(errors="replace").strip()[-500:])
 
     def best(self, trials: int) -> int | None:

@@ -32,7 +32,7 @@ class Trainers:
         loss = self.losses(len(self.begun))
         self.begun.append((int(out.name), "--resume" in command))
         for name in ("record.jsonl", "weights.pt", "checkpoint.pt"):
-            (out / name).write_text(out.name)
+            (out / name).write_text(f"{out.name}\n")
         if loss is not None:
             (out / "score").write_text(repr(loss))
 
@@ -74,7 +74,7 @@ def test_only_the_best_is_left(
     assert opening.digest in ended.output
     assert opening.draw not in ended.output
     assert {path.name for path in out.iterdir()} == {"search.json", "run"}
-    assert (out / "run" / "weights.pt").read_text() == str(min(1, drawn - 1))
+    assert (out / "run" / "weights.pt").read_text() == f"{min(1, drawn - 1)}\n"
     assert not (out / "run" / "score").exists()
     assert (out / "search.json").stat().st_mode & 0o077 == 0
     assert run(given, trainers, monkeypatch).exit_code == 2  # it is over
@@ -86,10 +86,11 @@ def test_an_interrupted_search_goes_on_and_draws_nothing_again(
     first = Trainers(lambda _: None)
     assert run(given, first, monkeypatch).exit_code == 1
     opening = opening_in(tmp_path / "out")
+    (tmp_path / "out" / "trials" / "0" / "record.jsonl").write_text("")  # it had not begun
     again = Trainers(lambda _: 1.0)
     assert run(given, again, monkeypatch).exit_code == 0
     assert opening_in(tmp_path / "out") == opening
-    assert again.begun == [(number, True) for number, _ in first.begun]
+    assert again.begun == [(number, number > 0) for number, _ in first.begun]
 
 
 def test_a_search_is_certified_as_one(

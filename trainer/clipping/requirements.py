@@ -123,6 +123,11 @@ def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> No
         raise UnsupportedModel(
             f"{where} keeps running statistics of raw data; set track_running_stats=False."
         )
+    if type(layer).get_extra_state is not nn.Module.get_extra_state:
+        raise UnsupportedModel(
+            f"{where} saves more than tensors of its own (get_extra_state), which may be "
+            "statistics of raw data. Remove get_extra_state."
+        )
     if not trained:
         return
     if isinstance(layer, jit.ScriptModule):

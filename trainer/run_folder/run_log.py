@@ -100,7 +100,7 @@ class RunLog:
             raise unwritable(folder, error) from None
         lock = _locked(folder)
         try:
-            if _holds_a_run(folder / NAME):
+            if holds_a_run(folder):
                 raise RunFailure(
                     "run_exists",
                     f"{folder} already contains a run. Resume it with --resume, or choose another "
@@ -168,12 +168,15 @@ def write_all(stream: int, content: bytes) -> None:
         left = left[os.write(stream, left) :]
 
 
-def _holds_a_run(path: Path) -> bool:
-    """Whether something may have been run; a record that cannot be read is taken to say so."""
-    if not path.exists() or b"\n" not in path.read_bytes():
+def holds_a_run(folder: Path) -> bool:
+    """Whether ``folder`` has a run to resume; a record that cannot be read is taken to say so.
+
+    One that died before its first checkpoint has charged nothing, and begins again.
+    """
+    if not (folder / NAME).exists():
         return False
     try:
-        _read(path)
+        _read(folder / NAME)
     except RunFailure as failure:
         return failure.code != "no_run"
     return True
@@ -208,7 +211,9 @@ def _locked(folder: Path) -> int:
     except OSError:
         os.close(lock)
         raise RunFailure(
-            "run_in_use", f"another process is training in {folder}. Wait for it to end."
+            "run_in_use",
+            f"a process is training in {folder}. Wait for it to end; if it is this one, call "
+            "close() of its run.",
         ) from None
     return lock
 

@@ -25,11 +25,20 @@ def private(model: nn.Module, **changes: float) -> PrivateModel:
     return PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=names, **changes)])
 
 
+class Counting(nn.Identity):
+    """Has more to save than tensors."""
+
+    def get_extra_state(self) -> Tensor:
+        """What it saw."""
+        return torch.ones(())
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm1d": lambda: nn.BatchNorm1d(3),
     "BatchNorm2d": lambda: nn.BatchNorm2d(3, affine=False),
     "SyncBatchNorm": lambda: nn.SyncBatchNorm(3),
     "keeps running statistics": lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+    "get_extra_state": Counting,
     "max_norm": lambda: nn.Embedding(3, 2, max_norm=1.0),
     "scale_grad_by_freq": lambda: nn.Embedding(3, 2, scale_grad_by_freq=True),
     "TorchScript": lambda: torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3)),

@@ -177,6 +177,7 @@ def test_a_lot_cannot_be_left_by_a_pause(tmp_path: Path) -> None:
 
 def test_epochs_are_one_stream(tmp_path: Path) -> None:
     content, _ = bundle()
+    (tmp_path / "record.jsonl").touch()  # of a run that died before it began
     run = begun(tmp_path)
     for _ in range(STEPS):
         for batch in run:
