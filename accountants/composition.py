@@ -24,6 +24,7 @@ from affidavit.plan import (
     Leaf,
     RepeatAndSelect,
     Repeated,
+    SampledColumns,
 )
 
 
@@ -61,9 +62,9 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
                 _count(inner, times, counts)
         case EitherBound(events=bounds):
             _count(bounds[0], times, counts)
-        case ChainOfNeighbours():
+        case ChainOfNeighbours() | SampledColumns():
             raise Unsupported(
-                "this accountant has no bound for a chain of neighbours.",
+                f"this accountant has no bound for {type(event).__name__}.",
                 "Use the fourier accountant.",
             )
         case _:

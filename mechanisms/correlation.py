@@ -17,6 +17,7 @@ any C, fresh random lots, and         independent noise of multiplier σ_joint o
 any C, any of the last three          or a mixture over how a record happened to be drawn
 b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, disclosed,
 with b ≥ b̂                            of multiplier σ_joint over what these steps' columns share
+b̂-banded C, the same              or the moments of the loss, where few columns share rows
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``        Gaussian, given the bin: no amplification
 any C, ``shuffled``                   Gaussian, ``min_separation`` with b = 1
@@ -44,7 +45,11 @@ from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
 from affidavit.mechanisms.samplers import Sampled, distance_of, is_amplified
-from affidavit.mechanisms.strategies.disclosed_steps import DisclosedSteps, disclosed_steps
+from affidavit.mechanisms.strategies.disclosed_steps import (
+    DisclosedSteps,
+    disclosed_steps,
+    products_of_columns,
+)
 from affidavit.mechanisms.strategies.noise_file_registry import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import Participation, participation_of
@@ -88,6 +93,7 @@ from affidavit.plan import (
     Reason,
     RefusedPlan,
     Repeated,
+    SampledColumns,
     schedule,
 )
 
@@ -157,7 +163,7 @@ class Correlation:
         if at.route == "cyclic_poisson":
             return sampled
         bounds: list[Event | None] = [whole] if at.route == "gaussian" else [sampled]
-        bounds += [*self._hidden(step, at, joint), whole]
+        bounds += [*self._hidden(step, at, joint), whole, self._columns(step, at, joint)]
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
@@ -204,6 +210,26 @@ class Correlation:
             if disclosed is not None:
                 yield _disclosed_releases(disclosed, joint)
 
+    def _columns(self, step: Leaf, at: Streamed, joint: float) -> SampledColumns | None:
+        """The run itself, of whose loss moments are known; None where it has too many states."""
+        if not isinstance(step, PoissonSubsampledGaussian) or step.pair == "replace_one":
+            return None
+        apart, lags = self._phase.sampling.separation or 1, (at.strategy.bands - 1) // at.turn
+        # One record that waits has as many states as it waits; others have two for each lag.
+        if max(apart, lags) > MOST_APART or (lags >= apart and lags > MOST_LAGS):
+            return None
+        try:
+            products = products_of_columns(at.strategy)
+        except TooLarge:
+            return None
+        return SampledColumns(
+            products=products[:: at.turn],
+            sampling_probability=step.sampling_probability,
+            separation=apart,
+            steps=-(-at.strategy.steps // at.turn),
+            noise_multiplier=joint * _DOWN,
+        )
+
     def attained(self, joint: float, steps: int) -> Event:
         """What the phase releases of one record that takes part as it likes, at σ_joint.
 
@@ -219,31 +245,46 @@ class Correlation:
         if draw.probability is None and not draw.fresh:
             return Gaussian(noise_multiplier=joint / (at.distance * self._reached(at, steps)) * _UP)
         norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
+        seen: GaussianMixture | None = None
+        chance = None if draw.probability is None else math.nextafter(float(draw.probability), 0.0)
         if self._phase.sampling.groups is not None and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise" or (apart is not None and is_amplified(self.plan)):
             if apart is None:
                 norms = (_least_stretch(at.strategy, at.turn),)
-            seen = self._along_one_direction(joint, at, *norms[0])
-            if seen is not None:
-                return seen
+            elif (spacing := max(apart, at.strategy.bands)) < steps:
+                # It waits for none of these steps, if it was in none of the b - 1 before.
+                most = float(schedule.highest_probability(self.plan, self._phase))
+                drawn = most * (1 - most) ** (apart - 1) * (1 - 1e-12)
+                if chance is not None and drawn * (steps // spacing) > chance:
+                    norms, chance = _norms_of_a_group(at.strategy, spacing), drawn
+            seen = self._along_one_direction(joint, at)
         replace = self.plan.adjacency == "replace_one"
 
         def leaf(multiplier: float) -> Leaf:
-            if draw.probability is None:
+            if chance is None:
                 assert draw.step is not None
                 return draw.step.event(multiplier)
             return PoissonSubsampledGaussian(
-                sampling_probability=math.nextafter(float(draw.probability), 0.0),
+                sampling_probability=chance,
                 noise_multiplier=multiplier,
                 pair="replace_one" if replace else "add_remove",
             )
 
-        return Composed(
+        one_by_one = Composed(
             events=tuple(
                 Repeated(event=leaf(joint / norm * _UP), count=count) for norm, count in norms
             )
         )
+        if seen is None:
+            return one_by_one
+        at_once = Composed(events=(seen,))
+        norm, count = norms[0]
+        rate = getattr(leaf(joint), "sampling_probability", 1.0)
+        of_steps = count * math.log1p(rate**2 * math.expm1(min(100.0, (norm / joint) ** 2)))
+        if of_steps > _log_divergence(seen):
+            return EitherBound(events=(one_by_one, at_once))
+        return EitherBound(events=(at_once, one_by_one))
 
     def _reached(self, at: Streamed, steps: int) -> float:
         """What a pattern of the sampler reaches; the plan's participation may allow others."""
@@ -257,13 +298,8 @@ class Correlation:
         except Unaffordable:
             return _column_norm(at.strategy)
 
-    def _along_one_direction(
-        self, joint: float, at: Streamed, norm: float, count: int
-    ) -> Event | None:
-        """The run as one release, along a direction in which its columns are long.
-
-        None where steps taken one by one, of which ``count`` have ``norm``, seem to show more.
-        """
+    def _along_one_direction(self, joint: float, at: Streamed) -> GaussianMixture | None:
+        """The run as one release, along a direction in which its columns are long."""
         if self.plan.adjacency == "replace_one":
             return None
         draw = self._draw
@@ -273,25 +309,18 @@ class Correlation:
             shown = _shown_along_a_direction(at.strategy, at.turn)
             most = schedule.highest_probability(self.plan, self._phase)
             mixture = shown_separated(shown, most, apart, farthest)
-            q = float(draw.probability or 1)  # of a step that nothing is known before
         else:
             step = None if draw.step is None else draw.step.event(joint)
             if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
                 return None
-            q = step.sampling_probability
             mixture = _shown_mixture(
                 at.strategy,
                 at.turn,
-                probability=q,
+                probability=step.sampling_probability,
                 records=self.plan.dataset.records_per_unit,
                 farthest=farthest,
             )
         if mixture is None:
-            return None
-        moves = np.arange(len(mixture.weights)) * (mixture.spacing / joint)
-        weights = np.array(mixture.weights)
-        divergence = weights @ np.expm1(np.minimum(np.multiply.outer(moves, moves), 100)) @ weights
-        if divergence <= count * q**2 * math.expm1(min(100.0, (norm / joint) ** 2)):
             return None
         return GaussianMixture(
             weights=mixture.weights, noise_multiplier=joint / mixture.spacing * _UP
@@ -470,6 +499,14 @@ def _disclosed_releases(disclosed: DisclosedSteps, joint: float) -> Event:
     return Composed(events=(first, *others))
 
 
+def _log_divergence(mixture: GaussianMixture) -> float:
+    """log(1 + χ²) of a mixture from its first part, about."""
+    moves = np.arange(len(mixture.weights)) / mixture.noise_multiplier
+    weights = np.array(mixture.weights)
+    products = np.expm1(np.minimum(np.multiply.outer(moves, moves), 100))
+    return math.log1p(float(weights @ products @ weights))
+
+
 def _adapts_its_clip_norm(plan: Plan) -> bool:
     return any(extra.kind == "adaptive_clipping_quantile" for extra in plan.extra)
 
@@ -516,6 +553,10 @@ def _built(
 
 STRETCHES = 1, 2, 4, 8
 """Steps of one block in which a record may be, of those that are disclosed."""
+MOST_APART = 80
+"""Steps from one participation to the next up to which moments of a run are computed."""
+MOST_LAGS = 6
+"""The same of steps that share rows where a record may be in all of them."""
 RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53

@@ -435,10 +435,38 @@ class RepeatAndSelect:
 class EitherBound:
     """A run that each of the ``events``, two or more, bounds from above, whichever costs least.
 
-    Accountants know the first; ``alternatives`` are for those that can tell which is least.
+    Accountants know the first; ``alternatives`` are for those that can tell which is least. Where
+    events are what a record attains, it attains each, and the first seems to cost most.
     """
 
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledColumns:
+    """A whole run into which one record is drawn step by step, with add_remove or zero_out.
+
+    It takes part in a step with ``sampling_probability``, up to the rounding of a double, and then
+    in none of the next ``separation`` - 1. In step i it moves the run by the column c_i of the
+    strategy, and two columns that are d steps apart have a product ⟨|c_i|, |c_j|⟩ of at most
+    ``products``[d] squared clip norms, or of zero beyond. ``noise_multiplier`` is the noise
+    standard deviation over the clip norm. It bounds one order of its two hypotheses, that in which
+    the record is there. Source: docs/theorems/correlated-noise.md, Theorem 16.
+    """
+
+    products: tuple[float, ...]
+    sampling_probability: float
+    separation: int
+    steps: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not self.products or not all(0 <= product < math.inf for product in self.products):
+            raise ValueError("products must be finite and not negative, and at least one")
+        if self.separation < 1 or self.steps < 1:
+            raise ValueError("separation and steps must be at least 1")
+        _require_probability("sampling_probability", self.sampling_probability)
+        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -453,7 +481,9 @@ class ChainOfNeighbours:
             raise ValueError(f"links must be at least 1, got {self.links}")
 
 
-Event = Leaf | Repeated | Composed | RepeatAndSelect | EitherBound | ChainOfNeighbours
+Event = (
+    Leaf | Repeated | Composed | RepeatAndSelect | EitherBound | SampledColumns | ChainOfNeighbours
+)
 
 
 def alternatives(event: Event) -> tuple[Event, ...]:

@@ -28,6 +28,7 @@ from affidavit.plan import (
     Leaf,
     RepeatAndSelect,
     Repeated,
+    SampledColumns,
     TruncatedPoissonGaussian,
 )
 
@@ -212,7 +213,7 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
                 _count(inner, times, counts)
         case EitherBound():
             raise bad_witness("it does not say which of several bounds it is for")
-        case RepeatAndSelect() | ChainOfNeighbours():
+        case RepeatAndSelect() | ChainOfNeighbours() | SampledColumns():
             raise no_statement(type(event).__name__)
         case _:
             counts[event] += times

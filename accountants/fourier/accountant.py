@@ -20,7 +20,8 @@ Guarantees
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -31,8 +32,10 @@ from affidavit.accountants.bracketing_curves import (
     FirstThatAnswers,
     LeastCurve,
     attained,
+    orders_of,
 )
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
+from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
@@ -171,13 +174,27 @@ class FourierAccountant:
             links=max(chain.links for chain in chains),
         )
 
-    def _least_of_own(self, bounds: Sequence[Event]) -> LeastCurve:
-        first, *others = bounds
+    def _least_of_own(self, bounds: Sequence[Event]) -> LeastCurve | BoundedByOrder:
+        moments = [bound for bound in bounds if has_columns(bound)]
+        first, *others = [bound for bound in bounds if bound not in moments]
         # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [FirstThatAnswers(event=first, engines=engines)]
         curves += [FirstThatAnswers(event=other, engines=(engines[1], self)) for other in others]
-        return _least_upper_ends(curves)
+        both = _least_upper_ends(curves)
+        if not moments:
+            return both
+        return BoundedByOrder(
+            both=both,
+            removed=_least(tuple(map(moment_curve, moments))),
+            added=tuple(self._added((first, *others))),
+        )
+
+    def _added(self, bounds: Sequence[Event]) -> Iterator[PrivacyCurve]:
+        """Upper ends of one that is not there against one that is, for each of ``bounds``."""
+        for bound in bounds:
+            with suppress(AccountantError):
+                yield orders_of(self.curve(bound))[1]
 
     def _curve(self, event: Event) -> FourierCurve:
         both = directions(event)

@@ -75,12 +75,27 @@ def disclosed_steps(
         return None
     squares = _squares(_products(strategy, 2 * length), stretches, phases)
     blocks = -(-strategy.steps // length)
-    slack = 1 + gamma(4 * strategy.steps + 64) + 4 * EVALUATION
-    stretch = (1 + 4 * UNIT) / (1 - strategy.residual)
+    slack, stretch = _rounding(strategy)
     norms = tuple(
         (root_up(square * slack, 4) * stretch, count) for square, count in _levels(squares, blocks)
     )
     return DisclosedSteps(probability=rate, norms=norms, conceded=CONCEDED)
+
+
+def products_of_columns(strategy: Strategy) -> tuple[float, ...]:
+    """At least ⟨|c_i|, |c_j|⟩ of steps 0, 1, ... apart, in squared clip norms; none are beyond.
+
+    Raises ``TooLarge``.
+    """
+    slack, stretch = _rounding(strategy)
+    products = _products(strategy, strategy.bands)
+    return tuple(map(float, products * (slack * stretch**2 * (1 + 4 * UNIT))))
+
+
+def _rounding(strategy: Strategy) -> tuple[float, float]:
+    """What products of computed columns grow by, and what norms grow by for C = (I + R)⁻¹ Ĉ."""
+    slack = 1 + gamma(4 * strategy.steps + 64) + 4 * EVALUATION
+    return slack, (1 + 4 * UNIT) / (1 - strategy.residual)
 
 
 def _rate(probability: float, stretches: int, phases: int) -> float:

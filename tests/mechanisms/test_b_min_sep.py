@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import reduce
+from itertools import combinations, combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
+from affidavit.accountants.column_moments import BoundedByOrder, MomentCurve, log_moment
+from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.participation_mixture import (
@@ -19,7 +23,7 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     shown_separated,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.plan import RefusedPlan, plan_from
+from affidavit.plan import RefusedPlan, SampledColumns, plan_from
 
 Patterns = list[tuple[float, tuple[int, ...]]]
 BIDIAGONAL = {"kind": "toeplitz", "coefficients": [0.8, 0.6]}
@@ -107,6 +111,106 @@ def test_the_bounds_contain_what_enumerated_participations_cost(
         assert bound >= truth - error
         if warm:
             assert bound.lower <= truth + error
+
+
+def futures(history: tuple[int, ...], steps: int, p: float, separation: int) -> Patterns:
+    """``history``, the latest step last, with every pattern of the ``steps`` after it."""
+    if not steps:
+        return [(1.0, history)]
+    result = []
+    recent = history[-(separation - 1) :] if separation > 1 else ()
+    for taken, share in ((0, 1.0),) if any(recent) else ((0, 1 - p), (1, p)):
+        rows = futures((*history, taken), steps - 1, p, separation)
+        result += [(share * chance, row) for chance, row in rows]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("separation", "products"),
+    [(3, (1.0, 0.5, 0.3)), (1, (1.0, 0.4)), (2, (0.8, 0.5, 0.3)), (2, ())],
+)
+@pytest.mark.parametrize("order", [2, 3])
+def test_a_moment_is_that_of_enumerated_records_from_the_worst_start(
+    separation: int, products: tuple[float, ...], order: int
+) -> None:
+    steps, p, products = 3, 0.2, products or (1.0,)
+    run = SampledColumns(
+        products=products,
+        sampling_probability=p,
+        separation=separation,
+        steps=steps,
+        noise_multiplier=1.0,
+    )
+    lags = max(separation, len(products)) - 1
+    total = lags + steps
+    met = np.zeros((total, total))
+    for i in range(total):
+        for j in range(max(i, lags), total):
+            if j - i < len(products):
+                met[i, j] = met[j, i] = products[j - i]
+    past = {row[steps:] for _, row in futures((0,) * steps, lags, p, separation)}
+    starts = [futures(row, steps, p, separation) for row in past]
+    truth = 0.0
+    for chosen in combinations_with_replacement(starts, order):
+        chances = reduce(
+            np.multiply.outer, [np.array([chance for chance, _ in one]) for one in chosen]
+        )
+        rows = [np.array([row for _, row in one]) for one in chosen]
+        exponents = np.zeros(chances.shape)
+        for a, b in combinations(range(order), 2):
+            shape = [len(rows[c]) if c in (a, b) else 1 for c in range(order)]
+            exponents += (rows[a] @ met @ rows[b].T).reshape(shape)
+        truth = max(truth, float((chances * np.exp(exponents)).sum()))
+    assert log_moment(run, order) == pytest.approx(math.log(truth), abs=1e-10)
+
+
+def test_moments_of_one_order_leave_the_other_one_to_other_bounds() -> None:
+    run = MomentCurve(
+        runs=(
+            SampledColumns(
+                products=(1.0,),
+                sampling_probability=0.01,
+                separation=1,
+                steps=100,
+                noise_multiplier=1.0,
+            ),
+        ),
+        beside=(),
+    )
+    both, added = GaussianCurve(mu=10.0), GaussianCurve(mu=5.0)
+    whole = BoundedByOrder(both=both, removed=run, added=(added,))
+    assert run.epsilon(1e-6).upper < added.epsilon(1e-6).upper == whole.epsilon(1e-6).upper
+    assert run.delta(5).upper < added.delta(5).upper == whole.delta(5).upper
+
+
+def test_a_run_shows_no_less_than_its_first_steps() -> None:
+    lower_ends = [
+        epsilon(
+            plan(
+                dataset={"size": 500_000},
+                sampling=SEPARATED | {"lot_size": 5000, "separation": 4},
+                steps=steps,
+                noise={"kind": "bsr", "bands": 4},
+                releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 1}],
+                target={"delta": 1e-6},
+            )
+        ).lower
+        for steps in (5, 10, 20)
+    ]
+    assert sorted(lower_ends) == lower_ends
+    assert lower_ends[-1] > 1
+
+
+def test_moments_halve_a_bound_at_one_clip_norm() -> None:
+    halved = plan(
+        dataset={"size": 500_000},
+        sampling=SEPARATED | {"lot_size": 5000, "separation": 4},
+        steps=1000,
+        noise={"kind": "bsr", "bands": 4},
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 1}],
+        target={"delta": 1e-6},
+    )
+    assert epsilon(halved) < 6
 
 
 def test_a_separation_of_one_is_poisson_sampling() -> None:

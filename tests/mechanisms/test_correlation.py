@@ -235,7 +235,7 @@ def test_what_its_groups_may_not_amplify_costs_no_more_than_one_gaussian(
 ) -> None:
     event = only(stream(sampling=CYCLIC_POISSON, **changes))
     whole = only(stream(**changes))
-    assert alternatives(event)[-1] == whole
+    assert whole in alternatives(event)
     assert isinstance(whole, Gaussian)
 
 
