@@ -7,7 +7,7 @@
 ``SingleFlight``
     One computation for callers that need the same result.
 ``ComputationCache``
-    The same, with the latest results kept in memory and a bound on how many wait.
+    The same, with the latest results kept in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import leave_turn
 from affidavit.service.teams import TEAM
 
@@ -164,9 +163,8 @@ class SingleFlight(Generic[T]):
 class ComputationCache(Generic[T]):
     """The latest ``max_results`` results by name, each computed once at a time."""
 
-    def __init__(self, *, max_results: int, max_waiting: int) -> None:
+    def __init__(self, max_results: int) -> None:
         self._max_results = max_results
-        self._max_waiting = max_waiting
         self._flights: SingleFlight[T] = SingleFlight()
         self._results: OrderedDict[str, T] = OrderedDict()
 
@@ -177,13 +175,10 @@ class ComputationCache(Generic[T]):
     async def __call__(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """The result of ``work``, which is computed unless it is in memory.
 
-        Raises what ``work`` raises, and ``TooBusy`` if as many as may are waiting.
+        Raises what ``work`` raises.
         """
         if name not in self._results:
-            if name not in self._flights and len(self._flights) >= self._max_waiting:
-                raise TooBusy
-            result, _ = await self._flights.run(name, work)
-            self._results[name] = result
+            self._results[name], _ = await self._flights.run(name, work)
         self._results.move_to_end(name)
         while len(self._results) > self._max_results:
             self._results.popitem(last=False)

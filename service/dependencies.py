@@ -46,7 +46,6 @@ from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
 from affidavit.service.use_cases.certifications import Certifications
-from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
 from affidavit.service.use_cases.preview_plan import PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
@@ -100,7 +99,6 @@ class Services:
         )
         self.certifications = Certifications(self.engine, self.clock.now)
         self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
-        self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
         self.runs = RunService(

@@ -123,8 +123,6 @@ def _refused(failure: Exception) -> RunCost:
 # ---- the service ---------------------------------------------------------------------
 
 CACHE_SIZE = 512
-MAX_WAITING = 1024
-"""Costs that are computed or wait for it, beyond which another is turned away."""
 
 
 class NotAccountable(DomainError):
@@ -158,9 +156,7 @@ class LedgerService:
         self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
             in_thread_pool(lambda scopes: ledger_store.read(repository.find_ledgers, scopes))
         )
-        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(
-            max_results=CACHE_SIZE, max_waiting=MAX_WAITING
-        )
+        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(CACHE_SIZE)
 
     async def reserve(
         self, dataset: str | None, certificate_id: str, call: CommandContext

@@ -27,6 +27,7 @@ from affidavit.service.pages.statement import Item
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routing import CertificateId
+from affidavit.service.use_cases.diagnose_claim import diagnosis_of
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300
@@ -168,7 +169,8 @@ async def _diagnose(services: Services, stored: StoredCertificate, claimed: str)
     about: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:
-        result = await services.diagnose_claim(json.dumps(question).encode(), "json")
+        content = json.dumps(question).encode()
+        result = await diagnosis_of(services.pool, content, "json")
     except MalformedPlan as error:
         wrong = messages_of(error.reasons).replace("claimed_epsilon", "the claim")
         return Diagnosis(**about, wrong=wrong)

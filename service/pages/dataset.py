@@ -54,6 +54,7 @@ from affidavit.service.pages.response import (
 )
 from affidavit.service.pages.text import moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import ProposalDigest, change_grant, decline
 from affidavit.service.runs.repository import run_events, runs
@@ -232,7 +233,7 @@ def dataset_view(
     chosen = _chosen(ledgers, scope)
     policy = rules.policy_of(name)
     caps = policy.cap(name)
-    line = policy_line(policy, None, rules)
+    line = policy_line(StoredPolicy(policy=policy), rules)
     view = Dataset(
         name=name,
         policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),

@@ -87,9 +87,8 @@ class PolicyPage:
 def policies(request: Request, _: PolicyReader, services: TheServices) -> Response:
     """Every version."""
     rules = services.policies.policy_set()
-    stored = services.policies.versions()
-    lines = [policy_line(version.policy, version, rules) for version in stored]
-    view = ListPage(lines=(*lines, policy_line(BUILT_IN, None, rules)))
+    lines = tuple(policy_line(stored, rules) for stored in services.policies.versions())
+    view = ListPage(lines=lines)
     return respond(request, view, template="policies.html", rows=Rows(PolicyLine, view.lines))
 
 
@@ -109,33 +108,29 @@ def policy_page(
     stored: list[StoredPolicy], rules: PolicySet, name: str, version: int
 ) -> PolicyPage | None:
     """One version of a policy; None if it does not exist."""
-    versions: dict[int, StoredPolicy | None] = {
-        entry.policy.version: entry for entry in stored if entry.policy.name == name
-    }
-    if name == BUILT_IN.name:
-        versions = {BUILT_IN.version: None}
+    versions = {entry.policy.version: entry for entry in stored if entry.policy.name == name}
     if version not in versions:
         return None
     current, former = versions[version], versions.get(version - 1)
-    policy = BUILT_IN if current is None else current.policy
     return PolicyPage(
-        line=policy_line(policy, current, rules),
-        rules=_rules(policy, None if former is None else former.policy),
-        yaml=yaml_of(policy.as_document()),
+        line=policy_line(current, rules),
+        rules=_rules(current.policy, None if former is None else former.policy),
+        yaml=yaml_of(current.policy.as_document()),
         versions=tuple(sorted(versions, reverse=True)),
     )
 
 
-def policy_line(policy: Policy, stored: StoredPolicy | None, rules: PolicySet) -> PolicyLine:
-    """A version in one line; ``stored`` is None where nobody asks who set it, or nobody did."""
+def policy_line(stored: StoredPolicy, rules: PolicySet) -> PolicyLine:
+    """A version in one line."""
+    policy = stored.policy
     return view_of(
         PolicyLine,
         policy,
         digest=policy.digest(),
         datasets=("all others",) if policy.datasets == "default" else policy.datasets,
         active=rules.is_active(policy),
-        created_by=None if stored is None else stored.created_by,
-        created_at=None if stored is None else stored.created_at,
+        created_by=stored.created_by,
+        created_at=stored.created_at,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.certificate.policy import BUILT_IN, WAIVABLE
+from affidavit.certificate.policy import WAIVABLE
 from affidavit.plan import Reason
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
@@ -127,7 +127,7 @@ def _line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> W
 
 def _respond(request: Request, services: Services, status: int = 200, **form: Any) -> Response:
     """The waivers, and the ``form``."""
-    versions = [BUILT_IN, *(stored.policy for stored in services.policies.versions())]
+    versions = (stored.policy for stored in services.policies.versions())
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()
     lines = tuple(_line(waiver, names, now) for waiver in services.policies.granted())

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate import Instant, parse_instant
-from affidavit.certificate.policy import Explanation, Person, Policy, WaivableRule
+from affidavit.certificate.policy import Explanation, Person, WaivableRule
 from affidavit.client import (
     Page,
     PolicyDocument,
@@ -33,27 +33,27 @@ from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 
-def summary_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> PolicySummary:
-    """``policy`` as it is ``stored``; the built-in one is not."""
-    return PolicySummary(**_fields_of(policy, stored, policies))
+def summary_of(stored: StoredPolicy, policies: PolicySet) -> PolicySummary:
+    """The response for ``stored``."""
+    return PolicySummary(**_fields_of(stored, policies))
 
 
-def version_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> PolicyVersion:
-    """``policy`` as it is ``stored``, with its document and statement."""
+def version_of(stored: StoredPolicy, policies: PolicySet) -> PolicyVersion:
+    """The response for ``stored``, with its document and statement."""
     return PolicyVersion(
-        **_fields_of(policy, stored, policies),
-        policy=PolicyDocument(policy.as_document()),
-        envelope=None if stored is None else json.loads(stored.envelope),
+        **_fields_of(stored, policies),
+        policy=PolicyDocument(stored.policy.as_document()),
+        envelope=None if stored.envelope is None else json.loads(stored.envelope),
     )
 
 
-def _fields_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> dict[str, Any]:
+def _fields_of(stored: StoredPolicy, policies: PolicySet) -> dict[str, Any]:
     return {
-        **policy.reference(),
-        "datasets": policy.as_document()["datasets"],
-        "active": policies.is_active(policy),
-        "created_by": None if stored is None else stored.created_by,
-        "created_at": None if stored is None else stored.created_at,
+        **stored.policy.reference(),
+        "datasets": stored.policy.as_document()["datasets"],
+        "active": policies.is_active(stored.policy),
+        "created_by": stored.created_by,
+        "created_at": stored.created_at,
     }
 
 

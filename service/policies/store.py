@@ -38,6 +38,7 @@ from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, tu
 from affidavit.certificate import KeyFailure, PublicKey, SigningPort, read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.certificate.policy import (
+    BUILT_IN,
     BadSignedDocument,
     MalformedPolicy,
     Policy,
@@ -118,12 +119,15 @@ class PolicyTampered(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPolicy:
-    """A version of a policy, with who created it, when, and the signed envelope."""
+    """A version of a policy, with who created it, when, and the signed envelope.
+
+    Nobody created or signed the built-in policy.
+    """
 
     policy: Policy
-    created_by: str
-    created_at: datetime
-    envelope: bytes
+    created_by: str | None = None
+    created_at: datetime | None = None
+    envelope: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,14 +198,16 @@ class PolicyStore(Store):
             raise PoliciesChanged
 
     def versions(self) -> list[StoredPolicy]:
-        """Every version of every policy, newest first."""
+        """Every version of every policy, newest first; the built-in policy is last."""
         with self._reader.connect() as connection:
             rows = connection.execute(_with_key(policies).order_by(policies.c.id.desc()))
             keys = self._key_records()
-            return [_policy(row, keys) for row in rows]
+            return [*(_policy(row, keys) for row in rows), StoredPolicy(policy=BUILT_IN)]
 
     def version(self, name: str, version: int) -> StoredPolicy | None:
         """One version of a policy, or None."""
+        if (name, version) == (BUILT_IN.name, BUILT_IN.version):
+            return StoredPolicy(policy=BUILT_IN)
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
         with self._reader.connect() as connection:
             row = connection.execute(query).first()

@@ -50,6 +50,7 @@ from affidavit.service.routing import (
     syntax_of_body,
 )
 from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
+from affidavit.service.use_cases.diagnose_claim import diagnosis_of
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
 SVG = "image/svg+xml"
@@ -396,4 +397,4 @@ async def diagnose_claim(
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:
     """Information, not a guarantee: it is neither signed nor stored."""
-    return JSONResponse(await services.diagnose_claim(content, syntax))
+    return JSONResponse(await diagnosis_of(services.pool, content, syntax))

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
-from affidavit.certificate.policy import BUILT_IN, Policy, parse_policy
+from affidavit.certificate.policy import Policy, parse_policy
 from affidavit.client import DIGEST, Page, PolicyReference, PolicySummary, PolicyVersion
 from affidavit.plan import Syntax
 from affidavit.service.dependencies import Services, TheServices
@@ -70,8 +70,8 @@ class PageQuery(QueryModel):
 def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
     policies = services.policies.policy_set()
-    items = [summary_of(stored.policy, stored, policies) for stored in services.policies.versions()]
-    return Page[PolicySummary](items=[*items, summary_of(BUILT_IN, None, policies)])
+    items = [summary_of(stored, policies) for stored in services.policies.versions()]
+    return Page[PolicySummary](items=items)
 
 
 @router.get(
@@ -83,9 +83,6 @@ def policy(
     _: PolicyReader, services: TheServices, name: PolicyName, version: Version
 ) -> PolicyVersion:
     """The document as it was signed."""
-    policies = services.policies.policy_set()
-    if (name, version) == (BUILT_IN.name, BUILT_IN.version):
-        return version_of(BUILT_IN, None, policies)
     stored = services.policies.version(name, version)
     if stored is None:
         raise Problem(
@@ -93,7 +90,7 @@ def policy(
             "not_found",
             f"Policy {name} version {version} not found; GET /v1/policies lists all versions.",
         )
-    return version_of(stored.policy, stored, policies)
+    return version_of(stored, services.policies.policy_set())
 
 
 @router.post(
@@ -117,7 +114,7 @@ def activate_policy(
     stored, new = activate_agreed(services, actor, policy)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
-    return version_of(stored.policy, stored, services.policies.policy_set())
+    return version_of(stored, services.policies.policy_set())
 
 
 def activate_agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:

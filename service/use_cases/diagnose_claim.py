@@ -28,11 +28,7 @@ from affidavit.plan import (
     plan_from,
     unanswerable,
 )
-from affidavit.service.errors import TooBusy
 from affidavit.service.pool import AccountingPool
-
-MOST_WAITING = 64
-"""Diagnoses that run or wait, beyond which a new one is turned away."""
 
 
 class _Question(StrictModel):
@@ -44,26 +40,13 @@ class _Question(StrictModel):
 _QUESTION = Kind("a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json")
 
 
-class DiagnoseClaim:
-    """The use case, with the pool it works in; it belongs to one event loop."""
+async def diagnosis_of(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:
+    """The diagnosis that ``body`` asks for.
 
-    def __init__(self, pool: AccountingPool) -> None:
-        self._pool = pool
-        self._waiting = 0
-
-    async def __call__(self, body: bytes, syntax: Syntax) -> dict[str, Any]:
-        """The diagnosis that ``body`` asks for.
-
-        Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
-        """
-        plan, claim = await run_in_threadpool(question, body, syntax)
-        if self._waiting >= MOST_WAITING:
-            raise TooBusy
-        self._waiting += 1
-        try:
-            return await self._pool.run(answer, plan, claim)
-        finally:
-            self._waiting -= 1
+    Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
+    """
+    plan, claim = await run_in_threadpool(question, body, syntax)
+    return await pool.run(answer, plan, claim)
 
 
 def answer(plan: Plan, claim: Claim) -> dict[str, Any]:

@@ -29,8 +29,6 @@ from affidavit.service.certificate_store import StoredCertificate
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
 
-MAX_WAITING = 64
-"""Drawings that are computed or wait for it, beyond which another is turned away."""
 MAX_RESULTS = 128
 """Drawings kept in memory, about 60 KB each."""
 
@@ -64,12 +62,9 @@ class DrawCertificate:
 
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
-        self._curves: ComputationCache[CurvesText | tuple[Reason, ...]] = ComputationCache(
-            max_results=MAX_RESULTS, max_waiting=MAX_WAITING
-        )
-        self._charts: ComputationCache[Charts] = ComputationCache(
-            max_results=MAX_RESULTS, max_waiting=MAX_WAITING
-        )
+        self._curves: ComputationCache[CurvesText | tuple[Reason, ...]]
+        self._curves = ComputationCache(MAX_RESULTS)
+        self._charts: ComputationCache[Charts] = ComputationCache(MAX_RESULTS)
 
     async def curves(self, certificate: StoredCertificate) -> CurvesText:
         """The curves of ``certificate``; raises ``NoCurve`` and ``AccountingUnavailable``."""

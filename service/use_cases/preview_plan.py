@@ -43,8 +43,6 @@ from affidavit.service.teams import DEFAULT, acting_for
 from affidavit.service.use_cases.draw_certificate import Charts, NoCurve, curve_charts_of
 from affidavit.service.use_cases.submit_plan import Position
 
-MAX_WAITING = 16
-"""Previews that are accounted or wait for it, beyond which another is turned away."""
 MAX_RESULTS = 256
 """Results kept in memory, some 10 KB each; of curves some 20 KB."""
 
@@ -89,9 +87,7 @@ class PreviewPlan:
         self._pool = pool
         self._policies = policies
         self._position = position
-        self._cache: ComputationCache[Any] = ComputationCache(
-            max_results=MAX_RESULTS, max_waiting=MAX_WAITING
-        )
+        self._cache: ComputationCache[Any] = ComputationCache(MAX_RESULTS)
 
     async def read(self, text: str, entered: Mapping[str, Any]) -> ReadDocument:
         """``text`` as a plan, completed with the fields ``entered``.

@@ -10,9 +10,9 @@ import pytest
 
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
-from affidavit.service.errors import AccountingTimeout, TooBusy
+from affidavit.service.errors import AccountingTimeout
 from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
-from affidavit.service.use_cases.preview_plan import MAX_WAITING, PreviewPlan
+from affidavit.service.use_cases.preview_plan import PreviewPlan
 
 PlanOf = Callable[..., Plan]
 
@@ -60,24 +60,6 @@ def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:
         assert all(item.assessment == expected for item in result)
         await drafts.assess(plan_of(), "later")
         assert pool.ran == ["certify"]
-
-    asyncio.run(story())
-
-
-def test_more_drafts_than_may_wait_are_turned_away(plan_of: PlanOf) -> None:
-    async def story() -> None:
-        pool = Pool()
-        drafts = _drafts(pool)
-        plans = [plan_of(steps=1 + i) for i in range(MAX_WAITING)]
-        waiting = [asyncio.create_task(drafts.assess(item, "p")) for item in plans]
-        while len(pool.ran) < MAX_WAITING:
-            await asyncio.sleep(0.01)
-        for ask in (drafts.assess, lambda plan, _: drafts.draw(plan)):
-            with pytest.raises(TooBusy):
-                await ask(plan_of(steps=1000), "p")
-        pool.open.set()
-        await asyncio.gather(*waiting)
-        assert (await drafts.assess(plan_of(steps=1000), "p")).assessment.verdict == "certified"
 
     asyncio.run(story())
 
