@@ -58,7 +58,7 @@ from affidavit.service.log.entries import (
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.stored_tree import LogDamaged, key_of, open_stored
 from affidavit.service.policies.store import policies, tampered, waiver_uses, waivers
-from affidavit.service.runs.repository import run_events, run_leases, runs
+from affidavit.service.runs.repository import ENDED, STATES, run_events, run_leases, runs
 
 # ---- the tree ------------------------------------------------------------------------
 
@@ -530,52 +530,62 @@ _NOISE = ("required", "given")
 
 
 def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare runs and their leases with what happened to them, and with their reservations."""
-    granted, running = _logged_grants(connection), run_events.alias()
+    """Compare runs with their reservations and with what queued them, and leases with the log."""
+    leases = _logged_leases(connection)
     query = (
         select(
             runs,
-            run_leases.c.granted,
-            run_leases.c.search,
+            *(run_leases.c[name] for name in ("granted", "state", "fence", "cancel", "search")),
             *(reservations.c[name].label(f"reserved_{name}") for name in _RESERVED),
             *(run_events.c[name].label(f"queued_{name}") for name in ("actor", "body")),
-            running.c.body.label("running_body"),
         )
         .join(run_leases, run_leases.c.run_id == runs.c.id)
         .outerjoin(reservations, reservations.c.id == runs.c.reservation_id)
         .outerjoin(run_events, (run_events.c.run_id == runs.c.id) & (run_events.c.seq == 1))
-        .outerjoin(running, (running.c.run_id == runs.c.id) & (running.c.once == "running"))
         .order_by(runs.c.id)
     )
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
         body = json.loads(row.queued_body or "{}")
-        queued = {
+        granted, lease = leases[row.id]
+        logged = {
             **{name: getattr(row, f"reserved_{name}") for name in _RESERVED},
             "reservation_id": body.get("reservation"),
             "queue": body.get("request", {}).get("queue"),
             "requested_by": row.queued_actor,
+            **{name: lease.get(name) for name in ("state", "fence", "cancel")},
         }
-        differing = [name for name, value in queued.items() if getattr(row, name) != value]
+        differing = [name for name, value in logged.items() if getattr(row, name) != value]
         differing += ["request"] * (json.loads(row.request) != body.get("request"))
         opening = None if row.search is None else SearchOpening.read(json.loads(row.search)).digest
-        differing += ["search"] * (opening != json.loads(row.running_body or "{}").get("search"))
+        differing += ["search"] * (opening != lease.get("search"))
         # Whoever takes back a grant has another worker charge and train the same steps again.
-        grants = [*granted[row.id], row.granted]
-        differing += ["granted"] * (grants != sorted(grants))
+        granted.append(row.granted)
+        differing += ["granted"] * (granted != sorted(granted))
         if differing:
             message = f"what was logged of it contradicts: {differing}."
             yield AuditFinding("row_changed", f"runs {row.id}", message)
 
 
-def _logged_grants(connection: Connection) -> defaultdict[str, list[int]]:
-    """How many steps of each run the log says could be charged, in order."""
-    grants = defaultdict(list)
+def _logged_leases(connection: Connection) -> defaultdict[str, tuple[list[int], dict[str, Any]]]:
+    """What the log says of the lease of each run: steps granted, in order, and the columns."""
+    leases: defaultdict[str, tuple[list[int], dict[str, Any]]]
+    leases = defaultdict(lambda: ([], {"fence": 0, "cancel": False}))
     entries = select(log_entries.c.content).where(log_entries.c.kind.in_(("run", "steps")))
     for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
         entry = json.loads(content)
-        if "granted" in entry["body"]:
-            grants[entry["subject"]].append(int(entry["body"]["granted"]))
-    return grants
+        (granted, lease), body = leases[entry["subject"]], entry["body"]
+        if "granted" in body:
+            granted.append(int(body["granted"]))
+        match body.get("event"):
+            case "claimed":
+                lease |= {"state": "claimed", "fence": body["fence"]}
+            case "running":
+                lease |= {"state": "running", "search": body.get("search")}
+            case "cancel_asked":
+                lease["cancel"] = True
+            case str() as event:
+                lease["state"] = "ended" if event in ENDED else STATES[event]
+    return leases
 
 
 _RESERVED = ("certificate_id", "issue", "untrusted", "plan_digest")

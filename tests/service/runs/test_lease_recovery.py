@@ -92,16 +92,27 @@ def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_a_grant_that_is_taken_back_is_found(yard: Yard) -> None:
-    """Else another worker would train and charge steps that the first one took already."""
+def test_a_lease_that_is_not_as_the_log_says_is_found(yard: Yard) -> None:
+    """A grant that is taken back has another worker train and charge the same steps again."""
     run, _ = begun(yard)
-    assert not yard.altered()
-    with writer(yard.engine).begin() as connection:
-        connection.execute(text("UPDATE run_leases SET granted = 0"))
-    assert yard.altered() == [f"runs {run['id']}"]
+
+    def edited(change: str) -> list[str]:
+        with writer(yard.engine).begin() as connection:
+            connection.execute(text(f"UPDATE run_leases SET {change}"))
+        return yard.altered()
+
+    where = [f"runs {run['id']}"]
+    for change, back in (
+        ("state = 'queued'", "state = 'running'"),
+        ("fence = 9", "fence = 1"),
+        ("cancel = TRUE", "cancel = FALSE"),
+    ):
+        assert edited(change) == where
+        assert not edited(back)
+    assert edited("granted = 0") == where
     job = taken(yard)
     assert yard.say(job, "heartbeat", steps=0, wants=99).json()["granted"] == STEPS
-    assert yard.altered() == [f"runs {run['id']}"]
+    assert yard.altered() == where
 
 
 def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> Any:
