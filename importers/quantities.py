@@ -299,12 +299,20 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
 
 
 def uses_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
-    """The attributes that are used of what a call returns, or of the names it is assigned to."""
-    names, outer = set(), script.parents[call]
-    if isinstance(outer, ast.Attribute):
-        return [outer]
-    for target in getattr(outer, "targets", ()):
-        names |= {last_name(part) for part in ast.walk(target)}
+    """The attributes that are used of what a call returns, or of the names it is assigned to.
+
+    What it returns may be a part of a chain of optax.
+    """
+    names, made = set(), [call]
+    for part in made:
+        outer = script.parents[part]
+        if isinstance(outer, ast.Attribute):
+            return [outer]
+        for target in getattr(outer, "targets", ()):
+            names |= {last_name(part) for part in ast.walk(target)}
+        for chain in script.called("chain"):
+            own = any(arg is part or last_name(arg) in names - {None} for arg in chain.args)
+            made += [chain] if own and chain not in made else []
     return [
         node
         for node in script.nodes

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import Script, last_name
+from affidavit.importers.script_ast import OF_LAYERS, Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
 Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]
@@ -52,6 +52,12 @@ def escape_of(
     while True:
         before = len(names)
         for node in script.nodes:
+            if (
+                name_of(node) in names
+                and isinstance(node, ast.Attribute)
+                and script.is_of(node, OF_LAYERS)
+            ):
+                continue  # torch.optim is no item "optim"
             if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
                 escaped = _follow(script, node, names)
                 if methods and escaped is None and name_of(node) in names:

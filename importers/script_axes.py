@@ -167,12 +167,12 @@ class Meetings:
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(node, self.kind(left), op, self.kind(right))
             case ast.Compare(left=left, ops=ops, comparators=others):
-                parts = [self.kind(part) for part in (left, *others)]
+                sides = [self.kind(side) for side in (left, *others)]
                 if not isinstance(ops[0], ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE):
                     return None
-                if {part.form for part in parts if part is not None} == {LOSS, SUM}:
+                if {side.form for side in sides if side is not None} == {LOSS, SUM}:
                     self._fault("joined", node)
-                return self._combined(node, parts)
+                return self._combined(node, sides)
             case ast.Subscript(value=base, slice=index):
                 return self._part(node, self.kind(base), index)
             case ast.Call():
@@ -182,11 +182,13 @@ class Meetings:
                 self._bind(target, value, made)
                 return made
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-                for loop in node.generators:
-                    self._bind(loop.target, loop.iter, self.kind(loop.iter))
-                return self._any(
-                    [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-                )
+                parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                over = [(loop, self.kind(loop.iter)) for loop in node.generators]
+                for loop, of in over:
+                    self._bind(loop.target, loop.iter, None if of == Of() else of)
+                    if isinstance(loop.target, ast.Name) and of == Of():
+                        self.known[loop.target.id] = None  # each row by itself
+                return self._any(parts) or next((of for _, of in over if of == Of()), None)
         return self._any(ast.iter_child_nodes(node))
 
     def _any(self, nodes: Iterable[ast.AST]) -> Of | None:
@@ -343,6 +345,11 @@ class Meetings:
             self._fault("joined", node)
         if name == "sum" and own and isinstance(node.args[0], ast.Name | ast.Attribute):
             return Of(SUM) if own[0].form in (ROWS, BATCH) else own[0]
+        if own and self._differentiates(node.func):
+            return Of(SUM)
+        match node:
+            case ast.Call(args=[ast.Lambda() as mapped, *rest]) if own and name.endswith("map"):
+                return self._inner(self.values, mapped, ast.Call(node.func, rest, []))
         function = self._defined(node.func) if self.depth < 3 and own else None
         if function is not None:
             return self._inner(*function, node)
@@ -355,6 +362,13 @@ class Meetings:
             named = any(part in ast.unparse(node.func).lower() for part in ("loss", "criterion"))
             return Of(LOSS) if named or len(own) > 1 else made
         return own[0] if own else None
+
+    def _differentiates(self, function: ast.expr | None) -> bool:
+        """Whether a function is the gradient of one loss: ``jax.grad(...)`` without ``vmap``."""
+        made = self.script.value_of(function) if isinstance(function, ast.Name) else function
+        while isinstance(made, ast.Call) and last_name(made.func) == "jit" and made.args:
+            made = made.args[0]
+        return isinstance(made, ast.Call) and last_name(made.func) in NAMES["differentiators"]
 
     def _defined(self, name: ast.expr) -> tuple[Values, ast.FunctionDef | ast.Lambda] | None:
         """The function of the repository that is called: ``forward``, if it is an object."""
@@ -389,7 +403,7 @@ class Meetings:
         ]  # fmt: skip
         made = [inner.run(node, set()) for node in body]
         for code in inner.faults:
-            self._fault(code, call)
+            self._fault(code, function if isinstance(function, ast.Lambda) else call)
         return next((of for of in reversed(made) if of is not None), None)
 
     def _functional(

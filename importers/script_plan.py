@@ -34,6 +34,7 @@ from affidavit.importers.script_private_calls import (
     is_attached_elsewhere,
     is_compiled_elsewhere,
     is_unused,
+    updates_beside,
 )
 from affidavit.importers.script_records import (
     cutting,
@@ -44,6 +45,7 @@ from affidavit.importers.script_records import (
     repeated,
     set_by_records,
     statistics,
+    used_statistics,
 )
 from affidavit.importers.script_values import (
     Unreadable,
@@ -53,6 +55,7 @@ from affidavit.importers.script_values import (
     text_of,
 )
 from affidavit.importers.training_loop import (
+    LOSS_METHODS,
     SAVING,
     accumulation,
     around,
@@ -110,6 +113,7 @@ class Reading(Quantities):
 
     def partial(self) -> Partial:
         """The plan fields; raises ``MalformedPlan``."""
+        self.values.updates = tuple(self._updates())
         self.values.records = records_at(self.values, self.drawn)
         sampling = self.sampling()
         data: dict[str, Any] = {"releases": [self.release()]}
@@ -216,15 +220,20 @@ class Reading(Quantities):
         if trainings:
             raise Unreadable(trainings[0], "the length of training cannot be determined")
         self.values.plain_loaders = True
-        updates = self._updates()
+        updates = self.values.updates
         own = around(self.values, updates[0]) if len(updates) == 1 else passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _updates(self) -> list[ast.Call]:
-        """The calls that step what the private call returns, where no ``step()`` does."""
-        uses = (use for use in uses_of(self.script, self.call) if use.attr in self.library.methods)
-        calls = (self.script.parents[use] for use in uses)
-        return [call for call in calls if isinstance(call, ast.Call)]
+        """The calls that step what the private call returns, where no ``step()`` does.
+
+        So does Flax' ``state.apply_gradients(grads=...)``, whatever its name.
+        """
+        methods = self.library.methods
+        uses = (use for use in uses_of(self.script, self.call) if use.attr in methods)
+        calls = [call for use in uses if isinstance(call := self.script.parents[use], ast.Call)]
+        held = self.script.called("apply_gradients") if methods else []
+        return calls + [call for call in held if "grads" in keywords_of(call)]
 
     def _length(self, data: dict[str, Any]) -> None:
         own: dict[str, Any] = {"epochs": None, "steps": None}
@@ -280,7 +289,7 @@ class Reading(Quantities):
             owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
-            places += [(item, None) for item in steps_of(self.values) or self._updates()]
+            places += [(item, None) for item in steps_of(self.values)]
         if len(places) != 1 and not any(self.trainings()):
             return None
         counts = [at_least(self.values, place, own) for place, own in places]
@@ -320,6 +329,13 @@ class Reading(Quantities):
         self._break("mixed_records", repeated(self.values, self.data))
         module = self.arguments.get("module")
         self._break("joined_records", joining_model(self.values, module))
+        for key, node in used_statistics(self.values, statistics(self.values, self.data)):
+            self._break(key, node)
+        self._break("other_optimizer", updates_beside(self.values))
+        chain = self.script.parents[self.call]
+        if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
+            after = chain.args[0] is not self.call  # what stands before it gets the whole lot
+            self._break("joined_records", chain if after else None)
         if self._watches_training():
             self.broken.append(FAULTS["data_dependent_stop"])
         if (
@@ -382,17 +398,19 @@ class Reading(Quantities):
             return True
         for node in self.script.nodes:
             match node:
-                case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute in NAMES["stops"]:
-                    tests = [text_of(o.test) for o in self.script.above(node)
-                             if isinstance(o, ast.If)]  # fmt: skip
-                    if any(TRAINED.search(test) and not OTHERS.search(test) for test in tests):
+                case (
+                    ast.Assign(targets=[target], value=value)
+                    | ast.Call(func=ast.Attribute(value=target, attr="assign"), args=[value])
+                    | ast.Call(func=ast.Attribute(attr="set_value"), args=[target, value])
+                ):
+                    stops = last_name(target) in NAMES["stops"]
+                    if (stops or self._is_rate(target, node)) and self._follows(node, value):
                         return True
                 case ast.If(test=test, body=[*body]) if any(
                     last_name(call.func) in SAVING
                     for item in body for call in ast.walk(item) if isinstance(call, ast.Call)
                 ):  # fmt: skip
-                    hook = getattr(self.script.scope_of(node), "name", "").startswith("on_")
-                    if hook and TRAINED.search(text_of(test)) and not OTHERS.search(text_of(test)):
+                    if self._is_hook(node) and _is_of_training(test):
                         return True
                 case ast.Dict(keys=keys, values=items):
                     named = zip(keys, items, strict=True)
@@ -411,6 +429,21 @@ class Reading(Quantities):
             if isinstance(metric, str) and best is not False and (validated or not other):
                 return True
         return False
+
+    def _is_hook(self, node: ast.AST) -> bool:
+        """Whether a trainer calls the function in which a node stands."""
+        name = getattr(self.script.scope_of(node), "name", "")
+        return name.startswith("on_") or name in LOSS_METHODS
+
+    def _is_rate(self, target: ast.expr, node: ast.AST) -> bool:
+        """Whether a statement of a hook sets a learning rate."""
+        rates = (".lr", ".learning_rate", "['lr']")
+        return self._is_hook(node) and ast.unparse(target).endswith(rates)
+
+    def _follows(self, node: ast.AST, value: ast.expr) -> bool:
+        """Whether a metric of the training sets a value, or decides whether it is set."""
+        tests = [outer.test for outer in self.script.above(node) if isinstance(outer, ast.If)]
+        return any(map(_is_of_training, (value, *tests)))
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""
@@ -512,6 +545,11 @@ class Reading(Quantities):
     def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
+
+
+def _is_of_training(node: ast.expr) -> bool:
+    """Whether an expression names a metric of the training, and none of other records."""
+    return TRAINED.search(text_of(node)) is not None and OTHERS.search(text_of(node)) is None
 
 
 def _after_two(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:

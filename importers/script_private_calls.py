@@ -7,7 +7,8 @@ trains without noise; one that goes over the loader that it gave draws no Poisso
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from affidavit.importers.base import Broken
 from affidavit.importers.libraries import FAULTS
@@ -27,6 +28,9 @@ from affidavit.importers.training_loop import (
     is_private_loader,
     looped_over,
     loops_of,
+    lot_of,
+    reads_records,
+    seen_at,
     steps_of,
 )
 
@@ -102,6 +106,33 @@ def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
+def updates_beside(values: Values) -> ast.AST | None:
+    """What changes what private updates change by the lot itself, in functions of JAX."""
+    for step in values.updates:
+        lot = lot_of(values, step, reads_content)
+        at = {} if lot is None else seen_at(values, step, lot[1], reads_content, lot[2])
+        moved = {
+            last_name(target)
+            for node in at
+            if isinstance(node, ast.Assign)
+            and any(
+                call in values.updates or last_name(call.func) == "apply_updates"
+                for call in ast.walk(node.value)
+                if isinstance(call, ast.Call)
+            )
+            for target in node.targets
+        }
+        for node, seen in at.items():
+            if (
+                isinstance(node, ast.Assign)
+                and values.script.parents.get(step) is not node
+                and reads_content(node.value, seen - moved)
+                and any(last_name(target) in moved - {None} for target in node.targets)
+            ):
+                return node
+    return None
+
+
 class Returned:
     """What becomes of the objects that one private call takes and returns."""
 
@@ -133,6 +164,7 @@ class Returned:
             or any(_moves_by_gradient(self.script, node) for node in self.script.nodes)
             or any(map(self._moves_the_module, self._handed_over()))
             or any(map(self._tunes_the_module, lots_of(self.values)))
+            or any(map(self._tunes_a_copy, steps))
             or any(
                 self._is_private(step) and self.is_of_another(other)
                 for step, other in learners(self.values)
@@ -162,6 +194,43 @@ class Returned:
         return is_private_loader(self.values, looped_over(loop.iter)) and any(
             reads_content(statement, module) for statement in losses_of(loop, at)
         )
+
+    def _tunes_a_copy(self, step: ast.Call) -> bool:
+        """Whether another optimiser steps on own records what has weights of the private module."""
+        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
+        made = [binding.value for binding in (self.script.binding_of(owner),) if binding]
+        return (
+            any(isinstance(loop, ast.For) and reads_records(self.values, looped_over(loop.iter))
+                for loop in loops_of(self.values, step))
+            and self.is_of_another(step)
+            and any(
+                isinstance(part, ast.Attribute)
+                and last_name(part) in PARAMETERS
+                and not self._copies.isdisjoint(self._owners(part.value))
+                for item in made if item is not None for part in ast.walk(item)
+            )
+        )  # fmt: skip
+
+    @cached_property
+    def _copies(self) -> set[object]:
+        """The places of names that the private module, or weights of it, are given to."""
+        script = self.script
+
+        def places_in(nodes: Sequence[ast.AST]) -> set[object]:
+            parts = (part for node in nodes for part in ast.walk(node))
+            named = (part for part in parts if isinstance(part, ast.Name | ast.Attribute))
+            return {place for part in named for place in self._places(part)}
+
+        moves = [(places_in(node.targets), places_in([node.value]))
+                 for node in script.nodes if isinstance(node, ast.Assign)]  # fmt: skip
+        loads = script.method_calls("load_state_dict")
+        moves += [(places_in([owner]), places_in(call.args)) for call, owner in loads]
+        places, before = places_in(self.names[:1]), 0
+        while len(places) > before:
+            before = len(places)
+            for targets, given in moves:
+                places |= set() if places.isdisjoint(given) else targets
+        return places
 
     def _is_private(self, step: ast.Call) -> bool:
         """Whether a step is of the optimiser that the private call returns."""

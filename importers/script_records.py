@@ -33,8 +33,10 @@ from affidavit.importers.training_loop import (
     content_of,
     drawn_by,
     inside,
+    loops_of,
     loss_methods,
     lot_of,
+    of_lots,
     reads_records,
     seen_at,
     steps_of,
@@ -53,7 +55,7 @@ records at each statement. A trainer's step is None."""
 
 def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
     """What the training draws its lots from: its loader, and what its loops and fits go over."""
-    loops = (outer for step in steps_of(values) for outer in values.script.above(step))
+    loops = (outer for step in steps_of(values) for outer in loops_of(values, step))
     starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
     for call in values.script.calls:
         starts += call.args[:2] if last_name(call.func) == "fit" else []
@@ -302,6 +304,43 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
     ]
 
 
+def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[str, ast.AST]]:
+    """Where the training, or what is saved with the model, is set by all records: each fault."""
+
+    def holds(node: ast.AST, depth: int = 0) -> bool:
+        for part in content_of(node):
+            if part in computed:
+                return True
+            if isinstance(part, ast.Name) and depth < 3:
+                if part.id in fitted:
+                    return True
+                bound = (item.value for item in values.script.bindings_of(part))
+                if any(item is not None and holds(item, depth + 1) for item in bound):
+                    return True
+        return False
+
+    fits = [call for call in computed if (last_name(call.func) or "").startswith("fit")]
+    fitted = {last_name(getattr(call.func, "value", call)) for call in fits} - {None}
+    for call in values.script.called("fit", "add_loss", "adapt", *NAMES["keeping"]):
+        name, told = last_name(call.func), keywords_of(call)
+        args = [*call.args, *told.values()]
+        if name == "fit":
+            weights = [told[key] for key in ("class_weight", "sample_weight") if key in told]
+            yield from (("joined_records", call) for item in weights if holds(item))
+        elif name == "add_loss":
+            yield from (("joined_records", call) for item in args if reads_records(values, item))
+        elif name == "adapt":
+            yield from (("written_weight", call) for item in args if reads_records(values, item))
+        elif any(map(holds, args)) and any(
+            last_name(part) == "state_dict"
+            or (last_name(part) or "").lower().endswith(MODELS[:2])
+            or last_name(part) in fitted
+            for item in args
+            for part in content_of(item)
+        ):
+            yield "written_weight", call
+
+
 def _trains(call: ast.Call) -> bool:
     """Whether a ``fit`` is of a model."""
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
@@ -376,11 +415,18 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
 
 
 def _differentiated(node: ast.AST) -> ast.expr | None:
-    """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``."""
+    """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``.
+
+    Of optax' ``update(gradients, state)`` and Flax' ``apply_gradients``, it is the gradients.
+    """
     match node:
+        case ast.Call(func=ast.Attribute(attr="update"), args=[gradients, _, *_]):
+            return gradients
+        case ast.Call(func=ast.Attribute(attr="apply_gradients")):
+            return keywords_of(node).get("grads")
         case ast.Call(func=ast.Attribute(attr="step" | "virtual_step")):
             return keywords_of(node).get("loss")
-        case ast.Expr(value=call):
+        case ast.Expr(value=call) | ast.Assign(value=ast.Call() as call):
             parts = (_differentiated(part) for part in ast.walk(call))
             return next((loss for loss in parts if loss is not None), None)
         case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
@@ -429,8 +475,8 @@ def meetings(values: Values) -> dict[str, ast.AST]:
     ``mixed`` are several rows of a record, or one row of several; ``joined`` is all else.
     """
     faults: dict[str, ast.AST] = {}
-    for call in values.script.called("DataLoader"):
-        if isinstance(joins := keywords_of(call).get("collate_fn"), ast.Lambda):
+    for joins in of_lots(values):
+        if isinstance(joins, ast.Lambda):
             lot = Meetings(values)
             lot.run(ast.Expr(joins.body), {arg.arg for arg in joins.args.args})
             faults |= lot.faults
@@ -460,7 +506,7 @@ def meetings(values: Values) -> dict[str, ast.AST]:
                     faults.setdefault("joined", test)
             lot.beside = beside
         of_rows = (
-            "loss" in keywords_of(step)
+            "loss" in keywords_of(step) or step in values.updates
             if step is not None
             else getattr(region, "name", "") not in LOSS_METHODS
         )
@@ -473,6 +519,7 @@ def meetings(values: Values) -> dict[str, ast.AST]:
             faults.setdefault(code, node)
     for setting in filter(_sets_gradients, values.script.nodes):
         lot = Meetings(values)
+        lot.known["grad_sample"] = Of()
         lot.run(setting, {"grad_sample"})
         for code, node in lot.faults.items():
             faults.setdefault(code, node)

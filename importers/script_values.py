@@ -97,6 +97,8 @@ class Values:
     """A statement whose own bindings are not counted: it rebinds what it takes."""
     exclusive: tuple[ast.AST, ...] = ()
     """Statements of which one runs where ``ignored`` does not: other branches of a condition."""
+    updates: tuple[ast.Call, ...] = ()
+    """The calls that step what the private call returns, where it is no optimiser of ``step()``."""
     others: frozenset[ast.AST] = frozenset()
     """Steps of other optimisers than the private one, as of a GAN's generator: none is released."""
     records: frozenset[ast.AST] = frozenset()
@@ -532,13 +534,13 @@ class Values:
         if len(stores) != 1:
             times = f"{len(stores)} times" if stores else "nowhere in this file"
             raise Unreadable(node, f"self.{name} is set {times}")
-        statement = self.script.parents[stores[0]]
+        value = assigned_to(self.script, stores[0])
         owner = self.script.scope_of(stores[0])
-        if getattr(owner, "name", "") != "__init__" or not isinstance(statement, ast.Assign):
+        if getattr(owner, "name", "") != "__init__" or value is None:
             raise Unreadable(node, f"self.{name} is set outside of __init__")
         if self.script.scope_of(owner) not in self.script.above(node):
             raise Unreadable(node, f"self.{name} is set by another class")
-        return self.of(statement.value)
+        return self.of(value)
 
     def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
         if not isinstance(record, Record) or key not in record.fields:

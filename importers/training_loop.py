@@ -139,8 +139,9 @@ def _owner(call: ast.Call) -> str | None:
 
 
 def steps_of(values: Values) -> list[ast.Call]:
-    """The calls of ``step()`` that may be an optimiser's."""
-    return [call for call, _ in values.script.method_calls("step") if _optimises(call)]
+    """The calls of ``step()`` that may be an optimiser's, and what steps privately beside them."""
+    steps = [call for call, _ in values.script.method_calls("step") if _optimises(call)]
+    return [*steps, *values.updates]
 
 
 def loops_of(values: Values, node: ast.AST, depth: int = 0) -> Iterator[ast.For | ast.While]:
@@ -176,6 +177,12 @@ def reseeding(values: Values) -> ast.AST | None:
         set_anew = {name for loop in own for name in names_set_in(loop)}
         if own and not names & set_anew and not is_left_out(values, call):
             return call
+    for step in values.updates:
+        loop = next(loops_of(values, step), None)
+        for call in script.called("init"):  # the first state again, with the key that is in it
+            again = loop is not None and loop in loops_of(values, call)
+            if again or step in script.above(call):
+                return call
     around_steps = {outer for step in steps for outer in script.above(step)}
     forks = (call for call in script.called("fork_rng") for outer in script.above(call)
              if isinstance(outer, ast.With) and outer in around_steps)  # fmt: skip
@@ -357,9 +364,11 @@ def _loop_around(script: Script, node: ast.AST) -> ast.AST | None:
 
 def mixing(values: Values) -> ast.AST | None:
     """A call of a function known to make rows of several records, if it may run."""
-    names = {name.lower() for name in NAMES["mixers"]}
-    mixers = (call for call in values.script.calls if (last_name(call.func) or "").lower() in names)
-    return next((call for call in mixers if not is_left_out(values, call)), None)
+    for call in values.script.calls:
+        name = (last_name(call.func) or "").lower()
+        if any(part in name for part in NAMES["mixers"]) and not is_left_out(values, call):
+            return call
+    return None
 
 
 def joining(values: Values) -> ast.AST | None:
@@ -407,7 +416,7 @@ def skipping(values: Values) -> ast.AST | None:
             if isinstance(outer, ast.Try) and not all(_ends(item.body) for item in outer.handlers):
                 return outer
         for node in ast.walk(loop):
-            leaves = isinstance(loop, ast.FunctionDef) and isinstance(node, ast.Return)
+            leaves = isinstance(node, ast.Return) and values.script.scope_of(node) is loop
             if (leaves or isinstance(node, ast.Continue)) and getattr(
                 node, "lineno", 0
             ) < step.lineno:
@@ -438,16 +447,17 @@ def collating(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
 
     They make a lot, or are the loss of a model of Keras'.
     """
-    for call in values.script.called("DataLoader"):
-        node = keywords_of(call).get("collate_fn")
-        function = None if node is None else values.script.function_of(node)
+    for node in of_lots(values):
+        function = values.script.function_of(node)
         if function is not None and function.args.args:
-            yield function, {function.args.args[0].arg}
-    for call, _ in values.script.method_calls("compile"):
-        node = keywords_of(call).get("loss")
-        function = None if node is None else values.script.function_of(node)
-        if function is not None:
             yield function, {arg.arg for arg in function.args.args}
+
+
+def of_lots(values: Values) -> Iterator[ast.expr]:
+    """What loaders make their lots with, and the losses that models of Keras' are compiled with."""
+    for call in values.script.called("DataLoader", "compile"):
+        told = keywords_of(call)
+        yield from (told[key] for key in ("collate_fn", "loss") if key in told)
 
 
 def loss_methods(values: Values) -> Iterator[tuple[ast.FunctionDef, Seen]]:
@@ -578,10 +588,11 @@ def seen_at(
     statements.sort(key=lambda node: (node.lineno, node.col_offset))
     at: dict[ast.AST, Seen] = {}
     told = seen
-    for node in statements * 2:
+    for node in _in_turns(statements) * 2:
         at[node] = at[node] | seen if node in at else seen
-        gained = _passed_on(node, seen, reads) - script.functions.keys()
-        gained = (gained | told if script.parents.get(place) is node else gained) - script.imported
+        leads = script.parents.get(place) is node and place not in seen
+        gained = told if leads else _passed_on(node, seen, reads) - script.functions.keys()
+        gained -= script.imported
         if isinstance(node, ast.Assign) and not any(
             isinstance(outer, ast.If | ast.Try | ast.Match) for outer in inside(script, node, scope)
         ):
@@ -589,6 +600,20 @@ def seen_at(
             seen = seen if lost & seen <= gained else seen - lost
         seen = seen if gained <= seen else seen | gained
     return at
+
+
+def _in_turns(statements: list[ast.stmt | ast.NamedExpr]) -> list[ast.stmt | ast.NamedExpr]:
+    """Statements in the order in which they run, those of each loop twice."""
+    order, done = list[ast.stmt | ast.NamedExpr](), -1
+    for i, node in enumerate(statements):
+        if i > done:
+            order.append(node)
+            if isinstance(node, ast.For | ast.While):
+                end = node.end_lineno or 0
+                inner = [item for item in statements[i + 1 :] if item.lineno <= end]
+                order += _in_turns(inner) * 2
+                done = i + len(inner)
+    return order
 
 
 def lot_of(
@@ -760,6 +785,10 @@ def _held(script: Script, node: ast.expr) -> ast.expr:
     ``x[i : i + 9]`` is the lot of a turn, and a name that is set again may lose the part.
     """
     match node:
+        case ast.Call(
+            func=ast.Name(id="next"), args=[ast.Call(func=ast.Name(id="iter"), args=[inner])]
+        ) if not any(isinstance(outer, ast.For | ast.While) for outer in script.above(node)):
+            return _held(script, inner)
         case ast.Call(func=function, args=args) if last_name(function) in ("DataLoader", *PARTS):
             whole = keywords_of(node).get("dataset") or next(iter(args), function)
             parts = last_name(function) in PARTS

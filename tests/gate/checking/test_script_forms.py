@@ -56,6 +56,14 @@ FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         "from options import build\nargs = build().parse_args()\no = ", "args.sigma", "",
         {"options.py": PARSER},
     ),
+    "an item that a package has too": (
+        LOADER.replace("c.yaml", "o.yaml") + "import torch\ntorch.optim.SGD(p)\no = ",
+        "load()['optim']['sigma']", "", {"o.yaml": YAML.replace("dp", "optim")},
+    ),
+    "attributes of one assignment": (
+        "class Own:\n    def __init__(self):\n        self.a, self.b = 4.0, 1\n"
+        "    def run(self):\n        o = ", "self.a", "Own().run()\n", {},
+    ),
     "hydra": (HYDRA, "cfg.dp.sigma", "main()\n", {"c.yaml": YAML}),
     "a structured config": (
         DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n", {},

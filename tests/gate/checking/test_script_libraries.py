@@ -78,12 +78,83 @@ def test_the_noise_of_jax_and_first_libraries_is_read(text: str, code: str) -> N
          "data_dependent_stop"),
         ("class Own(Callback):\n    def on_epoch_end(self, e, logs):\n"
          "        if logs['val_loss'] < 1:\n            self.model.save('best')\n", None),
+        ("def on_epoch_end(self, e, logs):\n    o.learning_rate = 0.1 * logs['loss']\n",
+         "data_dependent_stop"),
+        ("def on_epoch_end(self, e, logs):\n    o.lr.assign(logs['loss'])\n",
+         "data_dependent_stop"),
+        ("def on_epoch_end(self, e, logs):\n    o.lr.assign(logs['val_loss'])\n", None),
+        ("model.compile(o, loss=lambda a, b: a - b.mean(0))\n", "joined_records"),
+        ("model.add_loss(f(model(x)))\n", "joined_records"),
+        ("model.add_loss(f(model.weights))\n", None),
+        ("norm.adapt(x)\n", "other_optimizer"),
+        ("norm.adapt(public)\n", None),
+        ("x = scaler.fit_transform(x)\njoblib.dump(scaler, 's')\n", "other_optimizer"),
+        ("x = scaler.transform(x)\njoblib.dump(scaler, 's')\n", None),
+        ("model.fit(x, y, 6, 2, class_weight={1: y.mean()})\n", "joined_records"),
+        ("model.fit(x, y, 6, 2, class_weight={1: 3})\n", None),
     ],
 )  # fmt: skip
 def test_layers_losses_and_hooks_of_keras_keep_records_apart(text: str, code: str | None) -> None:
-    partial = script_importer.read((KERAS + OPTIMIZER + text + "use(o)\n" + FIT).encode())
+    rows = "x, y = load()\n"
+    fit = "" if ".fit(" in text else FIT
+    partial = script_importer.read((KERAS + OPTIMIZER + rows + text + "use(o)\n" + fit).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} == ({code} if code else set())
+
+
+OPTAX = """\
+import jax, optax
+tx = {tx}
+rows = load()
+@jax.jit
+def train_step(params, state, batch):
+    {lot}
+    grads = {grads}(params, batch['x'], batch['y'])
+    updates, state = tx.update(grads, {state})
+    params = optax.apply_updates(params, {updates})
+    {after}
+    return params, state, {result}
+for e in range(3):
+    for batch in rows.batches():
+        params, state, told = train_step(params, state, batch)
+        {end}
+    acc = evaluate(params, others)
+    if acc > best:
+        save(params)
+"""
+RIGHT = {
+    "tx": "optax.chain(optax.contrib.differentially_private_aggregate(1.0, 1.1, 0), optax.sgd(1))",
+    "grads": "jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))",
+    "state": "state",
+    "updates": "updates",
+} | dict.fromkeys(("lot", "after", "result", "end"), "epoch")
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "code"),
+    [
+        ("end", "log(told)", None),
+        ("result", "loss(params, batch['x'], batch['y'])", None),
+        ("after", "def f(x):\n        return x", None),
+        ("after", "ema = jax.tree.map(lambda a, b: a + b, ema, params)", None),
+        ("tx", "optax.dpsgd(0.1, 1.0, 1.1, 0)", None),
+        ("grads", "jax.grad(loss)", "joined_records"),
+        ("lot", "batch['x'] = batch['x'] - batch['x'].mean(0)", "joined_records"),
+        ("lot", "tx.init(params)", "repeated_noise"),
+        ("state", "tx.init(params)", "repeated_noise"),
+        ("updates", "jax.tree.map(lambda g: -g.mean(0), grads)", "other_optimizer"),
+        ("after", "params = params - grads[0]", "other_optimizer"),
+        ("end", "if evaluate(params, rows) > 9: break", "data_dependent_stop"),
+        ("tx", "optax.chain(optax.clip(1), optax.dpsgd(0.1, 1.0, 1.1, 0))", "joined_records"),
+    ],
+)
+def test_functions_of_jax_learn_from_clipped_gradients_alone(
+    part: str, text: str, code: str | None
+) -> None:
+    partial = script_importer.read(OPTAX.format(**RIGHT | {part: text}).encode())
+    assert partial is not None
+    codes = {item.code for item in partial.broken} - {"private_divisor"}
+    assert (code in codes) if code else not codes
 
 
 @pytest.mark.parametrize(("key", "broken"), [("loss", True), ("val_loss", False)])

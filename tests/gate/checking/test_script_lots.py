@@ -616,6 +616,7 @@ def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> 
         ("self.mean = self.mean + out.mean(0)", None),
         ("self.top = out * 2; loss = loss + f(self.top)", None),
         ("if x.mean() > 1: return None", "skipped_lots"),
+        ("self.optimizer.param_groups[0]['lr'] = loss", "data_dependent_stop"),
         ("if self.current_epoch > 9: return None", None),
         ("self.log('spread', out.std())", None),
     ],

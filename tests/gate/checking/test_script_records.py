@@ -233,6 +233,7 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
         ("n = len(x) // 2", "loss = criterion(out[:n], y[:n]) + criterion(out[n:], y[n:])"),
         ("u, v = y.chunk(2)", "a, b = out.chunk(2); loss = criterion(a, u) + criterion(b, v)"),
         ("p.grad_sample = p.grad_sample * 2", "n = p.grad_sample.norm()"),
+        ("p.grad_sample = torch.stack([g / g.norm() for g in p.grad_sample])", "pass"),
         ("x = (x - x.mean(dim=(1, 2), keepdim=True))", "loss = sum([loss, out.abs().mean()])"),
     ],
 )  # fmt: skip
@@ -378,7 +379,14 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("", "d['a'] = f(rows, model); save(models[d['b']])", None),
         ("", "runs[f(rows, model)] = 1; save(runs[max(runs)])", "data_dependent_stop"),
         ("", "if loss > 9: model.load_state_dict(last)", "data_dependent_stop"),
+        ("", "pass\n    total = 0", None),
         ("", "if loss > 9: sys.exit()", "data_dependent_stop"),
+        (
+            "",
+            "pass\ntorch.save({'m': model.state_dict(), 'mean': rows.mean(0)})",
+            "other_optimizer",
+        ),
+        ("", "torch.save({'m': model.state_dict(), 'mean': others.mean(0)})", None),
         ("", "getattr(optimizer, 'original_optimizer').step()", "other_optimizer"),
     ],
 )
@@ -510,6 +518,19 @@ def test_another_model_may_be_trained_beside_the_private_one_and_not_by_it() -> 
         assert partial is not None
         codes.append({item.code for item in partial.broken} - {"private_divisor"})
     assert codes == [set(), {"other_optimizer"}]
+
+
+def test_a_copy_of_the_private_model_is_tuned_on_public_records_alone() -> None:
+    text = "data = Rows()\n" + LOOP.format(row="pass", loss="pass", after="pass")
+    text = HEAD + PRIVATE + text + "copy = Net()\ncopy.load_state_dict(model.state_dict())\n"
+    text += "tuner = SGD(copy.parameters())\nfor x, y in DataLoader({}):\n"
+    text += "    f(copy(x), y).backward()\n    tuner.step()\n"
+    codes = []
+    for name in ("data", "public"):
+        partial = script_importer.read(text.format(name).encode())
+        assert partial is not None
+        codes.append({item.code for item in partial.broken} - {"private_divisor"})
+    assert codes == [{"other_optimizer"}, set()]
 
 
 def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
