@@ -8,7 +8,7 @@ the HTTP service returns. All numbers in it are finite; an unbounded upper end i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Literal
@@ -159,6 +159,22 @@ class Assessment:
         return "" if self.confidence is None else f" {self.confidence}"
 
     @property
+    def headline(self) -> str:
+        """The verdict in one sentence, to six digits."""
+        bound = None
+        if self.epsilon is not None and self.delta is not None:
+            bound = (
+                f"ε ≤ {decimal_up(self.epsilon.upper, 6)} at δ = {decimal_up(self.delta.upper, 6)}"
+                f"{self.chance}, under {self.adjacency}, for one {self.unit}"
+            )
+        # Without a target the plan's claim does not hold; the reasons name it.
+        target = self.target_epsilon
+        goal = "less is claimed" if target is None else f"the target is ε = {target:g}"
+        codes = [reason.code for reason in self.reasons]
+        sentence = verdict_sentence(self.verdict, bound, goal, codes)
+        return sentence[:1].lower() + sentence[1:]
+
+    @property
     def joint_text(self) -> str | None:
         """The joint noise multiplier to six digits."""
         return None if self.joint is None else f"{self.joint:.6g}"
@@ -198,18 +214,35 @@ class Assessment:
         }
 
 
-def verdict_sentence(verdict: str, bound: str | None, target: str, *, by_policy: bool) -> str:
+CODE_PREFIX = "policy_"
+"""Of the code of every reason that a policy gives, and of no other."""
+
+
+def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
+    """Whether a plan is refused by its policy alone, so that its numbers hold.
+
+    >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
+    (True, False)
+    """
+    by_policy = bool(codes) and all(code.startswith(CODE_PREFIX) for code in codes)
+    return verdict == "refused" and by_policy
+
+
+def verdict_sentence(
+    verdict: str, bound: str | None, target: str, codes: Collection[str] = ()
+) -> str:
     """A verdict in one sentence; it never claims a lower bound.
 
     ``bound`` is the proved guarantee with everything that gives it a meaning, or None;
-    ``target`` says what it is compared with. A refusal that is not ``by_policy`` has no bound.
+    ``target`` says what it is compared with, and ``codes`` are those of the reasons. A refusal
+    that is not the policy's alone has no bound.
 
-    >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed", by_policy=False)
+    >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed")
     'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
         return "Undecided: independent engines disagree, so nothing is certified."
-    if bound is None or (verdict == "refused" and not by_policy):
+    if bound is None or (verdict == "refused" and not refused_by_policy(verdict, codes)):
         return "Refused: no guarantee can be certified for this plan."
     match verdict:
         case "certified":

@@ -12,7 +12,7 @@ from affidavit.certificate import Assessment, PlanComparison, certify, compare_p
 from affidavit.gate.console import err, out, print_json, read, say
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.gate.render import headline, plain_table
+from affidavit.gate.render import plain_table
 from affidavit.plan import Plan
 
 SHOWN = 32
@@ -52,8 +52,8 @@ def exit_of(comparison: PlanComparison) -> Exit:
 
 
 def _print(comparison: PlanComparison) -> None:
-    say(f"first:  {headline(comparison.first)}")
-    say(f"second: {headline(comparison.second)}")
+    say(f"first:  {comparison.first.headline}")
+    say(f"second: {comparison.second.headline}")
     out.print(f"[bold]{escape(comparison.sentence)}[/]")
     for obstacle in comparison.obstacles:
         say(f"{obstacle.code}: {obstacle.remedy}")

@@ -33,7 +33,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import OF_VERDICT
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
-from affidavit.gate.render import headline, plain_table
+from affidavit.gate.render import plain_table
 
 DIGITS = 5
 
@@ -80,7 +80,7 @@ def curve(
 
 
 def _print(result: Curves) -> None:
-    out.print(f"[bold]{escape(headline(result.assessment))}[/]")
+    out.print(f"[bold]{escape(result.assessment.headline)}[/]")
     out.print(f"by {result.engine['name']} ({result.engine['version']})")
     if result.mu is not None:
         rho = decimal_up(result.rho or 0.0, DIGITS)

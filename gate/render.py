@@ -39,8 +39,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment, GroupBound, printable, verdict_sentence
-from affidavit.certificate.policy import refused_by_policy
+from affidavit.certificate import Assessment, GroupBound, printable
 from affidavit.plan import Reason
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
@@ -63,27 +62,6 @@ def upper_bound(value: float | None) -> str:
     return "not bounded" if value is None or math.isinf(value) else decimal_up(value)
 
 
-def headline(assessment: Assessment) -> str:
-    """The verdict in one sentence."""
-    bound = None
-    if assessment.epsilon is not None and assessment.delta is not None:
-        bound = (
-            f"ε ≤ {decimal_up(assessment.epsilon.upper, DIGITS)} at "
-            f"δ = {decimal_up(assessment.delta.upper, DIGITS)}{assessment.chance}, "
-            f"under {assessment.adjacency}, for one {assessment.unit}"
-        )
-    target = assessment.target_epsilon
-    codes = [reason.code for reason in assessment.reasons]
-    sentence = verdict_sentence(
-        assessment.verdict,
-        bound,
-        # Without a target the plan's claim does not hold; the reasons name it.
-        "less is claimed" if target is None else f"the target is ε = {target:g}",
-        by_policy=refused_by_policy(assessment.verdict, codes),
-    )
-    return sentence[:1].lower() + sentence[1:]
-
-
 def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table without rules, whose last columns are numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -99,7 +77,7 @@ def print_assessment(
 ) -> None:
     """Print an assessment; ``reasons`` are its own, with positions in the file."""
     style = STYLE[assessment.verdict]
-    console.print(f"[bold {style}]{escape(headline(assessment))}[/]")
+    console.print(f"[bold {style}]{escape(assessment.headline)}[/]")
     for reason in reasons:
         console.print(escape(reason_line(name, reason)))
         print_excerpt(console, name, reason.line, reason.column, reason.code)

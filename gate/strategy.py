@@ -29,7 +29,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, PlanArgument
-from affidavit.gate.render import headline, plain_table
+from affidavit.gate.render import plain_table
 from affidavit.mechanisms.strategies import Strategy, TooLarge, content_digest
 from affidavit.plan import RefusedPlan
 
@@ -121,7 +121,7 @@ def exported(strategy: Strategy, suffix: str) -> bytes:
 
 
 def _print(result: StrategyComparison) -> None:
-    out.print(f"[bold]{escape(headline(result.assessment))}[/]")
+    out.print(f"[bold]{escape(result.assessment.headline)}[/]")
     for entry in result.assessment.strategies:
         bound = "exactly" if entry["exact"] else "at most"
         turns = entry["participation"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from affidavit.accountants import decimal_up
 from affidavit.certificate import (
     Assessment,
     Certificate,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from affidavit.library.privacy_curve import Curve
-
-SHOWN_DIGITS = 6
 
 
 class NotCertified(Exception):
@@ -167,14 +164,8 @@ class Certification:
 
     @property
     def headline(self) -> str:
-        """The verdict in one line."""
-        if self.epsilon is None or self.delta is None:
-            return f"{self.verdict}: no claim can be made about this plan"
-        return (
-            f"{self.verdict.replace('_', '-')}: ε ≤ {decimal_up(self.epsilon, SHOWN_DIGITS)} at "
-            f"δ = {decimal_up(self.delta, SHOWN_DIGITS)}"
-            f"{self.assessment.chance}, {self.assessment.adjacency}"
-        )
+        """The verdict in one sentence."""
+        return self.assessment.headline
 
     def __repr__(self) -> str:
         return f"<{self.headline}>"

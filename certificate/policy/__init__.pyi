@@ -16,7 +16,6 @@ from .rules import WAIVABLE as WAIVABLE
 from .rules import Budget as Budget
 from .rules import PolicyFacts as PolicyFacts
 from .rules import accounted as accounted
-from .rules import refused_by_policy as refused_by_policy
 from .rules import violations as violations
 from .waiver import Explanation as Explanation
 from .waiver import Person as Person

@@ -15,20 +15,18 @@ laxer one does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment, Verdict
+from affidavit.certificate.assessment import Assessment, Verdict, refused_by_policy
 from affidavit.certificate.policy.document import Policy
 from affidavit.plan import Plan, Reason, exactly, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
 """Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""
 _NO_GROUP = "none is stated"
-CODE_PREFIX = "policy_"
-"""Of the code of every reason that a policy gives, and of no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,16 +108,6 @@ def accounted(predicate: Mapping[str, Any]) -> Verdict:
     verdict: Verdict = predicate["verdict"]
     codes = [str(reason["code"]) for reason in predicate["reasons"]]
     return "certified" if refused_by_policy(verdict, codes) else verdict
-
-
-def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
-    """Whether a plan is refused by its policy alone, so that its numbers hold.
-
-    >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
-    (True, False)
-    """
-    by_policy = bool(codes) and all(code.startswith(CODE_PREFIX) for code in codes)
-    return verdict == "refused" and by_policy
 
 
 RuleCheck = Callable[[Policy, PolicyFacts], Iterator[Reason]]

@@ -16,7 +16,6 @@ from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
 from affidavit.gate.checking.fixes import fixes_for
 from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import OF_VERDICT
-from affidavit.gate.render import headline
 from affidavit.plan import Claim, MalformedPlan, Plan, Reason, pointer_to, unanswerable
 
 MAX_PRECISION = 1.5e-3
@@ -54,7 +53,7 @@ def evaluate(
             *(GateFinding.of(source.file, reason) for reason in broken),
         ),
         result=under.as_result() | ({} if policy is None else judgement.as_dict()),
-        headline=headline(under),
+        headline=under.headline,
     )
 
 

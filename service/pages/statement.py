@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from affidavit.certificate import verdict_sentence
-from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.pages.text import ADJACENCIES, capitalized, down, plain, up
 
 
@@ -143,12 +142,11 @@ def claim_of(plan: Mapping[str, Any]) -> str | None:
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
     """The verdict in one sentence."""
-    codes = [reason["code"] for reason in predicate["reasons"]]
     return verdict_sentence(
         predicate["verdict"],
         None if guarantee is None else guarantee.words,
         "" if guarantee is None else _target(predicate["plan"], guarantee),
-        by_policy=refused_by_policy(predicate["verdict"], codes),
+        [reason["code"] for reason in predicate["reasons"]],
     )
 
 

@@ -30,7 +30,6 @@ from markupsafe import Markup, escape
 
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate import Assessment, verdict_sentence
-from affidavit.certificate.policy import refused_by_policy
 from affidavit.plan import Reason
 
 DIGITS = 5
@@ -271,8 +270,6 @@ def draft_sentence(assessment: Assessment) -> str:
         assessment.verdict,
         bound,
         "the plan claims less" if target is None else f"the target is ε = {target:g}",
-        by_policy=refused_by_policy(
-            assessment.verdict, [reason.code for reason in assessment.reasons]
-        ),
+        [reason.code for reason in assessment.reasons],
     )
     return sentence.replace("Certified", "Would be certified", 1)

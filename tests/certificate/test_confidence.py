@@ -15,7 +15,7 @@ from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
 from affidavit.certificate.statement import statement
-from affidavit.gate.render import headline, print_assessment
+from affidavit.gate.render import print_assessment
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian
 
 BINNED: dict[str, Any] = {
@@ -92,7 +92,7 @@ def test_no_print_leaves_it_out(found: Assessment, certified: Certified) -> None
     missed = certified(target={"epsilon": 0.5, "delta": 1e-4})
     assert missed.verdict == "under_noised"
     for item in (found, missed):
-        assert "with confidence 0.999999999" in headline(item)
+        assert "with confidence 0.999999999" in item.headline
         console = Console(record=True, width=200)
         print_assessment(console, "plan", item.reasons, item)
         printed = console.export_text().splitlines()
@@ -105,7 +105,7 @@ def test_what_is_certain_has_none(plan_of: Callable[..., Plan]) -> None:
     certain = certify(plan_of(), second_opinion=False)
     assert certain.confidence is None
     assert certain.as_result()["confidence"] is None
-    assert "confidence" not in headline(certain)
+    assert "confidence" not in certain.headline
     assert "confidence" not in certain.accountants[0].as_dict()
 
 

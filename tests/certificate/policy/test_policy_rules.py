@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.accountants import Bracket
-from affidavit.certificate.assessment import Assessment, Opinion
+from affidavit.certificate.assessment import CODE_PREFIX, Assessment, Opinion
 from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge
 from affidavit.certificate.policy.rules import (
-    CODE_PREFIX,
     RULES,
     WAIVABLE,
     PolicyFacts,
