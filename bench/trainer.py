@@ -73,11 +73,13 @@ def plan_of(shape: Shape, model: nn.Module) -> Any:
 
 def plain(shape: Shape, model: nn.Module) -> Callable[[], None]:
     """A Muon step without privacy."""
+    from affidavit.trainer.optimizers.inputs import optimizer_inputs
     from affidavit.trainer.optimizers.registry import optimizer_of
 
     of = dict(model.named_parameters())
     hidden = {name: of.pop(name) for name in shape.hidden(model)}
-    optimizer = optimizer_of(plan_of(shape, model), {"hidden": hidden, "auxiliary": of})
+    inputs = optimizer_inputs(plan_of(shape, model), {"hidden": hidden, "auxiliary": of})
+    optimizer = optimizer_of(inputs)
 
     def step() -> None:
         shape.losses(model, *shape.data()).mean().backward()

@@ -42,6 +42,7 @@ from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import adapt, hidden_and_rest
 from affidavit.trainer.noise.chacha import Ratchet
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.muon import by_shape, orthogonalised
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
@@ -178,10 +179,10 @@ def plain(case: Case, device: str) -> Callable[[], None]:
         release: {name: of[name] for group in groups for name in group.names}
         for release, groups in model.layout.items()
     }
+    dtype = torch.bfloat16 if device == "cuda" else None
     optimizer = optimizer_of(
-        plan_of(case, model), tensors,
-        newton_schulz_dtype=torch.bfloat16 if device == "cuda" else None,
-    )  # fmt: skip
+        optimizer_inputs(plan_of(case, model), tensors, newton_schulz_dtype=dtype)
+    )
 
     def step() -> None:
         for places in torch.arange(case.lot).split(case.microbatch):

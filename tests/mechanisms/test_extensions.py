@@ -194,9 +194,10 @@ assert abs(upper - expected) < 1e-3 * expected, (upper, expected)
 assert float(ours.as_result()["epsilon"]["upper"]) < upper
 
 # the optimiser takes two steps by its own rule
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of
 weight = torch.nn.Parameter(torch.tensor([8.0]))
-optimizer = optimizer_of(plan_from(simple), {"all": {"weight": weight}}, strategies=[None])
+optimizer = optimizer_of(optimizer_inputs(plan_from(simple), {"all": {"weight": weight}}))
 for _ in range(2):
     weight.grad = torch.tensor([1.0])
     optimizer.step()

@@ -194,9 +194,9 @@ def run_transposed_convolution(
     return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both_taps(taps), records)
 
 
-CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = dict.fromkeys(
-    (nn.Conv1d, nn.Conv2d, nn.Conv3d), run_convolution
-)
-TRANSPOSED: dict[type[nn.Module], Callable[..., Tensor]] = dict.fromkeys(
-    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), run_transposed_convolution
-)
+CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), run_convolution),
+    nn.ConvTranspose1d: run_transposed_convolution,
+    nn.ConvTranspose2d: run_transposed_convolution,
+    nn.ConvTranspose3d: run_transposed_convolution,
+}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from affidavit.trainer.clipping.convolutions import CONVOLUTIONS, TRANSPOSED
+from affidavit.trainer.clipping.convolutions import CONVOLUTIONS
 from affidavit.trainer.clipping.hooks import Block, GradientHook, Lot, Target
 from affidavit.trainer.clipping.layers import (
     ScaleUse,
@@ -43,7 +43,6 @@ KERNELS: dict[type[nn.Module], Kernel] = {
     nn.RMSNorm: run_rms_norm,
     nn.GroupNorm: run_group_norm,
     **CONVOLUTIONS,
-    **TRANSPOSED,
     **RECURRENT,
 }
 """By the class of the layer."""

@@ -207,16 +207,11 @@ class Unit:
             return len(value) == records
         return all(rows % of == 0 for of, rows in seen) and len({r // n for n, r in seen}) == 1
 
-    def run_inside(self, lot: Lot, *args: Any, **named: Any) -> Any:
-        """``run`` where it was left a module that is run one record at a time itself.
-
-        Every tensor is of records, (n, ...), there, and so is what is returned.
-        """
-        return self.run(lot, (args, named), everything=True)
-
     def run(self, lot: Lot, inputs: Any, *, everything: bool = False) -> Any:
         """The module on ``inputs``, (args, named), with the records in the first dimension.
 
+        ``everything`` is of records, (n, ...), and so is what is returned, where a module that is
+        run one record at a time itself was left.
         Raises ``MixedRecords`` where it cannot be run for a record by itself.
         """
         flat, spec = tree_flatten(inputs)

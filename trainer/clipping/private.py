@@ -284,7 +284,8 @@ class PrivateModel:
             return type(unit.module).forward(unit.module, *inputs, **named)
         with self._blamed_on(path, unit):
             if lot.inside:
-                return leave(partial(unit.run_inside, lot), lot, (inputs, named), rows=False)
+                run = partial(unit.run, lot, everything=True)
+                return leave(lambda *i, **n: run((i, n)), lot, (inputs, named), rows=False)
             return unit.run(lot, (inputs, named))
 
     def _note_folds(self, path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -340,7 +341,7 @@ class PrivateModel:
             before = self._stored()
             with self._gradients_set_aside():
                 result = self._backward(losses)
-                with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
+                with torch.no_grad(), torch.autocast(result.device.type, enabled=False):
                     for block, norms in self._joint_norms():
                         block.finish(norms)
                     self._bucket.flush()
@@ -404,10 +405,6 @@ class PrivateModel:
                 f"the loss has shape {tuple(losses.shape)}; return one value for each of the "
                 f"{self._lot.records} records, not their mean."
             )
-
-    @property
-    def _device_type(self) -> str:
-        return next(iter(self._targets.values())).parameter.device.type
 
     def sums(self) -> dict[str, Tensor]:
         """The sums so far by name, each of its parameter's shape, in float32 or float64.

@@ -76,21 +76,11 @@ def _gru(x: Tensor, h: Tensor, state: State) -> State:
     return ((1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * state[0],)
 
 
-def _tanh(x: Tensor, h: Tensor, state: State) -> State:
-    del state
-    return (torch.tanh(x + h),)
-
-
-def _relu(x: Tensor, h: Tensor, state: State) -> State:
-    del state
-    return (torch.relu(x + h),)
-
-
 CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "LSTM": _lstm,
     "GRU": _gru,
-    "RNN_TANH": _tanh,
-    "RNN_RELU": _relu,
+    "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
+    "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
 
 

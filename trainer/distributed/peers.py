@@ -87,12 +87,7 @@ class Peers:
 
     def agree(self, holds: bool) -> bool:
         """Whether ``holds`` is true on every rank."""
-        if self.size == 1:
-            return holds
-        failed = torch.tensor([not holds], dtype=torch.int32, device=self.device)
-        with while_all_live():
-            dist.all_reduce(failed)
-        return not int(failed)
+        return all(self.gathered(holds))
 
     def gathered(self, item: T) -> list[T]:
         """The plain data of all ranks, in their order."""

@@ -278,7 +278,11 @@ def load_into(model: GPT2, tensors: dict[str, Tensor]) -> None:
 
     Tensors have the shapes of the model, those of ``Conv1D`` layers transposed.
     """
-    result = {_full(name): value for name, value in tensors.items() if not MASKS.search(name)}
+    result = {
+        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": value
+        for name, value in tensors.items()
+        if not MASKS.search(name)
+    }
     table = "transformer.wte.weight"
     if "lm_head.weight" not in result and table in result:
         result["lm_head.weight"] = result[table]
@@ -364,10 +368,6 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except ImportError:
         raise WrongWeights(f"{path}: install affidavit[trainer] to read safetensors.") from None
     return load_file(path)
-
-
-def _full(name: str) -> str:
-    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
 def _list(verb: str, names: list[str]) -> str:

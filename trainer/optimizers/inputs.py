@@ -172,7 +172,7 @@ def optimizer_inputs(
     newton_schulz_dtype: torch.dtype | None = None,
     shards: Shards | None = None,
 ) -> OptimizerInputs:
-    """The closed plan's numbers beside the tensors of each of its releases.
+    """The closed plan's numbers beside ``tensors``: by release, those of all its blocks by name.
 
     ``strategies`` has the strategy that is injected in each phase, None where its noise is
     independent. Raises ``ValueError`` for tensors that are not those of its releases.

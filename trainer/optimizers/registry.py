@@ -12,19 +12,14 @@ never certified (DP-DiSK combining after clipping, DP-Dice without its clip) doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import torch
-from torch.nn import Parameter
+from collections.abc import Callable
 
 from affidavit.mechanisms import mechanism
-from affidavit.mechanisms.strategies import Strategy
-from affidavit.plan import Plan, RefusedPlan, extension, installed
-from affidavit.trainer.distributed.shards import Shards
+from affidavit.plan import RefusedPlan, extension, installed
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.entrywise import RULES, EntryWise
-from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
+from affidavit.trainer.optimizers.inputs import OptimizerInputs, refused
 from affidavit.trainer.optimizers.muon import Muon, MuonBC
 
 OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
@@ -35,51 +30,26 @@ OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
 }
 
 
-def optimizer_of(
-    plan: Plan,
-    tensors: Mapping[str, Mapping[str, Parameter]],
-    *,
-    strategies: Sequence[Strategy | None] | None = None,
-    probe_key: bytes | None = None,
-    newton_schulz_dtype: torch.dtype | None = None,
-    shards: Shards | None = None,
-) -> DPOptimizer:
-    """The optimiser of a closed, certified plan.
-
-    ``tensors`` maps each release of the plan to the trainable tensors of all its blocks, by
-    name. ``strategies`` has what is injected in each phase (None: independent noise).
-    ``probe_key``, 32 bytes, is for ``dp_muonbc`` alone; ``newton_schulz_dtype`` trades digits of
-    the orthogonalisation for speed (``torch.bfloat16`` on a GPU). With ``shards`` the tensors are
-    their rows that are here. Raises ``RefusedPlan``.
-    """
-    if result := mechanism(plan.optimizer.name).unmet(plan):
+def optimizer_of(inputs: OptimizerInputs) -> DPOptimizer:
+    """The optimiser of a closed, certified plan; raises ``RefusedPlan``."""
+    name = inputs.settings.name
+    if result := mechanism(name).unmet(inputs.plan):
         raise RefusedPlan(*result)
-    name = plan.optimizer.name
     if name in OPTIMIZERS:
-        optimizer = OPTIMIZERS[name]
-    elif name in installed("affidavit.optimizers") and shards is not None:
-        raise refused(
-            "unsupported",
-            "name",
-            f"{name} is an optimiser of another package, which supports whole tensors only.",
-            "Remove fully_shard.",
-        )
-    elif name in installed("affidavit.optimizers"):
-        optimizer = extension("affidavit.optimizers", name)
-    else:
+        return OPTIMIZERS[name](inputs)
+    if name not in installed("affidavit.optimizers"):
         raise refused(
             "unsupported",
             "name",
             f"{name} is a mechanism of another package, which installs no optimiser by that name.",
             "Install one as an entry point of affidavit.optimizers, or train with that package.",
         )
-    return optimizer(
-        optimizer_inputs(
-            plan,
-            tensors,
-            strategies=strategies,
-            probe_key=probe_key,
-            newton_schulz_dtype=newton_schulz_dtype,
-            shards=shards,
+    if inputs.shards is not None:
+        raise refused(
+            "unsupported",
+            "name",
+            f"{name} is an optimiser of another package, which supports whole tensors only.",
+            "Remove fully_shard.",
         )
-    )
+    optimizer: DPOptimizer = extension("affidavit.optimizers", name)(inputs)
+    return optimizer

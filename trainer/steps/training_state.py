@@ -45,6 +45,7 @@ from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import NARROW, all_finite, checksum
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
@@ -109,15 +110,17 @@ class TrainingState:
             self.module.compile()
         self._masters = {} if optimizer is not None else _masters(self._trained)
         self.optimizer: torch.optim.Optimizer = optimizer or optimizer_of(
-            plan,
-            {
-                release: {name: self._masters.get(name, item) for name, item in of.items()}
-                for release, of in self.layout.tensors.items()
-            },
-            strategies=config.strategies,
-            probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
-            newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
-            shards=self.shards,
+            optimizer_inputs(
+                plan,
+                {
+                    release: {name: self._masters.get(name, item) for name, item in of.items()}
+                    for release, of in self.layout.tensors.items()
+                },
+                strategies=config.strategies,
+                probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
+                newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
+                shards=self.shards,
+            )
         )
         self._updated = _updated_by(self.optimizer)
         self._gradient = self._way_of(model, data)

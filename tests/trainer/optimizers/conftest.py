@@ -17,6 +17,7 @@ from affidavit.mechanisms import Correlation, mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.optimizers.base import DPOptimizer
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of
 
 PROBE_KEY = bytes(range(32))
@@ -51,13 +52,14 @@ class Run:
             }
             for release in names
         }
-        self.optimizer: DPOptimizer = optimizer_of(
+        inputs = optimizer_inputs(
             plan,
             self.tensors,
             strategies=strategies_of(plan),
             probe_key=PROBE_KEY if plan.optimizer.name == "dp_muonbc" else None,
             **performance,
         )
+        self.optimizer: DPOptimizer = optimizer_of(inputs)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All tensors by name."""

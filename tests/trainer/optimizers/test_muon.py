@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import optimizer_of
 
 ETA, STEPS = 0.1, 6
@@ -209,7 +210,7 @@ def test_probes_need_a_key_of_their_own(
     plan_with: Callable[..., Any], run_of: Callable[..., Any]
 ) -> None:
     with pytest.raises(ValueError, match="probe_key"):
-        optimizer_of(plan_with("dp_muonbc"), run_of("dp_muonbc").tensors)
+        optimizer_of(optimizer_inputs(plan_with("dp_muonbc"), run_of("dp_muonbc").tensors))
 
 
 @pytest.mark.parametrize("rate", [None, 0.03])

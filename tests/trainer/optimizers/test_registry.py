@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.plan import TAKES, Plan, RefusedPlan
 from affidavit.trainer.optimizers.base import BeyondThePlan
+from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
 
 NAMES = sorted(OPTIMIZERS)
@@ -191,14 +192,14 @@ def test_tensors_without_entries_or_digits_are_refused(
         release.name: {"odd": Parameter(tensor.clone())} for release in plan.phases[0].releases
     }
     with pytest.raises(ValueError, match="odd"):
-        optimizer_of(plan, tensors)
+        optimizer_of(optimizer_inputs(plan, tensors))
 
 
 def test_releases_and_tensors_must_match(plan_with: Callable[..., Plan]) -> None:
     tensor = Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match="releases"):
-        optimizer_of(plan_with("dp_sgd"), {"other": {"w": tensor}})
+        optimizer_inputs(plan_with("dp_sgd"), {"other": {"w": tensor}})
     with pytest.raises(ValueError, match="no tensors"):
-        optimizer_of(plan_with("dp_sgd"), {"all": {}})
+        optimizer_of(optimizer_inputs(plan_with("dp_sgd"), {"all": {}}))
     with pytest.raises(ValueError, match="strategy"):
-        optimizer_of(plan_with("dp_corrsgd"), {"all": {"w": tensor}})
+        optimizer_inputs(plan_with("dp_corrsgd"), {"all": {"w": tensor}})
