@@ -44,7 +44,7 @@ from affidavit.trainer.run_config import RunConfig, bind
 from affidavit.trainer.run_folder import checkpoint
 from affidavit.trainer.run_folder.run_log import RunLog, holds_a_run
 from affidavit.trainer.run_folder.run_writer import RunSecrets, RunWriter
-from affidavit.trainer.settings import Allowance, Settings, Supervision, Trial
+from affidavit.trainer.settings import Settings, Supervision, Trial
 from affidavit.trainer.steps.training_state import TrainingState
 
 
@@ -153,7 +153,6 @@ class Run:
         self.shows_private = settings.show_private
         self._quiet = quiet or not peers.leads
         self._entropy, self._supervision = entropy, supervision
-        self._allowance = Allowance(supervision.allowance)
         self._checkpoints = checkpoint.CheckpointSchedule(settings.checkpoint_every)
         self._digests = checkpoint.CheckpointSchedule(settings.digest_every)
         self._performance = settings.as_entry(ranks=peers.size)
@@ -360,7 +359,7 @@ class Run:
         done, last = step + 1, step + 1 == self.config.execution.steps
 
         def charge() -> Due | None:
-            if stop_requested() or not self._allowance.waited_for(step, stop_requested):
+            if stop_requested() or not self._supervision.allows(step, stop_requested):
                 return None
             public = training.public(step)
             self._writer.charge(step, self.config.plan_digest, public, secrets.ratchet)

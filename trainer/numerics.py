@@ -92,25 +92,13 @@ def norm_of_rows(values: Tensor) -> Tensor:
     wide = widened(values)
     if wide.ndim == 1:
         return wide.abs()
-    norms, relative, absolute = _norms_and_errors(wide)
-    return norms * relative + absolute
-
-
-def listed_norm_of_rows(values: Tensor) -> list[float]:
-    """``norm_of_rows`` as numbers, (n, ...) to n of them, with fewer tensor operations."""
-    norms, relative, absolute = _norms_and_errors(values)
-    return [norm * relative + absolute for norm in norms.tolist()]
-
-
-def _norms_and_errors(wide: Tensor) -> tuple[Tensor, float, float]:
-    """Norms as computed, what they are to be multiplied with, and what is to be added then."""
     inner = wide if wide.ndim == 2 else wide.flatten(2)
     norms: Tensor = torch.linalg.vector_norm(inner, dim=-1)
     terms = entries = inner.shape[-1]
     if norms.ndim == 2:
         terms, entries = terms + norms.shape[1], terms * norms.shape[1]
         norms = torch.linalg.vector_norm(norms, dim=-1)
-    return norms, 1 + rounding(terms + 8, wide.dtype), LOST * entries**0.5
+    return norms * (1 + rounding(terms + 8, wide.dtype)) + LOST * entries**0.5
 
 
 def joint_norm(norms: list[Tensor]) -> Tensor:
@@ -128,24 +116,11 @@ def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
 
     Shape (n,), as the norms.
     """
-    weights = (clip_norm * _margin(norms.dtype) / norms).clamp_(max=1.0)
+    margin = 1 - 4 * torch.finfo(norms.dtype).eps
+    weights = (clip_norm * margin / norms).clamp_(max=1.0)
     # No comparison holds of nan, and what is infinite has a weight of zero.
     zero = constant(0.0, weights.dtype, weights.device)
     return torch.where(weights >= LEAST_WEIGHT, weights, zero)
-
-
-def clip_weight(norm: float, clip_norm: float, dtype: torch.dtype) -> float:
-    """``clip_weights`` of one norm; the weight is to be used in ``dtype``.
-
-    For a processor, on which a handful of tensor operations on one number take longer than
-    a pass over the matrix that it scales.
-    """
-    weight = min(clip_norm * _margin(dtype) / norm, 1.0) if norm else 1.0
-    return weight if weight >= LEAST_WEIGHT else 0.0
-
-
-def _margin(dtype: torch.dtype) -> float:
-    return 1 - 4 * torch.finfo(dtype).eps
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -27,11 +27,9 @@ Guarantees
 >>> import tempfile
 >>> with tempfile.NamedTemporaryFile() as file:
 ...     _ = Path(file.name).write_text("3")
-...     allowance = Allowance(Path(file.name))
-...     [allowance.waited_for(step, stop_requested=lambda: True) for step in (2, 3)]
+...     supervision = Supervision(allowance=Path(file.name))
+...     [supervision.allows(step, stop_requested=lambda: True) for step in (2, 3)]
 [True, False]
->>> Allowance(None).waited_for(10**9, stop_requested=lambda: False)
-True
 """
 
 from __future__ import annotations
@@ -157,21 +155,12 @@ class Supervision:
     charged: int = 0
     stop: Path | None = None
 
-
-class Allowance:
-    """The step limit in a file, read again when it is reached; no limit without a file."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._most = path, 0
-
-    def waited_for(self, step: int, stop_requested: Callable[[], bool]) -> bool:
+    def allows(self, step: int, stop_requested: Callable[[], bool]) -> bool:
         """Wait until ``step``, counted from 0, is allowed; False once ``stop_requested``."""
-        while self._path is not None and step >= self._most:
-            self._most = _number(self._path)
-            if step >= self._most:
-                if stop_requested():
-                    return False
-                time.sleep(PAUSE)
+        while self.allowance is not None and step >= _number(self.allowance):
+            if stop_requested():
+                return False
+            time.sleep(PAUSE)
         return True
 
 

@@ -23,7 +23,6 @@ without gradients), arXiv:2205.10683 (choosing by size).
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,10 +36,8 @@ from affidavit.trainer.numerics import (
     LARGEST,
     LOST,
     MATRIX_UNIT,
-    clip_weight,
     clip_weights,
     constant,
-    listed_norm_of_rows,
     norm_of_rows,
     rounding,
     widened,
@@ -323,16 +320,9 @@ class LinearFactors(Factors):
 
 def weighed(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """Weights (n,) of per-record gradients (n, ...), and these, zero where one is not finite."""
-    if products.device.type != "cpu":
-        norms = norm_of_rows(products)
-        (retained,) = zeroed_unless(torch.isfinite(norms), products)
-        return clip_weights(norms, clip_norm), retained
-    result = listed_norm_of_rows(products)
-    for place, norm in enumerate(result):
-        if not math.isfinite(norm):
-            products[place].zero_()
-    weights = [clip_weight(norm, clip_norm, products.dtype) for norm in result]
-    return torch.tensor(weights, dtype=products.dtype), products
+    norms = norm_of_rows(products)
+    (retained,) = zeroed_unless(torch.isfinite(norms), products)
+    return clip_weights(norms, clip_norm), retained
 
 
 def products_of(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:

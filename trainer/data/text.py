@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,21 +65,6 @@ from affidavit.trainer.options import Options, WrongOption
 
 MARKS = ("<pad>", "<bos>", "<eos>", "<unk>")
 """The first entries of a word list."""
-
-
-class Tokenizer(Protocol):
-    """Texts to tokens; ``bos`` begins a target, ``eos`` ends it, ``pad`` fills and never counts."""
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of tokens, including marks."""
-
-    @property
-    def marks(self) -> tuple[int, int, int]:
-        """``pad``, ``bos`` and ``eos``."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without marks."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +103,10 @@ class GPT2Tokens:
     encode: Callable[[str], list[int]]
     vocabulary: int = 50258
     marks: tuple[int, int, int] = (50257, 50256, 50256)
+
+
+Tokenizer = Bytes | Words | GPT2Tokens
+"""Texts to tokens below ``vocabulary``; ``marks`` are ``pad``, ``bos`` and ``eos``."""
 
 
 def tokenizer_of(options: Options) -> Tokenizer:

@@ -6,7 +6,8 @@ the disk before it returns. A line that was cut off when the process died has no
 never acted upon, and is taken off when the run goes on.
 
 >>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder, RunLog.begun(Path(folder)) as run_log:
+>>> with tempfile.TemporaryDirectory() as folder:
+...     run_log = RunLog.begun(Path(folder))
 ...     run_log.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
 ...     list(run_log.progress.checkpoints)
 ['']
@@ -19,7 +20,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from affidavit.certificate import (
     START,
@@ -148,17 +148,6 @@ class RunLog:
         """Release the folder's lock."""
         os.close(self._stream)
         os.close(self._lock)
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def write_all(stream: int, content: bytes) -> None:
