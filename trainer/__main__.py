@@ -92,8 +92,7 @@ def main(
     model: Annotated[str, typer.Option(help="Model, NAME[:ARGUMENT].")],
     out: Annotated[Path, typer.Option(help="Output folder: record, checkpoint, weights.")],
     keys: Annotated[
-        list[Path] | None,
-        typer.Option("--keys", help="Trusted public keys, instead of your own."),
+        list[Path] | None, typer.Option("--keys", help="Trusted public keys, instead of your own.")
     ] = None,
     keyset: Annotated[
         list[Path] | None,
@@ -104,8 +103,7 @@ def main(
         typer.Option("--root", help="With --keyset: trusted roots, or the last keyset seen."),
     ] = None,
     status: Annotated[
-        Path | None,
-        typer.Option(help="Signed status list; a revoked certificate is refused."),
+        Path | None, typer.Option(help="Signed status list; a revoked certificate is refused.")
     ] = None,
     require_log: Annotated[
         bool, typer.Option("--require-log", help="Refuse a certificate that is not in a log.")
@@ -122,8 +120,7 @@ def main(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        typer.Option(callback=_present, help="auto, cpu or cuda."),
+        Literal["auto", "cpu", "cuda"], typer.Option(callback=_present, help="auto, cpu or cuda.")
     ] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     precision: Annotated[
@@ -160,8 +157,7 @@ def main(
         typer.Option(help="File with the number of steps granted so far; training waits for more."),
     ] = None,
     charged_before: Annotated[
-        int,
-        typer.Option(min=0, help="Steps of this run that another process may have charged."),
+        int, typer.Option(min=0, help="Steps of this run that another process may have charged.")
     ] = 0,
     stop: Annotated[
         Path | None,
@@ -196,10 +192,7 @@ def main(
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
     options = VerificationOptions(
-        trust=policy,
-        status=listed,
-        require_status=listed is not None,
-        require_log=require_log,
+        trust=policy, status=listed, require_status=listed is not None, require_log=require_log
     )
     peers = Peers.joined(settings.device_type)
     try:

@@ -26,15 +26,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Generator,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from inspect import Parameter, signature
 from pathlib import Path

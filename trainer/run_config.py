@@ -35,11 +35,7 @@ from affidavit.certificate import (
     verify,
 )
 from affidavit.mechanisms import Correlation
-from affidavit.mechanisms.strategies import (
-    LARGEST_DENSE,
-    Strategy,
-    coefficients_digest,
-)
+from affidavit.mechanisms.strategies import LARGEST_DENSE, Strategy, coefficients_digest
 from affidavit.plan import Plan, PlanError, digest
 from affidavit.trainer.errors import NotCertified
 

@@ -78,12 +78,10 @@ def main(
     ] = None,
     microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     processes: Annotated[
-        int,
-        typer.Option(min=1, max=64, help="Trainer processes per run (torchrun); one per GPU."),
+        int, typer.Option(min=1, max=64, help="Trainer processes per run (torchrun); one per GPU.")
     ] = 1,
     hosts: Annotated[
-        int,
-        typer.Option(min=1, max=1024, help="Nodes of the Ray cluster that share each run."),
+        int, typer.Option(min=1, max=1024, help="Nodes of the Ray cluster that share each run.")
     ] = 1,
     wait: Annotated[
         float, typer.Option(min=0.05, help="Seconds between claims from an empty queue.")

@@ -90,9 +90,7 @@ class Dense(Strategy):
                 recurrence="w_t = (z_t - Σ_{i≥1} C[t, t-i] w_{t-i}) / C[t, t]",
             )
         return Streaming(
-            form="rows",
-            buffers=noise_bands - 1,
-            recurrence="w_t = Σ_i N[t, t-i] z_{t-i}",
+            form="rows", buffers=noise_bands - 1, recurrence="w_t = Σ_i N[t, t-i] z_{t-i}"
         )
 
     @property

@@ -48,7 +48,7 @@ KERNELS: dict[type[nn.Module], Kernel] = {
 """By the class of the layer."""
 
 BY_NAME: dict[str, Kernel] = {
-    "transformers.pytorch_utils.Conv1D": partial(run_linear, flipped=True),
+    "transformers.pytorch_utils.Conv1D": partial(run_linear, flipped=True)
 }
 """By the class's full name, where its package need not be installed."""
 

@@ -320,11 +320,7 @@ class PrivateModel:
                 self._blocks[spec.name, path].clip_norm = spec.uses.get(path, spec.clip_norm)
 
     def accumulate(
-        self,
-        losses: Callable[[], Tensor],
-        *,
-        records: int,
-        idle: bool = False,
+        self, losses: Callable[[], Tensor], *, records: int, idle: bool = False
     ) -> Tensor:
         """Add the clipped sums of one microbatch to the gradients; the losses, detached.
 

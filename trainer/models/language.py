@@ -145,7 +145,5 @@ def _layout(model: GPT2, options: Options, tie: str) -> Layout:
     if blocks == "hidden":
         return hidden_and_rest(model, {"hidden": matrices}, apart)
     return hidden_and_rest(
-        model,
-        {kind: [n for n in matrices if f".{KINDS[kind]}." in n] for kind in KINDS},
-        apart,
+        model, {kind: [n for n in matrices if f".{KINDS[kind]}." in n] for kind in KINDS}, apart
     )

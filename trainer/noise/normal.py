@@ -42,13 +42,7 @@ MOST_GROUPS = 1 << 15
 
 
 def standard_normal(
-    key: bytes,
-    *,
-    step: int,
-    tensor: int,
-    shape: Sequence[int],
-    device: str = "cpu",
-    first: int = 0,
+    key: bytes, *, step: int, tensor: int, shape: Sequence[int], device: str = "cpu", first: int = 0
 ) -> Tensor:
     """Independent N(0, 1) variates in float32, a function of the stream's name alone.
 

@@ -185,13 +185,7 @@ class RunWriter:
                 )
 
     def resumed(
-        self,
-        step: int,
-        from_step: int,
-        parameters: str,
-        performance: Any,
-        *,
-        durable: bool = True,
+        self, step: int, from_step: int, parameters: str, performance: Any, *, durable: bool = True
     ) -> None:
         """Where the run resumes."""
         self.run_log.append(

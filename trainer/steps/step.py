@@ -27,13 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from affidavit.trainer.adapters import (
-    Batch,
-    DataAdapter,
-    ModelAdapter,
-    on_device,
-    picked_records,
-)
+from affidavit.trainer.adapters import Batch, DataAdapter, ModelAdapter, on_device, picked_records
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards

@@ -87,9 +87,7 @@ DAMPING = (1e-3, 3e-4, 1e-4)
 
 
 def optimal_dense(
-    matrix: Array,
-    participation: Participation,
-    objective: Objective = "rms",
+    matrix: Array, participation: Participation, objective: Objective = "rms"
 ) -> tuple[Array, float]:
     """C of shape (T, T), lower triangular with sensitivity 1, and its proved relative gap.
 

@@ -62,12 +62,6 @@ def least(
 
     method: Any = "L-BFGS-B"
     result = minimize(
-        objective,
-        start,
-        jac=True,
-        method=method,
-        bounds=bounds,
-        options=options,
-        callback=ended,
+        objective, start, jac=True, method=method, bounds=bounds, options=options, callback=ended
     )
     return Minimum(point=np.asarray(result.x, dtype=np.float64), value=float(result.fun))

@@ -70,11 +70,7 @@ SEARCHED = 10_000_000
 
 
 def optimal_toeplitz(
-    steps: int,
-    workload: Workload,
-    participation: Participation,
-    *,
-    bands: int | None = None,
+    steps: int, workload: Workload, participation: Participation, *, bands: int | None = None
 ) -> Array:
     """First column of C, c_0 = 1, of shape (min(bands, T),), all T entries by default.
 
@@ -94,11 +90,7 @@ def optimal_toeplitz(
 
 
 def optimal_banded_inverse(
-    steps: int,
-    workload: Workload,
-    participation: Participation,
-    *,
-    bands: int,
+    steps: int, workload: Workload, participation: Participation, *, bands: int
 ) -> Array:
     """First column of N = C⁻¹, n_0 = 1, of shape (min(bands, T),).
 
@@ -106,10 +98,7 @@ def optimal_banded_inverse(
     """
     width = min(bands, steps)
     loss = ToeplitzLoss.of(
-        steps=steps,
-        workload=workload,
-        participation=participation,
-        noise_bands=width,
+        steps=steps, workload=workload, participation=participation, noise_bands=width
     )
     roots = [
         banded_inverse_root(steps, bands=width, momentum=momentum).noise_coefficients[:width]
@@ -180,11 +169,7 @@ DIGITS = 4
 than 1e-6 of itself, differ from machine to machine, and burden whoever writes λ down."""
 
 
-def best_lambda(
-    steps: int,
-    workload: Workload,
-    participation: Participation,
-) -> float:
+def best_lambda(steps: int, workload: Workload, participation: Participation) -> float:
     """λ in [0, 1] with the least error times sensitivity; O(T) once, O(1) for the prefix sum."""
     error = squared_error(steps, workload)
 
