@@ -155,7 +155,6 @@ class Run:
         self._entropy, self._supervision = entropy, supervision
         self._checkpoints = checkpoint.CheckpointSchedule(settings.checkpoint_every)
         self._digests = checkpoint.CheckpointSchedule(settings.digest_every)
-        self._performance = settings.as_entry(ranks=peers.size)
         self._run_log: RunLog | None = None
         self._open_writer: RunWriter | None = None
         self._machine: TrainingState | None = None
@@ -183,16 +182,9 @@ class Run:
 
         def begin() -> None:
             self._run_log = RunLog.begun(out)
-            self._open_writer = RunWriter(self._run_log, secrets.opening, self._trial)
-            self._writer.header(
-                self.config,
-                training,
-                self._data,
-                secrets.run,
-                self._performance,
-                parameters,
-                canaries=None if self._audit is None else self._audit[0].canaries.commitment,
-            )
+            self._open_writer = self._written_to(self._run_log, secrets)
+            canaries = None if self._audit is None else self._audit[0].canaries.commitment
+            self._writer.header(training, self._data, secrets.run, parameters, canaries=canaries)
 
         self._peers.led(begin)
         self._keep(training, 0, secrets, parameters)
@@ -207,15 +199,15 @@ class Run:
             run_log = self._run_log = RunLog.resumed(out)
             _require_going_on(run_log)
             state, folder = checkpoint.load(run_log)
-            opening = RunSecrets.of_state(state["secrets"]).opening
-            self._open_writer = RunWriter(run_log, opening, self._trial)
+            secrets = RunSecrets.of_state(state["secrets"])
+            self._open_writer = self._written_to(run_log, secrets)
             return checkpoint.packed(state), folder, run_log.progress.charged
 
         content, folder, charged = self._peers.led(reopen)
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
         training = self._built(secrets)
-        self._peers.led(lambda: self._writer.require_same_run(self.config, training, self._data))
+        self._peers.led(lambda: self._writer.require_same_run(training, self._data))
         if folder is not None:
             state = checkpoint.load_sharded(out / folder, state, training.shards)
         training.load(state)
@@ -242,12 +234,10 @@ class Run:
         secrets = replace(secrets, ratchet=ratchet)
 
         def go_on() -> None:
-            how = self._performance
             for lost, key in others:
-                self._writer.resumed(lost, first, parameters, how, durable=False)
-                public = training.public(lost)
-                self._writer.charge(lost, self.config.plan_digest, public, key, durable=False)
-            self._writer.resumed(charged, first, parameters, how)
+                self._writer.resumed(lost, first, parameters, durable=False)
+                self._writer.charge(lost, training.public(lost), key, durable=False)
+            self._writer.resumed(charged, first, parameters)
 
         self._peers.led(go_on)
         self._keep(training, charged, secrets, parameters)
@@ -261,24 +251,16 @@ class Run:
         def state() -> checkpoint.State:
             return {"step": step, "secrets": secrets.as_state(), **training.state()}
 
-        def keep() -> None:
-            run_log = self._writer.run_log
-            checkpoint.save(run_log, state(), step=step, parameters=parameters)
+        def log() -> RunLog:
+            return self._writer.run_log
 
-        def room() -> str:
-            folder = Path(mkdtemp(prefix="checkpoint-", dir=self._writer.run_log.folder))
-            return str(folder)
-
-        def adopt() -> None:
-            run_log = self._writer.run_log
-            checkpoint.adopt(run_log, folder.name, digest, step=step, parameters=parameters)
-
+        at: Any = {"step": step, "parameters": parameters}
         if training.shards is None:
-            self._peers.led(keep)
+            self._peers.led(lambda: checkpoint.save(log(), state(), **at))
             return
-        folder = Path(self._peers.led(room))
-        digest = checkpoint.save_sharded(folder, state(), self._peers)
-        self._peers.led(adopt)
+        room = Path(self._peers.led(lambda: mkdtemp(prefix="checkpoint-", dir=log().folder)))
+        digest = checkpoint.save_sharded(room, state(), self._peers)
+        self._peers.led(lambda: checkpoint.adopt(log(), room.name, digest, **at))
 
     def _built(self, secrets: RunSecrets) -> TrainingState:
         """The training; the plan's canaries are put into data and model first."""
@@ -306,6 +288,10 @@ class Run:
                 "use a smaller --microbatch.",
             ) from None
         return self._machine
+
+    def _written_to(self, run_log: RunLog, secrets: RunSecrets) -> RunWriter:
+        performance = self._settings.as_entry(ranks=self._peers.size)
+        return RunWriter(run_log, secrets.opening, self.config, performance, self._trial)
 
     @property
     def _writer(self) -> RunWriter:
@@ -362,7 +348,7 @@ class Run:
             if stop_requested() or not self._supervision.allows(step, stop_requested):
                 return None
             public = training.public(step)
-            self._writer.charge(step, self.config.plan_digest, public, secrets.ratchet)
+            self._writer.charge(step, public, secrets.ratchet)
             keep = not last and self._checkpoints.due(done)
             return Due(keep=keep, digest=keep or last or self._digests.due(done))
 
@@ -397,22 +383,21 @@ class Run:
         audit = None if weights is None else self._audit
         # Computed on every rank: each may hold a part of the model.
         files = {} if audit is None else audit_files(*audit)
-        return self._peers.led(
-            lambda: self._ended(
+
+        def end() -> Outcome:
+            self._writer.end(
                 ended, weights=weights, files=files, parameters=parameters, noise_test=seen
             )
-        )
+            progress = self._writer.run_log.progress
+            return Outcome(
+                ended=ended,
+                charged=progress.charged,
+                released=progress.released,
+                head=progress.head,
+                guarantee=self.config.summary,
+            )
 
-    def _ended(self, ended: str, **what: Any) -> Outcome:
-        self._writer.end(ended, **what)
-        progress = self._writer.run_log.progress
-        return Outcome(
-            ended=ended,
-            charged=progress.charged,
-            released=progress.released,
-            head=progress.head,
-            guarantee=self.config.summary,
-        )
+        return self._peers.led(end)
 
     def close(self) -> None:
         """Give back the folder and the model's layers."""

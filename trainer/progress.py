@@ -12,15 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 LINES = 10
 """Lines of a whole run where there is no terminal."""
@@ -35,21 +27,17 @@ def shown(steps: int, summary: str) -> Iterator[Show]:
     console = Console(stderr=True)
     console.print(f"{summary} after all {steps} steps", highlight=False)
     with Progress(
-        TextColumn("training"),
-        BarColumn(),
+        *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        TaskProgressColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
         console=console,
         disable=not sys.stderr.isatty(),
     ) as bar:
-        task = bar.add_task("", total=steps)
+        task = bar.add_task("training", total=steps)
 
         def show(done: int, loss: float | None) -> None:
             private = "" if loss is None else f"loss {loss:.4g} (private)"
-            bar.update(task, completed=done, description=private)
+            bar.update(task, completed=done, description=f"training {private}")
             if bar.disable and (done % max(1, steps // LINES) == 0 or done == steps):
                 console.print(f"step {done} of {steps} {private}".rstrip(), highlight=False)
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -72,7 +72,7 @@ def probe(
     ``alone`` is ``losses`` with a batch made of these records only, whatever it is padded to, and
     ``most`` the size of the largest microbatch. Raises ``MixedRecords`` and ``UnsupportedModel``.
     """
-    drawn, alone = _drawn_alike(losses), alone or losses
+    drawn, alone = _drawn(losses, nullcontext), alone or losses
     crowd = ROWS.repeat(-(-most // MORE))[: max(most, MORE)]
     crowds = [(crowd + first) % MORE for first in range(MORE)]  # a record by itself ties with none
     with _left_as_it_was(private.model):
@@ -108,7 +108,7 @@ def probe(
             with evaluating(private.model):
                 whole = drawn(ROWS)
                 if random_state() != fresh:
-                    losses, alone = _drawn_by_row(losses), _drawn_by_row(alone)
+                    losses, alone = _drawn(losses, _DrawsByRow), _drawn(alone, _DrawsByRow)
                     whole = losses(ROWS)
                 _require_near(whole[:FEWER], alone(ROWS[:FEWER]), narrow, MIXED)
                 for crowd in crowds:
@@ -252,24 +252,13 @@ def random_state() -> Any:
     return random.getstate(), numpys[1].tobytes(), numpys[2], torchs
 
 
-def _drawn_alike(losses: Losses) -> Losses:
-    """``losses`` with the same random draws each time."""
+def _drawn(losses: Losses, way: Callable[[], AbstractContextManager[Any]]) -> Losses:
+    """``losses`` with the same random draws each time, in ``way``."""
 
     @wraps(losses)
     def run(rows: Tensor) -> Tensor:
         _seed()
-        return losses(rows)
-
-    return run
-
-
-def _drawn_by_row(losses: Losses) -> Losses:
-    """``losses`` with the same random draws for every record, however many there are."""
-
-    @wraps(losses)
-    def run(rows: Tensor) -> Tensor:
-        _seed()
-        with _DrawsByRow():
+        with way():
             return losses(rows)
 
     return run

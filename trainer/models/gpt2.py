@@ -347,11 +347,11 @@ def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            result = _safetensors(path)
+            from safetensors.torch import load_file
+
+            result = load_file(path)
         else:
             result = torch.load(path, map_location="cpu", weights_only=True)
-    except WrongWeights:
-        raise
     except Exception as error:  # broken files make these readers raise nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WrongWeights(f"cannot read {path}: {reason}.") from None
@@ -360,14 +360,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     ):
         raise WrongWeights(f"{path} is not a mapping from names to tensors.")
     return result
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise WrongWeights(f"{path}: install affidavit[trainer] to read safetensors.") from None
-    return load_file(path)
 
 
 def _list(verb: str, names: list[str]) -> str:

@@ -109,18 +109,19 @@ class RunSecrets:
 class RunWriter:
     """The run log and the checkpoints of one run."""
 
-    def __init__(self, run_log: RunLog, opening: bytes, trial: Trial | None = None) -> None:
+    def __init__(
+        self, run_log: RunLog, opening: bytes, config: RunConfig, how: Any, trial: Trial | None
+    ) -> None:
         self.run_log, self._opening, self._trial = run_log, opening, trial
+        self._config, self._performance = config, how
 
     def header(
         self,
-        config: RunConfig,
         training: TrainingState,
         data: DataAdapter,
         run: str,
-        performance: Any,
         parameters: str,
-        canaries: str | None = None,
+        canaries: str | None,
     ) -> None:
         """The first line, and the secret that opens its commitments.
 
@@ -130,7 +131,7 @@ class RunWriter:
         checkpoint.write(
             self.run_log.folder / OPENING, (json.dumps(opening, indent=2) + "\n").encode()
         )
-        plan = config.plan
+        config, plan = self._config, self._config.plan
         self.run_log.append(
             {
                 "type": "header",
@@ -149,7 +150,7 @@ class RunWriter:
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
                 "tensors": training.layout.as_entries(),
                 "parameters": parameters,
-                "performance": performance,
+                "performance": self._performance,
                 **({} if canaries is None else {"canaries": canaries}),
                 **({} if self._trial is None else {"search": self._trial.search}),
             }
@@ -165,15 +166,13 @@ class RunWriter:
         """The commitment to the data set."""
         return committed(self._opening, "data", data.digest)
 
-    def require_same_run(
-        self, config: RunConfig, training: TrainingState, data: DataAdapter
-    ) -> None:
+    def require_same_run(self, training: TrainingState, data: DataAdapter) -> None:
         """Raise ``RunFailure`` unless the record is of this certificate, data and model."""
         header = self.run_log.progress.header
         assert header is not None  # a record without one is not resumed
         for what, then, now_ in (
-            ("certificate", header["certificate_id"], config.certificate_id),
-            ("plan", header["plan_digest"], config.plan_digest),
+            ("certificate", header["certificate_id"], self._config.certificate_id),
+            ("plan", header["plan_digest"], self._config.plan_digest),
             ("data", header["data"]["commitment"], self.of_data(data)),
             ("model", header["tensors"], training.layout.as_entries()),
         ):
@@ -184,9 +183,7 @@ class RunWriter:
                     "that the run started with, or choose another folder.",
                 )
 
-    def resumed(
-        self, step: int, from_step: int, parameters: str, performance: Any, *, durable: bool = True
-    ) -> None:
+    def resumed(self, step: int, from_step: int, parameters: str, *, durable: bool = True) -> None:
         """Where the run resumes."""
         self.run_log.append(
             {
@@ -195,7 +192,7 @@ class RunWriter:
                 "from_step": from_step,
                 "lost": step - from_step,
                 "parameters": parameters,
-                "performance": performance,
+                "performance": self._performance,
                 "at": self._now(),
             },
             durable=durable,
@@ -204,7 +201,6 @@ class RunWriter:
     def charge(
         self,
         step: int,
-        plan_digest: str,
         public: dict[str, Any],
         ratchet: Ratchet,
         *,
@@ -218,7 +214,7 @@ class RunWriter:
             {
                 "type": "charge",
                 "step": step,
-                "plan_digest": plan_digest,
+                "plan_digest": self._config.plan_digest,
                 **public,
                 "key_commitment": ratchet.commitment,
             },
