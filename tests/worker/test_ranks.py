@@ -38,7 +38,7 @@ def ranks_of(run: str) -> list[int]:
 
 
 def by_slurm(shop: Any, *options: str) -> Any:
-    """The recipe for Slurm, on a node with two GPUs as far as it can tell."""
+    """The recipe for Slurm, on a node without GPUs."""
     site = shop.home_of("w2")
     (site / "token").write_text(shop.tokens["work"])
     (site / "service-keys.json").symlink_to(shop.trusted)
@@ -54,7 +54,6 @@ def by_slurm(shop: Any, *options: str) -> Any:
         AFFIDAVIT_SITE=str(site),
         AFFIDAVIT_OUTPUTS=str(shop.home / "runs"),
         SLURM_JOB_ID="1",
-        SLURM_GPUS_ON_NODE="2",
         SLURM_CPUS_PER_TASK="2",
     )
 
@@ -73,7 +72,9 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     wait_until(lambda: not ranks_of(run), LIMIT, said=shop.logs)
     time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
-    allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")
+    allocated = by_slurm(
+        shop, "--processes", "2", "--lease", "5", "--wait", "0.1", "--queue", "default"
+    )
     wait_until(lambda: len(ranks_of(run)) == 2, LIMIT, said=shop.logs)
     for pid in {*ranks_of(run), *map(parent_of, ranks_of(run))}:
         os.kill(pid, signal.SIGTERM)  # as Slurm does to every process of a job: nothing stops
