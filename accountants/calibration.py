@@ -324,6 +324,7 @@ def _root(
         middle = high
         if above <= 0 or below > 0:
             return (low, 1.5) if above <= 0 else (high, 1.5)
+        stayed = 0.0
         while high - low > _AIM / 20:
             middle = (low + high) / 2
             if math.isfinite(above - below):
@@ -332,11 +333,13 @@ def _root(
             result = value(middle)
             if abs(result) <= _AIM / 20:
                 break
-            # The end that is kept counts half, so that it does not stay forever.
+            # The end that stays a second time counts half, so that it does not stay forever.
+            share = 0.5 if result * stayed > 0 else 1.0
             if result > 0:
-                low, above, below = middle, result, below / 2
+                low, above, below = middle, result, below * share
             else:
-                high, below, above = middle, result, above / 2
+                high, below, above = middle, result, above * share
+            stayed = result
         nearby = (value(middle) - value(middle + 0.01)) / 0.01
         return middle, min(1e4, max(0.2, nearby))
     except (OutOfReach, ArithmeticError):

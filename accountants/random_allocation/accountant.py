@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache
 from typing import Literal
 
 from affidavit.accountants.bracket import Bracket
@@ -262,6 +262,7 @@ def _orders(leaf: RandomAllocationGaussian) -> Orders:
     return PartialDirection(inner=remove, share=share), PartialDirection(inner=add, share=share)
 
 
+@lru_cache(maxsize=64)
 def _whole(bins: int, noise_multiplier: float) -> tuple[Direction, Direction]:
     rate = 1 / noise_multiplier
     remove, add = (Direction(bins=bins, rate=rate, side=side) for side in SIDES)
@@ -333,7 +334,8 @@ class AllocationCurve:
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        brackets = [
-            bracket_delta(direction, epsilon, self.relative_width) for direction in self.directions
-        ]
-        return reduce(Bracket.larger, brackets, Bracket(lower=0.0, upper=0.0))
+        best = Bracket(lower=0.0, upper=0.0)
+        for direction in sorted(self.directions, key=lambda side: -side.about(epsilon)):
+            if best.lower == 0 or not ruled_out(direction, epsilon, best.lower):
+                best = best.larger(bracket_delta(direction, epsilon, self.relative_width))
+        return best
