@@ -28,6 +28,7 @@ Two tables, both append-only:
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -57,6 +58,7 @@ from affidavit.certificate import (
     development_key,
     follow_keyset,
     now_in_seconds,
+    read_envelope,
     read_keyset,
 )
 from affidavit.client import ResponseModel
@@ -127,6 +129,14 @@ class Keyring:
             self._look()
             keys = self._valid(role) if self._records else [self._development[role].public]
         return any(key.accepts(signature, message) for key in keys)
+
+    def signed(self, bundle: bytes) -> bool:
+        """Whether a key of the directory for certificates, that is not revoked, signed it."""
+        envelope = read_envelope(json.loads(bundle)["envelope"])
+        with self._lock:
+            self._look()
+            keys = [key for key in self._records if key.may(KeyRole.CERTIFICATE)]
+        return bool(envelope.signers(keys) - set(self._revoked()))
 
     def all_current(self) -> tuple[SigningPort, ...]:
         """Who signs for each role of a service. Raises ``KeyFailure`` where nobody can."""

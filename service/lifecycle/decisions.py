@@ -20,13 +20,20 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, select
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
+from affidavit.certificate import (
+    Approval,
+    Approvals,
+    KeyFailure,
+    format_instant,
+    read_envelope,
+)
 from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.certificate_store import (
@@ -38,13 +45,14 @@ from affidavit.service.certificate_store import (
     insert_issues,
     issues,
     no_such,
+    signed_columns,
 )
 from affidavit.service.certificate_tables import requests
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
 from affidavit.service.identity.actor import Actor
 from affidavit.service.keys import Keyring
-from affidavit.service.lifecycle.issuance import sign_approved
+from affidavit.service.lifecycle.issuance import sign_approved, statement_of
 from affidavit.service.lifecycle.models import (
     Decision,
     DecisionRequest,
@@ -95,6 +103,8 @@ def approve(
         hold(connection, certificate_id)
         certificate = get(connection, certificate_id)
         _require_decidable(connection, certificate, request, actor)
+        if request.decision == "approve":
+            _require_genuine(keyring, certificate)
         _insert_decision(connection, certificate, request, actor, at)
         issued = None
         if request.decision == "approve":
@@ -109,7 +119,8 @@ def _issue(
     connection: Connection, keyring: Keyring, pending: StoredCertificate, at: datetime
 ) -> StoredCertificate | None:
     """The issue with its approvals, if none is missing."""
-    collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
+    required = Approvals.of(statement_of(pending)["predicate"]).required
+    collected = Approvals(required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
     _require_logged(connection, pending)
@@ -119,6 +130,25 @@ def _issue(
     issued = sign_approved(pending, collected, key, at)
     insert_issues(connection, [(issued, pending)], key.public.as_record())
     return issued
+
+
+def _require_genuine(keyring: Keyring, pending: StoredCertificate) -> None:
+    """Raise ``DecisionRefused`` for a row that whoever can write to the database inserted.
+
+    The last approval would sign what it says, under a key that verifiers trust.
+    """
+    if pending.untrusted:
+        return  # it proves nothing to anybody, whoever signed it
+    envelope = read_envelope(json.loads(pending.bundle)["envelope"])
+    columns = signed_columns(json.loads(envelope.payload)["predicate"])
+    columns["envelope_digest"] = envelope.digest
+    same = all(getattr(pending, name) == value for name, value in columns.items())
+    if not (same and keyring.signed(pending.bundle)):
+        raise DecisionRefused(
+            "No key of this service signed the issue as it is stored.",
+            "Tell the operator, and have the certificate reissued.",
+            code="not_genuine",
+        )
 
 
 def _require_logged(connection: Connection, pending: StoredCertificate) -> None:

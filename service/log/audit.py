@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -30,6 +30,7 @@ from sqlalchemy import Connection, Engine, Row, and_, func, select
 from affidavit.certificate import (
     BadEnvelope,
     KeysetError,
+    PublicKey,
     SearchOpening,
     SignedKeyset,
     follow_keyset,
@@ -453,7 +454,11 @@ def _compare_grants(connection: Connection) -> Iterator[AuditFinding]:
 
 
 def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
-    """Compare the columns and results of certificates with their signed bytes."""
+    """Compare the columns and results of certificates with their bytes, and verify these."""
+    keys = []
+    for record in connection.execute(select(signing_keys.c.record)).scalars():
+        with suppress(LogDamaged):  # which is found among the keys
+            keys.append(key_of(record))
     facets = certificate_facets.c
     query = (
         select(certificates, facets.mechanism, facets.requester)
@@ -466,7 +471,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
         where = f"certificates {row.id} issue {row.issue}"
         try:
-            differing = _differing_columns(row, uses[row.id])
+            differing = _differing_columns(row, uses[row.id], keys)
         except UNREADABLE as error:
             yield AuditFinding("row_changed", where, f"it cannot be read: {error}.")
             continue
@@ -474,7 +479,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
             yield AuditFinding("row_changed", where, f"its signed bytes contradict: {differing}.")
 
 
-def _differing_columns(row: Any, waivers: Set[str]) -> list[str]:
+def _differing_columns(row: Any, waivers: Set[str], keys: Sequence[PublicKey]) -> list[str]:
     bundle = json.loads(bytes(row.bundle))
     envelope = read_envelope(bundle["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
@@ -485,6 +490,8 @@ def _differing_columns(row: Any, waivers: Set[str]) -> list[str]:
         "key_id": envelope.key_id,
     }
     differing = [name for name, value in signed.items() if getattr(row, name) != value]
+    if not envelope.signers(keys):
+        differing.append("signature")
     if not waivers >= {item["waiver"]["id"] for item in predicate.get("waived", ())}:
         differing.append("waiver_uses")
     if format_instant(row.created_at) != predicate["validity"]["not_before"]:

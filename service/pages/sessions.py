@@ -117,9 +117,7 @@ class Sessions(Store):
         query = select(sessions).where(sessions.c.digest == _digest(cookie))
         with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
-        if row is None or row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
-            return None
-        if not self._keyring.accepts(KeyRole.STATUS, _signature(cookie), _signed(row)):
+        if row is None or not self._counts(row, cookie, at):
             return None
         caller = self._caller(row, at)
         if caller is not None and row["seen_at"] <= at - SEEN:
@@ -128,12 +126,20 @@ class Sessions(Store):
                 connection.execute(change.values(seen_at=at))
         return caller
 
-    def switch(self, cookie: str, team: str | None) -> NewSession | None:
+    def _counts(self, row: RowMapping, cookie: str, at: datetime) -> bool:
+        """Whether a session has not ended, and is as the service signed it."""
+        if row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
+            return False
+        return self._keyring.accepts(KeyRole.STATUS, _signature(cookie), _signed(row))
+
+    def switch(self, cookie: str, team: str | None, *, at: datetime) -> NewSession | None:
         """End the session and begin one for ``team``; None if that is none of the person's."""
         with self._writer.begin() as connection:
             gone = delete(sessions).where(sessions.c.digest == _digest(cookie))
             row = connection.execute(gone.returning(sessions)).mappings().first()
-            if row is None or team not in [role["team"] for role in row["roles"]]:
+            # What is signed anew was signed before: a row alone may be anybody's.
+            genuine = row is not None and self._counts(row, cookie, at)
+            if row is None or not genuine or team not in [role["team"] for role in row["roles"]]:
                 connection.rollback()
                 return None
             changed, new = self._sign({**row, "team": team})

@@ -95,7 +95,8 @@ def switch_team(
 ) -> Response:
     """Act for another team of the person from now on."""
     cookie = sessions.read_cookie(request, sessions.SESSION) or ""
-    session = services.sessions.switch(cookie, form.get("team") or None)
+    at = services.clock.now()
+    session = services.sessions.switch(cookie, form.get("team") or None, at=at)
     if session is None:
         raise Problem(
             403, "not_permitted", "you are not in that team; choose one that the page lists."

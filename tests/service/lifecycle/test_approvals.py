@@ -13,8 +13,11 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import VerificationError, VerificationOptions, read_envelope, verify
 from affidavit.certificate.log import LogEntry
+from affidavit.plan import canonical_json
+from affidavit.service.certificate_tables import certificates
 from affidavit.service.database import writer
-from affidavit.service.log.entries import log_entries, log_pending
+from affidavit.service.log.audit import audit_rows, snapshot
+from affidavit.service.log.entries import append_certificates, log_entries, log_pending
 from tests.service.conftest import ON_SQLITE
 from tests.service.lifecycle.conftest import Company
 
@@ -257,6 +260,32 @@ def test_an_approval_that_only_the_database_has_issues_nothing(
     current = company.current(pending)["certificate"]
     assert (current["issue"], current["status"]) == (1, "awaiting_approval")
     no = company.decide("bea", pending, decision="reject", comment="who is cem?")
+    assert no.status_code == 201, no.text
+
+
+def test_a_pending_issue_that_nobody_signed_is_not_signed_by_approving_it(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    """Else whoever can insert rows has the service sign what it never certified."""
+    stored = company.client.app.state.services.store.get(pending["certificate"]["id"])
+    envelope = read_envelope(json.loads(stored.bundle)["envelope"])
+    statement = json.loads(envelope.payload)
+    statement["predicate"] |= {"issue": 2, "supersedes": stored.envelope_digest}
+    statement["predicate"]["guarantee"]["epsilon"]["upper"] = "0.01"
+    forged = envelope.model_copy(update={"payload": canonical_json(statement)})
+    bundle = {**json.loads(stored.bundle), "envelope": forged.as_document()}
+    row = {column.name: getattr(stored, column.name) for column in certificates.c}
+    row |= {"issue": 2, "bundle": canonical_json(bundle), "envelope_digest": forged.digest}
+    with writer(company.engine).begin() as connection:
+        connection.execute(insert(certificates).values(row))
+        append_certificates(connection, [row["bundle"]])
+    shown = company.current(pending)
+    answer = company.decide("bea", shown)
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_genuine")
+    with snapshot(company.engine) as connection:
+        contradicted = [item.message for item in audit_rows(connection)]
+    assert any("signature" in message for message in contradicted), contradicted
+    no = company.decide("bea", shown, decision="reject", comment="who signed that?")
     assert no.status_code == 201, no.text
 
 

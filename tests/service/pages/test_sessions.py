@@ -138,7 +138,8 @@ def test_an_expired_session_returns_to_sign_in(
 
 def test_no_row_of_the_database_signs_anybody_in(door: Door) -> None:
     """Neither a session that was inserted nor one that was given another actor, scope or end."""
-    cookie, _ = _cookie(door.sign_in(door.token()[1]))
+    text = door.token()[1]
+    cookie, _ = _cookie(door.sign_in(text))
     _, _, signature = cookie.partition(".")
     with door.engine.connect() as connection:
         row = dict(connection.execute(select(sessions)).mappings().one())
@@ -149,6 +150,8 @@ def test_no_row_of_the_database_signs_anybody_in(door: Door) -> None:
         door.client.cookies.clear()
         door.client.cookies.set("affidavit_session", planted)
         assert not door.is_in()
+        bearer = {"authorization": f"Bearer {text}"}  # which lets its holder reach the form
+        assert door.client.post("/team", data={"team": ""}, headers=bearer).status_code == 403
     door.client.cookies.clear()
     door.client.cookies.set("affidavit_session", cookie)
     roles = [{"team": None, "scopes": ["admin"]}]
