@@ -2,8 +2,8 @@
 
 The facts stand in ``libraries.toml``, one section for each library, from the libraries' own
 sources: TensorFlow Privacy 0.8 and 0.9, jax-privacy 2.0, private-transformers 0.2, fastDP,
-dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7, objax 1.8, and torchdp 0.1, Opacus' first
-name. ``like`` names a section whose other keys hold too.
+PyVacy, dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7, objax 1.8, and torchdp 0.1, Opacus'
+first name. ``like`` names a section whose other keys hold too.
 
 A quantity of a plan is an expression of a call's arguments, as ``"batch_size"`` or
 ``"expected_participations / iterations"``. An argument that the call leaves out has the library's

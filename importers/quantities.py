@@ -23,7 +23,7 @@ from affidavit.importers.script_ast import Script, keywords_of, last_name, unpac
 from affidavit.importers.script_files import definition_of, parsed_file, valued
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
-from affidavit.importers.training_loop import around
+from affidavit.importers.training_loop import around, steps_of
 from affidavit.plan import MalformedPlan
 
 POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
@@ -212,7 +212,7 @@ class Quantities:
                 return None
             node = called
         draws = self.script.called(self.library.draws or "")
-        if len(draws) > 1:
+        if len(draws) > 1 or (self.library.draws and not draws and steps_of(self.values)):
             self.unread[pointer] = f"its lots are drawn {len(draws)} times."
             return None
         around_it: ast.AST = draws[0] if draws else node

@@ -385,6 +385,10 @@ def parsed(source: str | bytes) -> ast.Module:
 def _plain(node: Any) -> Any:
     """A call that reads or sets what it names, as an attribute or an assignment."""
     match node:
+        case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
+            made.attr == "parse_args"
+        ):
+            return node.args[0]  # by whose names nothing else holds the options
         case ast.Call(
             func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), *_]
         ) if name.isidentifier():

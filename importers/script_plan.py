@@ -42,6 +42,7 @@ from affidavit.importers.script_records import (
     joining_model,
     made_of,
     meetings,
+    own_draws,
     repeated,
     set_by_records,
     statistics,
@@ -183,11 +184,23 @@ class Reading(Quantities):
         rate = self.quantity("expected_rate") if rate is None else rate
         rate = self.pick("probability", rate)
         if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
+            self._require_drawn(rate)
             return sampling | {"probability": rate}
         if (why := self.unread.get(POINTERS["probability"])) is not None:
             self.unread.setdefault(POINTERS["lot_size"], why)
         lot = self.pick("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
+
+    def _require_drawn(self, rate: float) -> None:
+        """Refuse lots that the script draws by itself, and not with this probability.
+
+        Raises ``MalformedPlan``.
+        """
+        for _, drawn in own_draws(self.values):
+            own = self.values.known(drawn.comparators[0]) if isinstance(drawn, ast.Compare) else 0
+            if own not in (None, rate):
+                message = f"{text_of(drawn)} draws the lots, and the probability is {rate}."
+                raise self.refusal(message, "Draw each record with it.", drawn.lineno)
 
     def scheme(self) -> str | None:
         """The sampling scheme that the library, or the script's own loader, draws."""

@@ -62,7 +62,25 @@ def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
         fits = ("x", "y") if last_name(call.func) == "fit" else ()
         named = (*fits, "train_dataset", "train_dataloaders")
         starts += [value for key, value in keywords_of(call).items() if key in named]
+    starts += [rows for rows, _ in own_draws(values)]
     return [*starts, *([] if loader is None else [loader])]
+
+
+def own_draws(values: Values) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
+    """The lots that loops around steps take of rows by what they draw: an index, or a mask."""
+    loops = [list(loops_of(values, step)) for step in steps_of(values)]
+    own = [outer for around in loops if not any(map(drawn_by, around)) for outer in around]
+    for node in {node: None for loop in own for node in ast.walk(loop)}:
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            index = node.slice
+            made = values.script.value_of(index) if isinstance(index, ast.Name) else index
+            match made:
+                case ast.Call(func=function) if last_name(function) in NAMES["draws"]:
+                    yield node, made
+                case ast.Compare(left=ast.Call(func=function), ops=[ast.Lt() | ast.LtE()]) if (
+                    last_name(function) in NAMES["numbers"]
+                ):
+                    yield node, made
 
 
 def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:

@@ -205,7 +205,8 @@ def accumulation(values: Values) -> ast.AST | None:
     for step in set(steps_of(values)) - values.others:
         scope, inside = script.scope_of(step), list(script.above(step))
         loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
-        alike = [item for item in steps_of(values) if _owner(item) == _owner(step)]
+        steps = [*steps_of(values), *script.called("microbatch_step")]
+        alike = [item for item in steps if _owner(item) == _owner(step)]
         stepping = [_loop_around(script, item) for item in alike]  # each with gradients of its own
         for call, _ in script.method_calls("backward"):
             if script.scope_of(call) is not scope or _loop_around(script, call) in stepping:

@@ -63,6 +63,77 @@ def test_the_noise_of_jax_and_first_libraries_is_read(text: str, code: str) -> N
     assert {item.code for item in partial.broken} == {"private_divisor", code} - {""}
 
 
+PYVACY = """\
+from argparse import ArgumentParser
+from pyvacy import optim, sampling
+parser = ArgumentParser()
+parser.add_argument("--size", type=int, default=6)
+params = vars(parser.parse_args())
+o = optim.DPSGD(1.0, 4.0, params["size"], 1, params=model.parameters())
+minibatch_loader, microbatch_loader = sampling.get_data_loaders(6, 1, 30)
+for lot in minibatch_loader(data):
+    for x, y in microbatch_loader(lot):
+        o.zero_microbatch_grad()
+        f(model(x), y).backward()
+        o.microbatch_step()
+    o.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "steps", "codes"),
+    [
+        ("", "", 30, set()),
+        ("for lot", "for e in range(3):\n  for lot", 90, set()),
+        ("minibatch_loader", "lots", None, set()),
+        ('params["size"], 1', 'params["size"], 2', 30, {"microbatches"}),
+        ('params["size"], 1', "batch_size=6", 30, {"microbatches"}),
+        ("        o.microbatch_step()\n", "", 30, {"accumulated_lots"}),
+    ],
+)
+def test_each_record_of_pyvacy_is_a_microbatch(
+    old: str, new: str, steps: int | None, codes: set[str]
+) -> None:
+    head, _, loop = PYVACY.partition("for lot")
+    text = PYVACY.replace(old, new)
+    if new.startswith("for e"):
+        text = (
+            head
+            + "for e in range(3):\n"
+            + "".join(f"    {line}\n" for line in ("for lot" + loop).splitlines())
+        )
+    partial = script_importer.read(text.encode())
+    assert partial is not None
+    assert partial.data["sampling"]["lot_size"] == 6
+    assert partial.data.get("steps") == steps
+    assert {item.code for item in partial.broken} == codes
+
+
+@pytest.mark.parametrize(
+    ("drawn", "read"),
+    [
+        ("np.random.rand(60) < 0.1", True),
+        ("np.random.rand(60) < RATE", True),
+        ("np.random.rand(60) < 0.2", False),
+        ("np.random.choice(60, 6)", False),
+    ],
+)
+def test_lots_are_drawn_with_the_probability_that_the_engine_is_given(
+    drawn: str, read: bool
+) -> None:
+    text = (
+        "RATE = 0.1\nfrom opacus import PrivacyEngine\n"
+        "e = PrivacyEngine(m, sample_rate=RATE, noise_multiplier=4.0, max_grad_norm=1.0)\n"
+        f"e.attach(o)\nfor i in range(30):\n    mask = {drawn}\n    f(m(rows[mask])).backward()\n"
+        "    o.step()\n"
+    )
+    if read:
+        assert data_of(text)["sampling"] == {"probability": 0.1}
+    else:
+        with pytest.raises(MalformedPlan, match="draws the lots"):
+            script_importer.read(text.encode())
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
