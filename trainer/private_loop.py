@@ -4,13 +4,6 @@
 are the microbatches of the certified lots, whatever the loader's own order; ``run.loss`` is the
 mean of per-record losses to call ``backward`` on; ``optimizer.step()`` does nothing until a lot
 is complete, and then updates with its noisy mean: a loop with gradient accumulation is the same.
-
-    run = private(model, optimizer, loader, losses=losses, certificate="bundle.json",
-                  plan="plan.yaml", out="run")
-    for batch in run:
-        run.loss(batch).backward()
-        optimizer.step()
-
 A lot without records is noise alone: the run takes that step itself. The scale of the loss has
 no meaning, because every record's gradient is taken of its own loss before it is clipped: a mean, a
 sum or a division for accumulation trains the same.

@@ -9,16 +9,10 @@ crash costs. The learning rate's schedule is public and acts on released values.
 >>> [round(rates.learning_rate_factor(step, 6), 3) for step in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
-A trial of a search is a run like any other, with a record of its own. It is ranked by its mean loss
-on data that is public, so that the comparison costs no more than the certificate says.
-
-Supervision says how far a run may go now, and what others may have charged of it before. Whoever
-starts a trainer on behalf of somebody else must be able to go on elsewhere although the
-trainer may still live: stopped, cut off, forgotten. No clock and no lock of a file system
-shows that it does not. So a supervised run charges no step beyond its *allowance*, a number that
-its supervisor raises as it goes. Who takes over passes over every step that was allowed: it
-charges them, with the keys that they have if they were taken, and takes none of them again.
-Between two trainers of one run each step is then charged once, and has one key.
+Supervision says how far a run may go now, and what others may have charged of it before
+(docs/worker.md). A supervised run charges no step beyond its *allowance*, a number that its
+supervisor raises as it goes. Who takes over passes over every step that was allowed, so that
+between two trainers of one run each step is charged once, and has one key.
 
 Guarantees
     * No step t is charged before the allowance was seen to be above t.

@@ -98,7 +98,7 @@ def main(
     if run is not None and re.fullmatch(UUID, run) is None:
         _stop(f"--run {run[:80]!r} is not a run id.")
     if gpu and hosts == 1:  # the nodes of a Ray cluster have GPUs where this process has none
-        _require_cuda()
+        _require_cuda(processes)
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
@@ -177,11 +177,15 @@ def _on_signal(stop: threading.Event, received: int) -> None:
     stop.set()
 
 
-def _require_cuda() -> None:
+def _require_cuda(devices: int) -> None:
     """Stop before a run is claimed, which a trainer without its GPU would spend."""
-    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
-    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
-        _stop("--gpu: PyTorch finds no CUDA device here. Make one visible, or leave out --gpu.")
+    usable = "torch.cuda.is_available() and torch.cuda.device_count()"
+    program = f"import sys, torch; sys.exit(({usable}) < {devices})"
+    if subprocess.run([sys.executable, "-c", program], check=False).returncode:
+        _stop(
+            f"--gpu: PyTorch finds fewer than {devices} CUDA devices here. Make as many visible, "
+            "lower --processes, or leave out --gpu."
+        )
 
 
 def _source(server: str, token: str | None) -> RunQueueClient:

@@ -2,10 +2,8 @@
 
 A worker that claims a run holds a lease on it under a fencing token, a number that grows with
 every claim, and a random secret. Every call about the run carries both; once the lease has
-expired, calls with the old token are refused (``LeaseLost``), however late they arrive. A run that
-was claimed but not started goes back to the queue when its lease expires. A started run is handed
-over: a worker only charges steps that it was granted, and its successor uses none that were
-granted before, so it does not matter whether the lost worker still trains.
+expired, calls with the old token are refused (``LeaseLost``), however late they arrive.
+docs/worker.md says how runs are handed over.
 
 ``affidavit.service.runs.queue`` keeps the queue in the service's tables; ``worker.queue`` is its
 HTTP client. Both use the models here.

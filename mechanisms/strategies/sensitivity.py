@@ -67,7 +67,12 @@ class Sensitivity:
     @classmethod
     def of_square(cls, squared: float, operations: int) -> Sensitivity:
         """√s for a sum s that one pattern attains, computed in ``operations`` roundings."""
-        return cls(value=root_up(squared, operations), attained=root_down(squared, operations))
+        return cls.between(squared, squared, operations)
+
+    @classmethod
+    def between(cls, most: float, attained: float, operations: int) -> Sensitivity:
+        """Between the roots of two sums, computed in ``operations`` roundings."""
+        return cls(value=root_up(most, operations), attained=root_down(attained, operations))
 
     @property
     def exact(self) -> bool:
@@ -88,7 +93,7 @@ def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
     steps = strategy.shape[1]
     if participation.most(steps) == 1:
         squares = np.einsum("ij,ij->j", strategy, strategy)
-        return _single(squares, operations=len(strategy))
+        return Sensitivity.of_square(float(np.max(squares)), len(strategy))
     return of_gram(strategy.T @ strategy, participation, operations=len(strategy))
 
 
@@ -100,7 +105,7 @@ def of_gram(gram: Array, participation: Participation, *, operations: int) -> Se
     steps = len(gram)
     squares = np.diagonal(gram)
     if participation.most(steps) == 1:
-        return _single(squares, operations=operations)
+        return Sensitivity.of_square(float(np.max(squares)), operations)
     # |computed X_ij - X_ij| ≤ γ ‖c_i‖ ‖c_j‖, by Cauchy and Schwarz on the absolute terms.
     norms = np.sqrt(squares) * (1 + gamma(operations))
     doubt = gamma(operations) * np.outer(norms, norms)
@@ -113,9 +118,7 @@ def of_gram(gram: Array, participation: Participation, *, operations: int) -> Se
     best = best_separated(np.diagonal(bound), participation)
     if spare <= NEGLIGIBLE * best:
         lost = spare + 2 * participation.most(steps) * float(np.max(np.diagonal(doubt)))
-        return Sensitivity(
-            value=root_up(best + spare, steps + 4), attained=root_down(best - lost, steps + 4)
-        )
+        return Sensitivity.between(best + spare, best - lost, steps + 4)
     return _separated(gram, doubt, participation)
 
 
@@ -217,9 +220,7 @@ def _between(column: Array, majorant: Array, participation: Participation) -> Se
     # Where c has signs, its sums are off by a share of those of |c|.
     spare = gamma(2 * operations) * float(above @ above)
     attained = max(float(below @ below) - 2 * spare, float(column @ column) - spare)
-    return Sensitivity(
-        value=root_up(float(above @ above), operations), attained=root_down(attained, operations)
-    )
+    return Sensitivity.between(float(above @ above), attained, operations)
 
 
 def comb(column: Array, width: int, separation: int) -> Array:
@@ -267,9 +268,7 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
     operations = 2 * steps + 4 * most
     spare = 2 * gamma(operations) * float(np.max(total))
     attained = max(float(np.max(equal)), float(np.max(alternating))) - spare
-    return Sensitivity(
-        value=root_up(float(np.max(total)), operations), attained=root_down(attained, operations)
-    )
+    return Sensitivity.between(float(np.max(total)), attained, operations)
 
 
 def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
@@ -286,7 +285,7 @@ def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sen
         signs = np.where(block[0] < 0, -1.0, 1.0)
         reached = max(float(np.sum(block)), float(signs @ block @ signs))
         attained = max(attained, reached - unsure - 2 * gamma(most * most) * size)
-    return Sensitivity(value=root_up(best, most * most), attained=root_down(attained, most * most))
+    return Sensitivity.between(best, attained, most * most)
 
 
 def _separated(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
@@ -298,10 +297,6 @@ def _separated(gram: Array, doubt: Array, participation: Participation) -> Sensi
         return result
     best = best_separated(row_wise(np.abs(gram) + doubt, participation), participation)
     return Sensitivity(value=root_up(best, 4 * most + 8), attained=result.attained)
-
-
-def _single(squares: Array, *, operations: int) -> Sensitivity:
-    return Sensitivity.of_square(float(np.max(squares)), operations)
 
 
 def of_inverse(computed: Sensitivity, residual: float) -> Sensitivity:

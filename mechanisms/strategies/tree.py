@@ -32,7 +32,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import MOST_WORK, Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
@@ -65,7 +64,7 @@ class Tree(Strategy):
         if most == 1:
             return Sensitivity.of_square(float(self.period.bit_length()), 1)
         if participation.schema == "fixed_epoch":
-            return _between(*self._in_order(most, separation))
+            return Sensitivity.between(*self._in_order(most, separation), 1)
         bound = self._by_level(most, separation)
         try:
             released, seen = self._in_order(most, separation)
@@ -73,8 +72,10 @@ class Tree(Strategy):
             released, seen = 0, most
         if released < bound:
             with suppress(Unaffordable):
-                bound = self._worst(most, separation)
-        return _between(bound, seen)
+                bound = worst_pattern(
+                    steps=self.steps, period=self.period, participations=most, separation=separation
+                )
+        return Sensitivity.between(bound, seen, 1)
 
     @property
     def streaming(self) -> Streaming:
@@ -181,11 +182,6 @@ class Tree(Strategy):
                 node = here
         return int(np.max(total)), int(np.max(seen))
 
-    def _worst(self, most: int, separation: int) -> int:
-        return worst_pattern(
-            steps=self.steps, period=self.period, participations=most, separation=separation
-        )
-
     def _node_of(
         self, steps: NDArray[np.int_], level: int
     ) -> tuple[NDArray[np.int_], NDArray[np.int_], NDArray[np.bool_]]:
@@ -205,10 +201,6 @@ class Tree(Strategy):
             left = min(most - full * inside, inside) if full < nodes else 0
             total += full * inside**2 + left**2
         return total
-
-
-def _between(bound: int, seen: int) -> Sensitivity:
-    return Sensitivity(value=root_up(float(bound), 1), attained=root_down(float(seen), 1))
 
 
 def _popcount(numbers: NDArray[np.int_]) -> NDArray[np.int_]:

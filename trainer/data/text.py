@@ -20,12 +20,8 @@ public: one that is collected from the records would release rare words.
 >>> words.encode("name : Alimentum")
 [4, 5, 3]
 
-The data sets, whose options docs/models-and-data.md lists, are the verses of the World English
-Bible, without the notes in braces; restaurants by slots with a sentence that says them, which a
-program makes from ``seed`` and the record's number, so that two corpora of one seed share their
-records up to the smaller size; and JSONL files. Of these the keys of the first line say which form
-all lines have. The paper gives DART's; E2E's is that of the files which its lineage of work shares
-(prefix tuning, arXiv:2101.00190).
+docs/models-and-data.md lists the data sets and their options. Two generated corpora of one seed
+share their records up to the smaller size.
 
 >>> without_notes("In the beginning God{After the Hebrew} created")
 'In the beginning God created'
