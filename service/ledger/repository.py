@@ -202,14 +202,17 @@ def add_event(
 
 
 def repeated(connection: Connection, call: CommandContext) -> Row[Any] | None:
-    """The event that this actor's idempotency key led to, if there is one."""
+    """The event of an earlier request with this key; raises ``IdempotencyKeyReused``."""
     if call.idempotency_key is None:
         return None
     query = select(ledger_events).where(
         ledger_events.c.actor == call.actor,
         ledger_events.c.idempotency_key == call.idempotency_key,
     )
-    return connection.execute(query).first()
+    event = connection.execute(query).first()
+    if event is not None:
+        call.require_same(event.request_digest)
+    return event
 
 
 _RESERVATIONS = (

@@ -230,19 +230,13 @@ def _unknown(reservation_id: str) -> UnknownReservation:
 
 def is_repeated(connection: Connection, call: CommandContext) -> bool:
     """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
-    event = repository.repeated(connection, call)
-    if event is not None:
-        call.require_same(event.request_digest)
-    return event is not None
+    return repository.repeated(connection, call) is not None
 
 
 def repeated_reservation(connection: Connection, call: CommandContext) -> StoredReservation | None:
     """What this very request reserved before; raises ``IdempotencyKeyReused``."""
-    if not is_repeated(connection, call):
-        return None
     event = repository.repeated(connection, call)
-    assert event is not None
-    return get_reservation(connection, event.reservation_id)
+    return None if event is None else get_reservation(connection, event.reservation_id)
 
 
 def set_budget(

@@ -29,6 +29,7 @@ from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
     BadEnvelope,
+    KeyRole,
     KeysetError,
     PublicKey,
     SearchOpening,
@@ -458,7 +459,7 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     keys = []
     for record in connection.execute(select(signing_keys.c.record)).scalars():
         with suppress(LogDamaged):  # which is found among the keys
-            keys.append(key_of(record))
+            keys += [key for key in (key_of(record),) if key.may(KeyRole.CERTIFICATE)]
     facets = certificate_facets.c
     query = (
         select(certificates, facets.mechanism, facets.requester)

@@ -10,6 +10,7 @@ Tiles are read as they are: whoever follows the log verifies them against a sign
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,19 +92,20 @@ class LogReader(Store):
                 raise NotLogged(f"a tree of {second} leaves does not extend one of {first}")
             return _prove_consistency(connection, first, second)
 
-    def inclusion_of(self, bundle: bytes) -> Inclusion | None:
-        """The log part of a bundle; None while its certificate's entry is not sequenced."""
+    def part_of(self, bundle: bytes) -> Inclusion | None:
+        """The log part of a bundle; None while its entry is not sequenced, or the log damaged."""
         entry = entry_of(bundle)
-        with self._reader.connect() as connection:
+        with suppress(LogDamaged), self._reader.connect() as connection:
             index = _index_of(connection, entry.leaf_hash)
             newest = None if index is None else last_checkpoint(connection)
             if index is None or newest is None or index >= newest.checkpoint.size:
                 return None
             shown = _shown(connection, index, str(entry.body["key_id"]), newest)
             proof = _prove_inclusion(connection, index, shown.checkpoint.size, shown)
-        return Inclusion(
-            leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
-        )
+            return Inclusion(
+                leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
+            )
+        return None
 
     def entries(self, start: int, end: int) -> Sequence[Any]:
         """The signed entries from ``start`` to ``end``, both included."""
@@ -119,19 +121,11 @@ class LogReader(Store):
 
 
 def with_inclusion(log: LogReader, bundle: bytes) -> bytes:
-    """``bundle`` with its ``log`` part; without one where ``part_of`` has none.
+    """``bundle`` with its ``log`` part; without one where ``LogReader.part_of`` has none.
 
     Verifiers that require the log then reject the bundle, and ``/readyz`` says why.
     """
-    return joined(bundle, part_of(log, bundle))
-
-
-def part_of(log: LogReader, bundle: bytes) -> Inclusion | None:
-    """The log part; None while its entry is not sequenced, or if the log is damaged."""
-    try:
-        return log.inclusion_of(bundle)
-    except LogDamaged:
-        return None
+    return joined(bundle, log.part_of(bundle))
 
 
 def joined(bundle: bytes, part: Inclusion | None) -> bytes:

@@ -34,7 +34,7 @@ from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.models import Issue
 from affidavit.service.lifecycle.status import SUPERSEDED, Status
-from affidavit.service.log.reader import joined, part_of
+from affidavit.service.log.reader import joined
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.statement import (
@@ -237,7 +237,7 @@ def certificate_view(
     with services.engine.connect() as connection:
         runs, _ = repository.page(connection, None, MOST_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)
-    place = part_of(services.log, certificate.bundle)
+    place = services.log.part_of(certificate.bundle)
     plan = predicate["plan"]
     issues = tuple(history(services.engine, certificate.id))
     unusable = standing(certificate, issues)

@@ -58,10 +58,10 @@ class Item:
 
     what: str
     id: str
-    name: str | None
-    dataset: str | None
+    name: str | None = None
+    dataset: str | None = None
     code: str
-    at: datetime | None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +99,13 @@ class Overview:
             Item(
                 what="budget",
                 id=f"{line.unit}/{line.adjacency}",
-                name=None,
                 dataset=line.dataset,
                 code=f"ε {line.spent} of {line.epsilon} at δ {line.delta}",
-                at=None,
             )
             for line in self.at_risk
         )
         troubles = (
-            Item(
-                what="service",
-                id="",
-                name=trouble.message,
-                dataset=None,
-                code=trouble.code,
-                at=None,
-            )
+            Item(what="service", id="", name=trouble.message, code=trouble.code)
             for trouble in self.troubles
         )
         return (*budgets, *self.awaiting, *self.expiring, *self.refused, *self.failed, *troubles)
@@ -325,7 +316,6 @@ def _failed(connection: Connection) -> tuple[Item, ...]:
             what="failed run",
             id=row.run_id,
             name=row.name,
-            dataset=None,
             code=str(json.loads(row.body).get("code") or "failed"),
             at=row.at,
         )
