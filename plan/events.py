@@ -53,23 +53,27 @@ SubsampledPair = Literal["add_remove", "replace_one"]
 """
 
 
-def _require_several(records: int) -> None:
-    if not 2 <= records <= MOST_RECORDS:
-        raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {records}")
+class _Checked:
+    """What every event checks of the fields that it has, and that have one meaning everywhere."""
 
+    __slots__ = ()
 
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
-
-
-def _require_probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+    def __post_init__(self) -> None:
+        records = getattr(self, "records", 2)
+        if not 2 <= records <= MOST_RECORDS:
+            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {records}")
+        probability = getattr(self, "sampling_probability", 0.5)
+        if not 0 < probability < 1:
+            raise ValueError(
+                f"sampling_probability must lie strictly between 0 and 1, got {probability!r}"
+            )
+        noise = getattr(self, "noise_multiplier", 1.0)
+        if not (math.isfinite(noise) and noise > 0):
+            raise ValueError(f"noise_multiplier must be positive and finite, got {noise!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gaussian:
+class Gaussian(_Checked):
     """One Gaussian release; N(0, σ²) against N(1, σ²).
 
     ``noise_multiplier`` is σ, the noise standard deviation over the l2 sensitivity under
@@ -78,12 +82,9 @@ class Gaussian:
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        _require_positive("noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Laplace:
+class Laplace(_Checked):
     """One Laplace release; Lap(0, s) against Lap(1, s), which is (1/s, 0)-DP.
 
     ``noise_multiplier`` is s, the scale of the noise over the l1 sensitivity under the
@@ -92,12 +93,9 @@ class Laplace:
 
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        _require_positive("noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoissonSubsampledGaussian:
+class PoissonSubsampledGaussian(_Checked):
     """One Gaussian release on a Poisson sample; probability q in (0, 1).
 
     ``noise_multiplier`` is the noise standard deviation over the clip norm, for both
@@ -109,17 +107,13 @@ class PoissonSubsampledGaussian:
     noise_multiplier: float
     pair: SubsampledPair = "add_remove"
 
-    def __post_init__(self) -> None:
-        _require_probability("sampling_probability", self.sampling_probability)
-        _require_positive("noise_multiplier", self.noise_multiplier)
-
 
 MOST_RECORDS = 200
 """Records of one user whose draws are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoissonSampledGroupGaussian:
+class PoissonSampledGroupGaussian(_Checked):
     """One Gaussian release on a Poisson sample of records, of which one user has ``records``.
 
     With K binomial of ``records`` draws at q, in units of the clip norm, over which
@@ -136,18 +130,13 @@ class PoissonSampledGroupGaussian:
     noise_multiplier: float
     pair: SubsampledPair = "add_remove"
 
-    def __post_init__(self) -> None:
-        _require_several(self.records)
-        _require_probability("sampling_probability", self.sampling_probability)
-        _require_positive("noise_multiplier", self.noise_multiplier)
-
 
 MOST_WEIGHTS = 512
 """Weights of one mixture."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianMixture:
+class GaussianMixture(_Checked):
     """One Gaussian release that one record moves by k units with probability ``weights``[k].
 
     The two orders of (Σ_k weights[k] N(k), N(0)), ``noise_multiplier`` the noise standard
@@ -161,13 +150,13 @@ class GaussianMixture:
     conceded: float = 0.0
 
     def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
         if not 2 <= len(self.weights) <= MOST_WEIGHTS:
             raise ValueError(f"a mixture has 2 to {MOST_WEIGHTS} weights, got {len(self.weights)}")
         if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= MOST_CONCEDED):
             raise ValueError("weights must be positive and add up to one")
         if not 0 <= self.conceded <= MOST_CONCEDED:
             raise ValueError(f"conceded must lie in [0, {MOST_CONCEDED}], got {self.conceded!r}")
-        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 MOST_CONCEDED = 1e-15
@@ -175,7 +164,7 @@ MOST_CONCEDED = 1e-15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithoutReplacementGaussian:
+class WithoutReplacementGaussian(_Checked):
     """One Gaussian release on a uniform sample of fixed size, under replace_one.
 
     The two orders of ((1-γ) N(0) + γ N(2), N(0)) in units of the clip norm, with
@@ -189,16 +178,16 @@ class WithoutReplacementGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
         if not 0 < self.sample_size < self.dataset_size:
             raise ValueError(
                 "sample_size must lie strictly between 0 and dataset_size, got "
                 f"{self.sample_size} of {self.dataset_size}"
             )
-        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithoutReplacementGroupGaussian:
+class WithoutReplacementGroupGaussian(_Checked):
     """As ``WithoutReplacementGaussian``, where one user has at most ``records`` records.
 
     Neighbours differ in all records of one user. K of them are drawn, K hypergeometric, and move
@@ -211,17 +200,16 @@ class WithoutReplacementGroupGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _require_several(self.records)
+        _Checked.__post_init__(self)
         if not 0 < self.sample_size < self.dataset_size or self.records > self.dataset_size:
             raise ValueError(
                 "sample_size must lie strictly between 0 and dataset_size, and records not above "
                 f"it, got {self.sample_size} and {self.records} of {self.dataset_size}"
             )
-        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedPoissonGaussian:
+class TruncatedPoissonGaussian(_Checked):
     """One Gaussian release on a Poisson sample that is cut to a largest lot, uniformly.
 
     Of a data set of at most ``dataset_size`` records each enters the sample with
@@ -237,8 +225,7 @@ class TruncatedPoissonGaussian:
     neighbours: Neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        _require_probability("sampling_probability", self.sampling_probability)
-        _require_positive("noise_multiplier", self.noise_multiplier)
+        _Checked.__post_init__(self)
         if not 0 < self.max_lot_size <= self.dataset_size:
             raise ValueError(
                 "max_lot_size must lie between 1 and dataset_size, got "
@@ -247,7 +234,7 @@ class TruncatedPoissonGaussian:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TruncatedPoissonGroupGaussian:
+class TruncatedPoissonGroupGaussian(_Checked):
     """As ``TruncatedPoissonGaussian``, where one user has at most ``records`` records.
 
     Neighbours differ in all records of one user. Source: docs/theorems/truncated-poisson.md.
@@ -261,9 +248,7 @@ class TruncatedPoissonGroupGaussian:
     neighbours: Neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        _require_several(self.records)
-        _require_probability("sampling_probability", self.sampling_probability)
-        _require_positive("noise_multiplier", self.noise_multiplier)
+        _Checked.__post_init__(self)
         if self.neighbours != "add_remove" and self.records > self.dataset_size:
             raise ValueError(
                 f"records must not be above dataset_size, got {self.records} of {self.dataset_size}"
@@ -276,7 +261,7 @@ class TruncatedPoissonGroupGaussian:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomAllocationGaussian:
+class RandomAllocationGaussian(_Checked):
     """A record thrown into one of ``bins`` bins, uniformly, and one Gaussian release a bin.
 
     The two orders of (1/b Σ_i N(e_i, σ² I_b), N(0, σ² I_b)) in units of the clip norm;
@@ -295,9 +280,9 @@ class RandomAllocationGaussian:
     released: int | None = None
 
     def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
         if self.bins < 1:
             raise ValueError(f"bins must be at least 1, got {self.bins}")
-        _require_positive("noise_multiplier", self.noise_multiplier)
         if self.attained_at is not None and not self.attained_at >= self.noise_multiplier:
             raise ValueError(
                 f"attained_at must be at least the noise multiplier, got {self.attained_at!r}"
@@ -360,7 +345,7 @@ class Gram:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BallsInBinsGaussian:
+class BallsInBinsGaussian(_Checked):
     """A whole run in which each record fell into one uniformly random bin, under add_remove.
 
     The two orders of (1/b Σ_i N(m_i, σ² I), N(0, σ² I)), i = 1..b: bin i is the record's lot
@@ -371,9 +356,6 @@ class BallsInBinsGaussian:
 
     gram: Gram
     noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 Leaf = (
@@ -461,12 +443,11 @@ class SampledColumns:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
         if not self.products or not all(0 <= product < math.inf for product in self.products):
             raise ValueError("products must be finite and not negative, and at least one")
         if self.separation < 1 or self.steps < 1:
             raise ValueError("separation and steps must be at least 1")
-        _require_probability("sampling_probability", self.sampling_probability)
-        _require_positive("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

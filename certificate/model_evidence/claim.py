@@ -107,24 +107,14 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
     predicate, report = training.certificate, training.conformance
     digests, plan = manifest.digests(), certified_plan(dict(training.certificate))
     exact = all(phase.has_exact_noise for phase in plan.phases)
-    unchecked = {
-        code
-        for code, done in (
-            ("weights", training.weights_checked),
-            ("audit", training.audit is not None),
-        )
-        if not done
-    }
-    not_needed = {
-        code
-        for code, needed in (
-            ("weights", not training.weights_checked),
-            ("untrained_tensors", bool(training.untrained)),
-            ("canary_losses", training.audit is not None),
-            ("gaussian_noise", not exact),
-            ("exact_noise", exact),
-        )
-        if not needed
+    audited = training.audit is not None
+    checked = {"weights": training.weights_checked, "audit": audited}
+    declared = {
+        "weights": not training.weights_checked,
+        "untrained_tensors": bool(training.untrained),
+        "canary_losses": audited,
+        "gaussian_noise": not exact,
+        "exact_noise": exact,
     }
     return {
         "guarantee": predicate["guarantee"],
@@ -149,8 +139,8 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
         "ledger": predicate.get("ledger"),
         "manifest": {"digest": {"sha256": manifest.without(SIGNATURE_FILE).root}},
         "audit": None if training.audit is None else _audit(training.audit, digests),
-        "checked": [code for code in CHECKED if code not in unchecked],
-        "declared": [code for code in DECLARED if code not in not_needed],
+        "checked": [code for code in CHECKED if checked.get(code, True)],
+        "declared": [code for code in DECLARED if declared.get(code, True)],
         "untrained_tensors": list(training.untrained),
         "device_attestation": None,
     }
