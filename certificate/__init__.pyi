@@ -11,7 +11,7 @@ from .calibration import Solver as Solver
 from .certification import certify as certify
 from .comparison.mechanism_advice import Advice as Advice
 from .comparison.mechanism_advice import advise as advise
-from .comparison.plan_comparison import ChangeRow as ChangeRow
+from .comparison.plan_comparison import ChangeEffect as ChangeEffect
 from .comparison.plan_comparison import ChangeTrial as ChangeTrial
 from .comparison.plan_comparison import Contribution as Contribution
 from .comparison.plan_comparison import PlanComparison as PlanComparison

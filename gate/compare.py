@@ -17,6 +17,12 @@ from affidavit.plan import Plan
 
 SHOWN = 32
 """Maximum characters of a value in the table; the JSON document has all."""
+MOVED = {
+    "raised": "raised",
+    "lowered": "lowered",
+    "unmoved": "not moved",
+    "not_told_apart": "not told apart",
+}
 
 
 def compare(
@@ -86,11 +92,11 @@ def _table(comparison: PlanComparison) -> Table:
     field.no_wrap = True
     for value in values:
         value.overflow = "fold"
-    for row in comparison.rows(SHOWN):
-        numbers = (row.epsilon or row.verdict, row.noise, row.epsilon_moved, row.noise_moved)
+    for effect in comparison.alone:
+        moved = (MOVED.get(way or "") for way in (effect.moved, effect.noise_moved))
         table.add_row(
-            escape(row.field),
-            *(escape(value or "-") for value in (row.first, row.second)),
-            *(number or "" for number in numbers),
+            escape(effect.change.pointer),
+            *(escape(value or "-") for value in effect.change.texts(SHOWN)),
+            *(number or "" for number in (effect.alone, effect.noise, *moved)),
         )
     return table

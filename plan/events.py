@@ -425,7 +425,7 @@ class EitherBound:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampledColumns:
+class SampledColumns(_Checked):
     """A whole run into which one record is drawn step by step, with add_remove or zero_out.
 
     It takes part in a step with ``sampling_probability``, up to the rounding of a double, and then

@@ -64,26 +64,6 @@ LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeRow:
-    """A change and its effect on the first plan as text; upper bounds are rounded up.
-
-    A value or number that does not exist is None. ``furthest`` marks the largest effects on ε
-    and on the noise.
-    """
-
-    field: str
-    first: str | None
-    second: str | None
-    verdict: str | None
-    epsilon: str | None
-    noise: str | None
-    epsilon_moved: str | None
-    noise_moved: str | None
-    furthest: bool
-    why_not: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeEffect:
     """The first plan after one change: its assessment, or ``reasons`` why it cannot be made.
 
@@ -96,6 +76,22 @@ class ChangeEffect:
     reasons: tuple[Reason, ...] = ()
     moved: Movement | None = None
     noise_moved: Movement | None = None
+
+    @property
+    def alone(self) -> str | None:
+        """The bound of ε after this change alone, rounded up, or the verdict without one."""
+        result = self.assessment
+        return None if result is None else result.epsilon_text or result.verdict
+
+    @property
+    def noise(self) -> str | None:
+        """The joint noise multiplier after this change, to six digits."""
+        return None if self.assessment is None else self.assessment.joint_text
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no such bound; empty where there is."""
+        return " ".join(reason.message for reason in self.reasons)
 
     def as_dict(self) -> dict[str, Any]:
         """The change in the JSON document."""
@@ -173,11 +169,6 @@ class PlanComparison:
         effects = [item for item in self.alone if item.noise_moved in _FAR]
         return _furthest(effects, self.first, lambda result: result.joint)
 
-    def rows(self, longest: int) -> tuple[ChangeRow, ...]:
-        """Every change as text, its values in at most ``longest`` characters."""
-        furthest = (self.strongest, self.strongest_on_noise)
-        return tuple(_row(item, longest, furthest=item in furthest) for item in self.alone)
-
     @property
     def act_together(self) -> bool:
         """Whether all changes move ε in a way that none of them does alone."""
@@ -188,9 +179,11 @@ class PlanComparison:
         return f"<{self.sentence}>"
 
     def _repr_html_(self) -> str:
-        rows = self.rows(LONGEST_SHOWN)
         return html_table(
-            ((row.field, row.first, row.second, row.epsilon or row.verdict) for row in rows),
+            (
+                (item.change.pointer, *item.change.texts(LONGEST_SHOWN), item.alone)
+                for item in self.alone
+            ),
             headings=("field", "first", "second", "ε of this change alone"),
             title=self.sentence,
         )
@@ -374,31 +367,6 @@ def _trial(first: Plan, change: Change) -> ChangeTrial:
         return ChangeTrial(change=change, plan=changed(first, change))
     except MalformedPlan as error:
         return ChangeTrial(change=change, plan=None, reasons=error.reasons)
-
-
-def _row(effect: ChangeEffect, longest: int, *, furthest: bool) -> ChangeRow:
-    result = effect.assessment
-    first, second = effect.change.texts(longest)
-    return ChangeRow(
-        field=effect.change.pointer,
-        first=first,
-        second=second,
-        verdict=None if result is None else result.verdict,
-        epsilon=None if result is None else result.epsilon_text,
-        noise=None if result is None else result.joint_text,
-        epsilon_moved=_MOVED.get(effect.moved or ""),
-        noise_moved=_MOVED.get(effect.noise_moved or ""),
-        furthest=furthest,
-        why_not=" ".join(reason.message for reason in effect.reasons) or None,
-    )
-
-
-_MOVED = {
-    "raised": "raised",
-    "lowered": "lowered",
-    "unmoved": "not moved",
-    "not_told_apart": "not told apart",
-}
 
 
 def _alone(first: Assessment, trial: ChangeTrial, assessment: Assessment | None) -> ChangeEffect:

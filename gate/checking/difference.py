@@ -31,12 +31,17 @@ def difference(source: Source, base: str) -> list[str]:
     first, second = comparison.first, comparison.second
     before_text = _bound(first.epsilon_text, first.verdict)
     lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
-    for row in sorted(comparison.rows(SHOWN), key=lambda row: not row.furthest):
-        alone = row.why_not or _bound(row.epsilon, row.verdict)
-        values = f"{row.first or 'nothing'} -> {row.second or 'nothing'}"
-        line = source.line_of(row.field)
+    furthest = (comparison.strongest, comparison.strongest_on_noise)
+    for effect in sorted(comparison.alone, key=lambda effect: effect not in furthest):
+        result, pointer = effect.assessment, effect.change.pointer
+        bound = (
+            _bound(None, None) if result is None else _bound(result.epsilon_text, result.verdict)
+        )
+        values = " -> ".join(text or "nothing" for text in effect.change.texts(SHOWN))
+        line = source.line_of(pointer)
         place = "" if line is None else f" (line {line})"
-        lines.append(printable(f"  {row.field}: {values}{place}; alone: {alone}"))
+        change = f"  {pointer}: {values}{place}"
+        lines.append(printable(f"{change}; alone: {effect.why_not or bound}"))
     return lines
 
 

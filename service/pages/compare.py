@@ -15,7 +15,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, ChangeRow, Contribution, PlanComparison
+from affidavit.certificate import Assessment, ChangeEffect, Contribution, PlanComparison
 from affidavit.certificate.charts import Band, Chart, Line
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.dependencies import Services, TheServices
@@ -219,38 +219,38 @@ def _pair(label: str, result: PlanComparison) -> Pair:
         start=result.first.epsilon_text,
         difference=_signed(total) if parts else None,
         end=result.second.epsilon_text,
-        lines=tuple(_lines(label, {row.field: row for row in result.rows(SHOWN)}, parts)),
+        lines=tuple(_lines(label, {item.change.pointer: item for item in result.alone}, parts)),
     )
 
 
 def _lines(
-    label: str, rows: dict[str, ChangeRow], parts: Sequence[Contribution]
+    label: str, effects: dict[str, ChangeEffect], parts: Sequence[Contribution]
 ) -> Iterator[ChangeLine]:
     """The contributions in their order, then what is in none."""
     for number, part in enumerate(parts, 1):
         for change in part.changes:
             yield replace(
-                _line(label, rows.pop(change.pointer)),
+                _line(label, effects.pop(change.pointer)),
                 contribution=number,
                 adds=_signed(part.difference),
                 reaches=part.after.epsilon_text,
                 noise=part.after.joint_text,
             )
-    for row in rows.values():
-        yield _line(label, row)
+    for effect in effects.values():
+        yield _line(label, effect)
 
 
-def _line(label: str, row: ChangeRow) -> ChangeLine:
-    return view_of(
-        ChangeLine,
-        row,
+def _line(label: str, effect: ChangeEffect) -> ChangeLine:
+    pointer, (first, second) = effect.change.pointer, effect.change.texts(SHOWN)
+    return ChangeLine(
         plan=label,
-        field=label_of(row.field),
-        pointer=row.field,
-        first=readable(row.first),
-        second=readable(row.second),
-        alone=row.epsilon or row.verdict,
-        noise=row.noise,
+        field=label_of(pointer),
+        pointer=pointer,
+        first=readable(first),
+        second=readable(second),
+        alone=effect.alone,
+        why_not=effect.why_not or None,
+        noise=effect.noise,
     )
 
 
