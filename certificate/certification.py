@@ -108,6 +108,8 @@ class _Answer:
     solver: Solver
     lowered: Lowered
     epsilon: Bracket
+    provable: Bracket
+    """Of ε, before it was narrowed to decide about the target."""
     delta: Bracket
     mu: float | None
     confidence: Confidence | None
@@ -195,7 +197,7 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
         searched = curve is solver.curve(event)
-        bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
+        provable = bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
         result = _decided_bracket(epsilon, bracket, curve, delta)
         if not result.lower:
             result = _raised(result, solver.contained(closed).epsilon(delta))
@@ -204,12 +206,14 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
         result = curve.delta(epsilon)
         if not result.lower:
             result = _raised(result, solver.contained(closed).delta(epsilon))
-        answer = Bracket(lower=epsilon, upper=epsilon), result
+        provable = Bracket(lower=epsilon, upper=epsilon)
+        answer = provable, result
     return _Answer(
         engine=engine,
         solver=solver,
         lowered=closed,
         epsilon=answer[0],
+        provable=provable,
         delta=answer[1],
         mu=getattr(curve, "mu", None),
         confidence=_confidence(curve),
@@ -258,7 +262,10 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
     for name in _solvers(names):
         try:
             own = answer.solver if name == answer.engine.name else None
-            return (own or Solver(lowered=lowered, engine=accountant(name))).required_scale()
+            scale = (own or Solver(lowered=lowered, engine=accountant(name))).required_scale()
+            # The search uses the wide brackets, which may ask for more than noise that suffices.
+            decided = answer.epsilon.upper <= plan.target.epsilon < answer.provable.upper
+            return min(scale, 1.0) if decided else scale
         except NoSolution:
             return None
         except (AccountantError, *FAULTS):
@@ -306,7 +313,7 @@ def _proved(answer: _Answer) -> Opinion | None:
     """What the checker proves, where a few quick lattices come within ``AGREEMENT``."""
     try:
         event, delta = answer.lowered.event(), answer.delta.upper
-        _, proof = search_witness(event, answer.epsilon, delta, AGREEMENT, QUICK_NODES)
+        _, proof = search_witness(event, answer.provable, delta, AGREEMENT, QUICK_NODES)
     except (Unproved, *FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)

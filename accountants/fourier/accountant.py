@@ -37,6 +37,7 @@ from affidavit.accountants.bracketing_curves import (
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
@@ -260,9 +261,15 @@ class FourierCurve:
         default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
     )
 
-    def with_width(self, relative_width: float) -> FourierCurve:
-        """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
-        return replace(self, relative_width=relative_width)
+    def with_width(self, relative_width: float) -> FourierCurve | LeastCurve:
+        """The same curve with brackets about ``relative_width`` of ε (or δ) wide.
+
+        A narrower one than this also has upper ends that take a second each (``AdaptiveCurve``).
+        """
+        curve = replace(self, relative_width=relative_width)
+        narrower = relative_width < self.relative_width
+        adaptive = AdaptiveCurve.of(self.directions, self.shared) if narrower else None
+        return curve if adaptive is None else LeastCurve((curve, adaptive))
 
     @property
     def orders(self) -> tuple[FourierCurve, FourierCurve]:
@@ -414,7 +421,7 @@ class UpperCurve:
 
     def with_width(self, relative_width: float) -> UpperCurve:
         """The same with brackets about ``relative_width`` of ε (or δ) wide."""
-        return UpperCurve(curve=self.curve.with_width(max(relative_width, _HIDDEN)))
+        return UpperCurve(curve=replace(self.curve, relative_width=max(relative_width, _HIDDEN)))
 
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""

@@ -122,6 +122,28 @@ def test_a_target_between_the_proved_ends_is_neither_met_nor_missed(
     assert {reason.code for reason in result.reasons} <= {verdict}
 
 
+def test_lots_of_fixed_size_that_the_wide_bracket_leaves_open_are_decided(make_plan: Any) -> None:
+    def judged(target: float) -> Any:
+        plan = make_plan(
+            sampling={"scheme": "fixed_size", "lot_size": 500},
+            dataset={"size": 10_000},
+            adjacency="replace_one",
+            steps=200,
+            epochs=None,
+            optimizer={"name": "dp_sgd"},
+            releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 1.5}],
+            target={"epsilon": target, "delta": 1e-6},
+        )
+        return certify(plan)
+
+    wide, decided = judged(100.0), judged(11.1)
+    assert wide.epsilon.lower < 11.1 < wide.epsilon.upper
+    assert (wide.verdict, decided.verdict) == ("certified", "certified")
+    assert [release.required for release in decided.releases] == [1.5]
+    # The checker proves what is certified elsewhere.
+    assert decided.accountants[1].epsilon.upper == pytest.approx(wide.epsilon.upper, rel=1e-3)
+
+
 @pytest.mark.ordinary("optimal")
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
 def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) -> None:
