@@ -18,31 +18,9 @@ A batch is a tensor, or tuples, lists and dicts of tensors, on the processor; th
 moves it to its device. No method may keep anything of a batch, and none may draw from data:
 weights come from a seed or a file that is public.
 
->>> class Line:
-...     def __init__(self):
-...         self.module = nn.Linear(2, 1)
-...     def losses(self, batch):
-...         x, y = batch
-...         return (self.module(x).squeeze(1) - y).square()
-...     def blocks(self):
-...         return {"all": (Group(names=("weight", "bias")),)}
-...     def made_up(self, records):
-...         return torch.randn(records, 2), torch.randn(records)
->>> class Points:
-...     digest = digest_of_tensors(torch.zeros(8, 2), torch.ones(8))
-...     def __len__(self):
-...         return 8
-...     def collate(self, indices):
-...         return torch.zeros(8, 2)[indices], torch.ones(8)[indices]
->>> model, data = Line(), Points()
->>> isinstance(model, ModelAdapter), isinstance(data, DataAdapter)
-(True, True)
->>> model.losses(data.collate(torch.tensor([0, 3, 5]))).shape
-torch.Size([3])
-
-On the command line both are named ``NAME`` or ``NAME:ARGUMENT``. A new built-in adapter is a
-file in ``affidavit.trainer.data`` or ``affidavit.trainer.models`` and one line in the registry
-of its folder; ``python:MODULE:FUNCTION[:ARGUMENT]`` names one of your own (``sources``).
+docs/models-and-data.md has an example. A new built-in adapter is a file in
+``affidavit.trainer.data`` or ``affidavit.trainer.models`` and one line in the registry of
+``sources``.
 """
 
 from __future__ import annotations
@@ -178,14 +156,10 @@ def mapped(batch: Batch, function: Callable[[Batch], Batch]) -> Batch:
         result.update(parts)
         return result
     if isinstance(batch, tuple | list):
-        return _like(batch, [function(value) for value in batch])
+        values = tuple(function(value) for value in batch)
+        return type(batch)(*values) if hasattr(batch, "_fields") else values
     if is_dataclass(batch) and not isinstance(batch, type):
         return replace(
             batch, **{item.name: function(getattr(batch, item.name)) for item in fields(batch)}
         )
     return batch
-
-
-def _like(batch: Any, values: list[Any]) -> Any:
-    """``values`` as a tuple, or as the named tuple that ``batch`` is."""
-    return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)

@@ -1,19 +1,9 @@
 """Execute one run, from its claim to its report.
 
-1. Fetch the certificate and the status list, and verify them with the worker's own keys: the
-   certificate must be certified, valid, not revoked, and the one that the run names. If the run
-   has an earlier attempt, copy its record and checkpoint.
-2. Start the run in the queue, which checks everything again and commits the budget in one
-   transaction. From here on the run costs privacy budget.
-3. Run the trainer as a subprocess, which verifies the certificate again and follows the plan only.
-   Meanwhile the heartbeat renews the lease with the number of steps charged, and grants steps to
-   the trainer (``affidavit.worker.heartbeat``).
-4. Check the record against the certificate, upload it, sign it with the digest of the weights
-   (``affidavit.certificate.runs.provenance``), and complete the run. A run without a final record
-   line goes back to the queue if a new attempt may help (the trainer was killed, or could not
-   write); otherwise it fails and is charged in full.
-
-When the lease is lost the trainer is killed, and nothing is reported.
+docs/worker.md says what a worker checks and signs. From its start in the queue on, which commits
+the budget, a run costs. One without a final record line goes back to the queue if a new attempt may
+help (the trainer was killed, or could not write); otherwise it fails and is charged in full. When
+the lease is lost the trainer is killed, and nothing is reported.
 """
 
 from __future__ import annotations

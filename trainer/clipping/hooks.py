@@ -38,6 +38,7 @@ from affidavit.trainer.clipping.ghost_norm import (
     EmbeddingFactors,
     Factors,
     LinearFactors,
+    accumulated_in,
 )
 from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.distributed.shards import Bucket
@@ -110,8 +111,8 @@ class Target:
 
     def add(self, total: Tensor) -> None:
         """Add a clipped sum, of the tensor's shape up to a view."""
-        wide = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
-        total = total.reshape(self.shape or self.parameter.shape).to(wide)
+        total = total.reshape(self.shape or self.parameter.shape)
+        total = total.to(accumulated_in(self.parameter))
         if self.idle or not self.adds:
             total = torch.zeros_like(total)
         if self.bucket is not None:

@@ -20,10 +20,16 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
+from affidavit.trainer.clipping.ghost_norm import (
+    DenseFactors,
+    EmbeddingFactors,
+    LinearFactors,
+    accumulated_in,
+)
 from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
 from affidavit.trainer.clipping.requirements import UnsupportedModel
 from affidavit.trainer.distributed.shards import is_sharded, local
+from affidavit.trainer.numerics import widened
 
 MaybeTap = GradientHook | None
 Taps = dict[str, GradientHook]
@@ -78,8 +84,7 @@ def summed_over_steps(values: Tensor, dims: int) -> Tensor:
             "records in the first dimension."
         )
     middle = tuple(range(1, values.ndim - dims))
-    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return values.sum(middle, dtype=wide) if middle else values.to(wide)
+    return values.sum(middle, dtype=accumulated_in(values)) if middle else widened(values)
 
 
 def catch(tap: MaybeTap, values: Tensor, dims: int) -> None:

@@ -44,6 +44,7 @@ import torch
 import torch.nn.utils.parametrize
 from torch import Tensor, nn
 
+from affidavit.trainer.clipping.ghost_norm import accumulated_in
 from affidavit.trainer.clipping.hooks import (
     TAKES_GRADIENTS,
     Block,
@@ -411,7 +412,9 @@ class PrivateModel:
         for name, target in self._targets.items():
             item = self._wide.get(name, target.parameter.grad)
             if item is None:
-                item = torch.zeros_like(local(target.parameter), dtype=_wide_type(target.parameter))
+                item = torch.zeros_like(
+                    local(target.parameter), dtype=accumulated_in(target.parameter)
+                )
             result[name] = item
         return result
 
@@ -672,10 +675,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         torch.backends.cudnn.enabled = cudnn
         for layer, mode in modes.items():
             layer.training = mode
-
-
-def _wide_type(parameter: Tensor) -> torch.dtype:
-    return parameter.dtype if parameter.dtype == torch.float64 else torch.float32
 
 
 def _around(path: str) -> str | None:

@@ -1,14 +1,7 @@
 """Layouts: which tensors are trained, and which are clipped together under which release's name.
 
-hidden   the release ``hidden`` has a block for each hidden matrix, ``auxiliary`` one block
-         for all the rest (DP-Muon; what the paper calls 48 + 1 releases for GPT-2 small)
-kinds    as ``hidden``, with a release for each kind of matrix, so that each can have a clip
-         norm and a share of the noise of its own
-all      one block of every trainable tensor: flat clipping
-
-The names are those that a plan's ``releases`` must have, and ``count`` is the number of
-blocks. A layout changes what is released, so it has to be the plan's; the trainer refuses
-the two where they differ.
+The names are those that a plan's ``releases`` must have, and ``count`` is the number of blocks. A
+layout changes what is released, so it has to be the plan's (docs/models-and-data.md).
 
 >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 >>> found = hidden_and_rest(model, {"hidden": ["0.weight"]})

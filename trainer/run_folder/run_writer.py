@@ -199,12 +199,7 @@ class RunWriter:
         )
 
     def charge(
-        self,
-        step: int,
-        public: dict[str, Any],
-        ratchet: Ratchet,
-        *,
-        durable: bool = True,
+        self, step: int, public: dict[str, Any], ratchet: Ratchet, *, durable: bool = True
     ) -> None:
         """Charge ``step``, whatever happens to it; on disk when this returns.
 
