@@ -29,6 +29,7 @@ from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
     BadEnvelope,
+    BadProvenance,
     KeyRole,
     KeysetError,
     PublicKey,
@@ -38,6 +39,7 @@ from affidavit.certificate import (
     format_instant,
     read_envelope,
     read_keyset,
+    read_provenance,
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.plan import MalformedPlan
@@ -47,7 +49,7 @@ from affidavit.service.clock import now_of
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
 from affidavit.service.ledger.repository import grant_entry
-from affidavit.service.ledger.state import dataset_grants, reservations
+from affidavit.service.ledger.state import dataset_grants, ledger_events, reservations
 from affidavit.service.ledger.store import orphans
 from affidavit.service.lifecycle.status import approvals, revocations, same_issue
 from affidavit.service.log.entries import (
@@ -277,14 +279,53 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def audit(connection: Connection, external: Sequence[Checkpoint]) -> Iterator[AuditFinding]:
+def audit(
+    connection: Connection,
+    external: Sequence[Checkpoint],
+    worker_keys: Sequence[PublicKey] = (),
+) -> Iterator[AuditFinding]:
     """Yield every inconsistency: of the tree, of the rows behind it, and of the ledgers.
 
-    ``external`` are checkpoints kept outside the database.
+    ``external`` are checkpoints kept outside the database. Without ``worker_keys``, as on an
+    auditor's machine, what workers signed of runs is not verified.
     """
     yield from _readable("the log", audit_tree(connection, external))
     yield from audit_rows(connection)
     yield from _readable("ledgers", _audit_ledgers(connection))
+    yield from _readable("settlements", _compare_settlements(connection, worker_keys))
+
+
+def _compare_settlements(
+    connection: Connection, worker_keys: Sequence[PublicKey]
+) -> Iterator[AuditFinding]:
+    """Compare charges below what is certified with how their runs ended, as their workers signed.
+
+    Nothing else shows that steps were not taken.
+    """
+    settled, ended = ledger_events.c, run_events.c
+    query = (
+        select(settled.reservation_id, settled.steps_run, settled.body)
+        .add_columns(runs.c.id.label("run_id"), ended.body.label("ended_body"))
+        .outerjoin(runs, runs.c.reservation_id == settled.reservation_id)
+        .outerjoin(run_events, (ended.run_id == runs.c.id) & (ended.once == "end"))
+        .where(settled.kind == "settle", settled.steps_run < settled.certified_steps)
+    )
+    for row in connection.execute(query.execution_options(yield_per=CHUNK)):
+        end = json.loads(row.ended_body or "{}")
+        record = json.loads(row.body)["record"]
+        why = "its run did not end so."
+        shown = (end.get("steps_charged"), end.get("record")) == (row.steps_run, record)
+        if shown and worker_keys:
+            try:
+                signed = read_provenance(end.get("provenance"), worker_keys, later=True)
+                shown = (signed.run, signed.record) == (row.run_id, record)
+                shown = shown and signed.steps_to_charge <= row.steps_run
+                why = "its worker signed something else."
+            except BadProvenance as error:
+                shown, why = False, str(error)
+        if not shown:
+            message = f"freed_without_record: it is charged for {row.steps_run} steps, but {why}"
+            yield AuditFinding("ledger", f"reservation {row.reservation_id}", message)
 
 
 def _audit_ledgers(connection: Connection) -> Iterator[AuditFinding]:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from sqlalchemy import Connection, select
 
-from affidavit.certificate import KeyFailure, PublicKey, printable
+from affidavit.certificate import KeyFailure, KeyStore, PublicKey, printable
 from affidavit.certificate.log import (
     BadNote,
     BadTimestamp,
@@ -63,7 +63,8 @@ def _verify(
         if stamp_roots is not None:
             for path in checkpoints:
                 _require_timestamp(path, stamp_roots)
-        return _compare(connection, external, as_json=as_json)
+        keys = KeyStore(settings.worker_keys).public_keys()
+        return _compare(connection, external, keys, as_json=as_json)
 
 
 @audit.command("export-checkpoint")
@@ -104,12 +105,18 @@ def _snapshot(settings: Settings) -> Iterator[Connection]:
         engine.dispose()
 
 
-def _compare(connection: Connection, external: Sequence[Checkpoint], *, as_json: bool) -> int:
+def _compare(
+    connection: Connection,
+    external: Sequence[Checkpoint],
+    worker_keys: Sequence[PublicKey],
+    *,
+    as_json: bool,
+) -> int:
     from affidavit.service.log.audit import audit as findings_of
     from affidavit.service.log.audit import count_pending
 
     with Console(stderr=True).status("Comparing the log with the database"):
-        findings = list(findings_of(connection, external))
+        findings = list(findings_of(connection, external, worker_keys))
     pending = count_pending(connection)
     try:
         last = last_checkpoint(connection)

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from affidavit.certificate import SigningKey
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.models import CompletionRequest
 from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
@@ -113,6 +115,32 @@ def test_a_lease_that_is_not_as_the_log_says_is_found(yard: Yard) -> None:
     job = taken(yard)
     assert yard.say(job, "heartbeat", steps=0, wants=99).json()["granted"] == STEPS
     assert yard.altered() == where
+
+
+@ON_SQLITE
+def test_a_charge_that_no_worker_signed_for_is_found(yard: Yard) -> None:
+    """Whoever can write to the database settles a run early, and charges its steps to nobody."""
+    genuine = yard.request(yard.certify()).json()
+    job = yard.claim()
+    yard.start(job)
+    yard.complete(job, 7)
+    assert yard.charged(genuine) == ("settled", 7)
+    assert not charges(yard, yard.key)
+    assert charges(yard, SigningKey.generate("other")) == [f"reservation {genuine['reservation']}"]
+    run, _ = begun(yard)
+    call = CommandContext(actor="token:work", at=datetime.now(UTC))
+    with writer(yard.engine).begin() as connection:
+        held = transitions.hold_reservation(connection, run["reservation"], call)
+        held.settle(1, digest(), None)
+    assert not replay(yard.engine)
+    assert not yard.altered()
+    assert charges(yard, yard.key) == [f"reservation {run['reservation']}"]
+
+
+def charges(yard: Yard, key: SigningKey) -> list[str]:
+    """What the audit finds where this worker's key is known."""
+    with snapshot(yard.engine) as connection:
+        return [finding.where for finding in audit(connection, [], [key.public])]
 
 
 def audited(yard: Yard, document: Callable[..., dict[str, Any]], when: str) -> Any:
