@@ -38,6 +38,8 @@ from affidavit.plan import (
 )
 
 Cut = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
+NARROW = 1e-4
+"""Relative width of a bracket beside which no other is asked."""
 ROUNDING = 1e-8
 """Relative difference of two Gaussian-DP parameters that is rounding."""
 
@@ -129,9 +131,14 @@ class LeastCurve:
         results, errors = [], []
         for curve in self.curves:
             try:
-                results.append(answer(curve))
+                result = answer(curve)
             except AccountantError as error:
                 errors.append(error)
+                continue
+            results.append(result)
+            # No other upper end lies below what the run attains.
+            if 0 < result.lower >= result.upper * (1 - NARROW):
+                break
         if not results:
             raise errors[0]
         return reduce(Bracket.intersect, results)
