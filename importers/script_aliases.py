@@ -52,12 +52,8 @@ def escape_of(
     while True:
         before = len(names)
         for node in script.nodes:
-            if (
-                name_of(node) in names
-                and isinstance(node, ast.Attribute)
-                and script.is_of(node, OF_LAYERS)
-            ):
-                continue  # torch.optim is no item "optim"
+            if name_of(node) in names and _is_of_layers(script, node):
+                continue
             if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
                 escaped = _follow(script, node, names)
                 if methods and escaped is None and name_of(node) in names:
@@ -72,6 +68,13 @@ def escape_of(
                 _returned(script, node, names)
         if len(names) == before:
             return None
+
+
+def _is_of_layers(script: Script, node: ast.AST) -> bool:
+    """Whether it is of a package of layers, as ``torch.optim``, or what a call of one returns."""
+    if isinstance(node, ast.Name):
+        node = getattr(script.value_of(node), "func", node)
+    return isinstance(node, ast.Attribute) and script.is_of(node, OF_LAYERS)
 
 
 def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:

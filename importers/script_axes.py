@@ -21,6 +21,7 @@ from affidavit.importers.training_loop import (
     SIZES,
     WRAPPERS,
     Seen,
+    content_of,
     inside,
     reads_records,
 )
@@ -35,7 +36,7 @@ EXTREMES = frozenset(NAMES["extremes"])
 JOINS = frozenset(NAMES["joins"])
 VIEWS = frozenset(NAMES["views"])
 AXIS_SECOND = frozenset(NAMES["axis_second"])
-JOINING = SUMS | EXTREMES | {"next"}
+JOINING = SUMS | EXTREMES | {"next", "bincount", "value_counts", "Counter"}
 """What makes something of all records, or draws a lot of its own, where a loss names it."""
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
@@ -204,8 +205,11 @@ class Meetings:
         bound = self.script.parents.get(getattr(self.script.binding_of(node), "node", node), node)
         bound = self.script.parents[bound] if isinstance(bound, ast.Tuple) else bound
         made = getattr(bound, "value", None) if isinstance(bound, ast.Assign) else None
-        total = made if last_name(getattr(made, "func", node)) in JOINING else None
-        if self.beside and any(reads_records(self.values, item) for item in (node, total) if item):
+        totals = [
+            part for part in content_of(made or node)
+            if isinstance(part, ast.Call) and last_name(part.func) in JOINING
+        ]  # fmt: skip
+        if self.beside and any(reads_records(self.values, item) for item in (node, *totals)):
             self._fault("joined", node)
         return None
 

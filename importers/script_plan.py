@@ -234,7 +234,8 @@ class Reading(Quantities):
             raise Unreadable(trainings[0], "the length of training cannot be determined")
         self.values.plain_loaders = True
         updates = self.values.updates
-        own = around(self.values, updates[0]) if len(updates) == 1 else passes_of(self.values)
+        runs = len(updates) == 1 and not any(call.trains for call in self.library.beside)
+        own = around(self.values, updates[0]) if runs else passes_of(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _updates(self) -> list[ast.Call]:

@@ -123,7 +123,13 @@ def updates_beside(values: Values) -> ast.AST | None:
             for target in node.targets
         }
         for node, seen in at.items():
+            call = node.value if isinstance(node, ast.Expr) else None
             if (
+                isinstance(call, ast.Call)
+                and call not in values.updates
+                and last_name(call.func) in ("apply_gradients", "minimize", "assign_sub")
+                and any(reads_content(arg, seen) for arg in call.args)
+            ) or (
                 isinstance(node, ast.Assign)
                 and values.script.parents.get(step) is not node
                 and reads_content(node.value, seen - moved)

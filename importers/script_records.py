@@ -438,6 +438,11 @@ def _differentiated(node: ast.AST) -> ast.expr | None:
     Of optax' ``update(gradients, state)`` and Flax' ``apply_gradients``, it is the gradients.
     """
     match node:
+        case ast.Call(func=ast.Attribute(attr=name), args=[loss, *_]) if name.lstrip("_") in (
+            "compute_gradients",
+            "minimize",
+        ):
+            return loss
         case ast.Call(func=ast.Attribute(attr="update"), args=[gradients, _, *_]):
             return gradients
         case ast.Call(func=ast.Attribute(attr="apply_gradients")):

@@ -253,6 +253,9 @@ def repeating(values: Values) -> ast.AST | None:
                 return node
     for step in steps_of(values):
         scope, loop = script.scope_of(step), _loop_around(script, step)
+        for call in script.called("virtual_step"):
+            if _loop_around(script, call) is loop and not exclude_each_other(script, call, step):
+                return call
         formed: ast.Call | None = None
         calls = script.called("backward", "zero_grad", "step")
         for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
@@ -855,7 +858,7 @@ def _passed_on(node: ast.AST, seen: Seen, reads: Callable[[ast.AST, Seen], bool]
             named = keywords_of(call) if last_name(function) not in STEPPING else {}
             told = [*arguments, *named.values()] if last_name(function) != "backward" else []
             owner = function.value if isinstance(function, ast.Attribute) else function
-            return {last_name(owner) or ""} if any(reads(item, seen) for item in told) else set()
+            return {_held_by(owner) or ""} if any(reads(item, seen) for item in told) else set()
     return set()
 
 

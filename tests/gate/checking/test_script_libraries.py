@@ -228,6 +228,45 @@ def test_functions_of_jax_learn_from_clipped_gradients_alone(
     assert (code in codes) if code else not codes
 
 
+TAPE = """\
+import tensorflow as tf
+x, y = load()
+rows = tf.data.Dataset.from_tensor_slices((x, y))
+@tf.function
+def train_step(x, y):
+    {lot}
+    with tf.GradientTape() as tape:
+        loss = f(y, model(x))
+        told = o._compute_gradients(loss, model.trainable_variables, tape=tape)
+    o.apply_gradients(told)
+    {after}
+    return tf.reduce_mean(loss)
+for x, y in rows:
+    loss = train_step(x, y)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "code"),
+    [
+        ("end", "print(loss)", None),
+        ("after", "other.apply_gradients(zip(tape.gradient(noise, w), w))", None),
+        ("after", "other.apply_gradients(zip(tape.gradient(loss, w), w))", "other_optimizer"),
+        ("lot", "x = x - tf.reduce_mean(x, axis=0)", "joined_records"),
+        ("end", "if loss < 1: break", "data_dependent_stop"),
+    ],
+)
+def test_steps_of_keras_that_a_script_takes_itself_are_followed(
+    part: str, text: str, code: str | None
+) -> None:
+    parts = {"lot": "pass", "after": "pass", "end": "pass"} | {part: text}
+    partial = script_importer.read((KERAS + OPTIMIZER + TAPE.format(**parts)).encode())
+    assert partial is not None
+    codes = {item.code for item in partial.broken} - {"microbatches"}
+    assert codes == ({code} if code else set())
+
+
 @pytest.mark.parametrize(("key", "broken"), [("loss", True), ("val_loss", False)])
 def test_the_history_of_own_records_stops_nothing(key: str, broken: bool) -> None:
     loop = f"for e in range(3):\n    h = {FIT}    if h.history['{key}'][0] < 1: break\n"

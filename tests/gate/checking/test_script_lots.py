@@ -477,6 +477,10 @@ for x in loader:
         (ENGINE, "    optimizer.step()", "    loss = f(m(x), reduction='none')\n"
          "    optimizer.step(loss=loss.topk(3).values)", "joined_records"),
         (ENGINE, "engine.attach(optimizer)\n", "", "other_optimizer"),
+        (ENGINE, "optimizer.step()", "optimizer.virtual_step()\n    optimizer.step()",
+         "repeated_gradients"),
+        (ENGINE, "optimizer.step()", "if x: optimizer.virtual_step()\n    else: optimizer.step()",
+         None),
         (ENGINE, "attach(optimizer)", "attach(other)", "other_optimizer"),
     ],
 )  # fmt: skip
@@ -486,7 +490,7 @@ def test_what_the_private_call_makes_is_what_trains(
     partial = script_importer.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
     assert partial is not None
     codes = {item.code for item in partial.broken}
-    known = {"other_optimizer", "data_dependent_stop", "joined_records"}
+    known = {"other_optimizer", "data_dependent_stop", "joined_records", "repeated_gradients"}
     assert codes & known == ({code} if code else set())
 
 

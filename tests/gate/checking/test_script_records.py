@@ -207,6 +207,19 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("weight", "code"),
+    [
+        ("1 / np.bincount(rows)", "joined_records"),
+        ("torch.ones(len(np.bincount(rows)))", None),
+        ("1 / np.bincount(others)", None),
+    ],
+)
+def test_losses_are_not_weighed_by_all_records(weight: str, code: str | None) -> None:
+    data = f"rows = some()\ndata = TensorDataset(rows)\nweight = {weight}"
+    assert broken(data=data, loss="loss = f(out, y, weight)") == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
     ("row", "loss"),
     [
         ("x = x.repeat(1, 3, 1, 1)", "loss = loss / len(x)"),
@@ -379,7 +392,12 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ("", "d['a'] = f(rows, model); save(models[d['b']])", None),
         ("", "runs[f(rows, model)] = 1; save(runs[max(runs)])", "data_dependent_stop"),
         ("", "if loss > 9: model.load_state_dict(last)", "data_dependent_stop"),
-        ("", "pass\n    total = 0", None),
+        (
+            "",
+            "told['a'].append(loss.item())\n        if told['a'][-1] < 9: break",
+            "data_dependent_stop",
+        ),
+        ("", "told['b'].append(9)\n        if told['b'][-1] < 9: break", None),
         ("", "if loss > 9: sys.exit()", "data_dependent_stop"),
         (
             "",
