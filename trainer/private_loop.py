@@ -21,7 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from inspect import Parameter, signature
+from inspect import GEN_CLOSED, Parameter, getgeneratorstate, signature
 from pathlib import Path
 from types import MethodType
 from typing import Any, Self
@@ -386,6 +386,12 @@ class PrivateRun:
 
         Raises ``LoopError`` and ``Diverged``.
         """
+        if not self._closed and getgeneratorstate(self._stream) == GEN_CLOSED:
+            raise LoopError(
+                "loop",
+                f"a failure ended the loop at step {self.step}. Call run.close(), and private "
+                "again, which resumes the run.",
+            )
         return self._stream
 
     def _batches(self) -> Generator[Batch]:

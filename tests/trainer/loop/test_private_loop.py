@@ -288,6 +288,9 @@ def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) 
 
     with pytest.raises(LoopError):
         go()
+    if wrong is no_step:  # and does not end in silence where it is asked for batches again
+        with pytest.raises(LoopError, match="resumes the run"):
+            iter(run)
     assert sum(entry["type"] == "charge" for entry in entries_of(tmp_path)) == 1
     if wrong not in (two_steps, step_caught):
         for item, was in zip(run._model.module.parameters(), before, strict=True):
