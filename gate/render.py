@@ -68,7 +68,8 @@ def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Tab
     for heading in texts:
         table.add_column(heading)
     for heading in numbers:
-        table.add_column(heading, justify="right")
+        # Texts give way first: a number that is cut off is another number.
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

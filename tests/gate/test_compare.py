@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
 from click.testing import Result
+from rich.console import Console
+
+from affidavit.gate.render import plain_table
 
 Document = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]
@@ -63,3 +67,11 @@ def test_a_plan_that_cannot_be_read_is_named(save: Save, document: Document, run
     result = run("compare", save(document()), "missing.yaml")
     assert result.exit_code == 2
     assert "missing.yaml: unreadable" in result.stderr
+
+
+def test_a_narrow_terminal_cuts_no_number_while_a_text_can_give_way() -> None:
+    table = plain_table("", ("first", "second"), ("ε ≤", "σ"))
+    table.add_row("e2e dp-muon published", "e2e dp-sgd published", "0.856243", "2.339512")
+    console = Console(width=30, file=StringIO())
+    console.print(table)
+    assert {"0.856243", "2.339512"} <= set(console.file.getvalue().split())  # type: ignore[attr-defined]
