@@ -11,6 +11,7 @@ from .claim import Claimed as Claimed
 from .claim import significant as significant
 from .codes import code_meanings as code_meanings
 from .codes import explain as explain
+from .diagnostics import CodedError as CodedError
 from .diagnostics import Kind as Kind
 from .diagnostics import MalformedPlan as MalformedPlan
 from .diagnostics import PlanError as PlanError

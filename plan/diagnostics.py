@@ -50,6 +50,16 @@ class Reason:
         return f"{self.code}{where}: {self.message} {self.remedy}".rstrip()
 
 
+class CodedError(Exception):
+    """What went wrong, with a stable ``code`` and a ``remedy``; each room has kinds of its own."""
+
+    def __init__(self, code: str, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}".rstrip())
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+
+
 class PlanError(Exception):
     """Base of both refusals; always carries at least one reason."""
 

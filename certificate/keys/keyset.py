@@ -57,7 +57,7 @@ from affidavit.certificate.keys.key import (
     parse_instant,
 )
 from affidavit.certificate.verification.trust_policy import TrustPolicy
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
@@ -66,14 +66,8 @@ MOST_ROOTS, MOST_KEYS = 32, 1024
 NO_END = "9999-12-31T23:59:59Z"
 
 
-class KeysetError(Exception):
-    """A keyset that cannot be used: a stable code, what is wrong and what to do."""
-
-    def __init__(self, code: str, message: str, remedy: str) -> None:
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        super().__init__(f"{message} {remedy}")
+class KeysetError(CodedError):
+    """A keyset that cannot be used."""
 
 
 def _is_none(value: object) -> bool:

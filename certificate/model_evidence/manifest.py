@@ -62,7 +62,7 @@ from affidavit.certificate.dsse import (
 )
 from affidavit.certificate.keys.key import KeyFailure
 from affidavit.certificate.keys.key_store import require_private
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
 
 OPENSSF_TYPE = "https://model_signing/signature/v1.0"
 """The predicate type of a statement that ``model-signing`` writes and reads."""
@@ -75,14 +75,8 @@ FLAGS = {name: getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_
 """How a file is opened; each system has some of them."""
 
 
-class BadModel(Exception):
-    """A model folder that cannot be signed or read: a stable code, and what to do."""
-
-    def __init__(self, code: str, message: str, remedy: str) -> None:
-        super().__init__(f"{message} {remedy}")
-        self.code = code
-        self.message = message
-        self.remedy = remedy
+class BadModel(CodedError):
+    """A model folder that cannot be signed or read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,7 +34,7 @@ from typing import Any
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
-from affidavit.plan import Phase, Plan, Release, plan_from, schedule
+from affidavit.plan import CodedError, Phase, Plan, Release, plan_from, schedule
 
 STEP_OBLIGATIONS = frozenset(
     {
@@ -223,14 +223,8 @@ def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:
     return plan.model_copy(update={"phases": tuple(phases)})
 
 
-class NotTrainable(Exception):
-    """A certificate that allows no run, with a code, a message and a remedy."""
-
-    def __init__(self, code: str, message: str, remedy: str) -> None:
-        super().__init__(f"{message} {remedy}".strip())
-        self.code = code
-        self.message = message
-        self.remedy = remedy
+class NotTrainable(CodedError):
+    """A certificate that allows no run."""
 
 
 def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) -> Execution:

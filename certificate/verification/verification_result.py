@@ -15,6 +15,7 @@ from affidavit.certificate.keys.key import PublicKey, by_id
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.verification.trust_policy import TrustPolicy
+from affidavit.plan import CodedError
 
 STEPS = (
     "size and form",
@@ -33,16 +34,16 @@ STEPS = (
 )
 
 
-class VerificationError(Exception):
-    """The step that rejected a bundle, by number, name and code, and what to do."""
+class VerificationError(CodedError):
+    """The step that rejected a bundle, by number and name."""
 
     def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
+        super().__init__(code, message, remedy)
         self.step = step
         self.step_name = STEPS[step - 1]
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
+
+    def __str__(self) -> str:
+        return f"step {self.step} ({self.step_name}): {self.message} {self.remedy}"
 
 
 class SeenCheckpoint(NamedTuple):

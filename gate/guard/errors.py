@@ -42,15 +42,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from affidavit.plan import CodedError
 
-class GuardStop(Exception):
+
+class GuardStop(CodedError):
     """The run must stop; ``code`` is one of the module's table."""
 
-    def __init__(self, code: str, message: str, remedy: str) -> None:
-        super().__init__(f"{code}: {message} {remedy}")
-        self.code = code
-        self.message = message
-        self.remedy = remedy
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message} {self.remedy}"
 
 
 class StopState:
