@@ -374,10 +374,10 @@ class PrivateRun:
         losses = self._private.accumulate(
             lambda: self._model.losses(batch), records=records, idle=idle
         )
+        self._lossless = None  # only now: a loop may catch what was raised above, and step
         for name, item in self._private.sums().items():
             self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
         self._private.forget_sums()
-        self._lossless = None  # only now: a loop may catch what was raised above and step
         shown = losses.mean() if self._run.shows_private else losses.new_zeros(())
         return shown.requires_grad_()
 
