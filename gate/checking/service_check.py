@@ -11,6 +11,7 @@ per server, and is ``block`` until the service has been reached once.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ class ServiceCheck:
         version = self._client.policy(policy["name"], policy["version"])
         on_outage = version.policy.root.get("on_outage")
         if on_outage in ON_OUTAGE:
-            self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
+            with suppress(OSError):  # whose outage then blocks
+                self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
 
     def _on_outage(self) -> str:
         try:

@@ -103,3 +103,14 @@ def test_no_answer_makes_a_command_fail_or_a_weak_plan_pass(
         text = f"{kind} {forms[which]}: {ended.output}"
         assert ended.exit_code in (Exit.CERTIFIED, Exit.BLOCKED, Exit.UNDECIDED), text
         assert kind == "good" or ended.exit_code != Exit.CERTIFIED, text
+
+
+def test_an_answer_counts_where_nothing_can_be_stored(
+    service: Callable[..., None], run: Any, save: Any, document: Any, monkeypatch: Any
+) -> None:
+    plan = save(document(), "plan.json")
+    digest = json.loads(run("certify", plan, "--json").stdout)["plan_digest"]
+    monkeypatch.setenv("AFFIDAVIT_CACHE", f"{plan}/cache")
+    service(answer(digest), POLICY)
+    ended = run("check", plan, "--server", "http://service.test")
+    assert ended.exit_code == Exit.CERTIFIED, ended.output
