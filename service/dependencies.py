@@ -16,6 +16,7 @@ from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engines import RayJobs, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, KubernetesJobs, judge_by
 from affidavit.service.fair_queue import Turns
+from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.four_eyes import SecondPerson
 from affidavit.service.identity.openid_sign_in import CodeFlow
@@ -131,6 +132,10 @@ class Services:
         )
         self.head = head()
         self.public_url = settings.public_url
+
+    def call_of(self, actor: Actor) -> CommandContext:
+        """The context of a change that ``actor`` makes now."""
+        return CommandContext(actor=actor.name, at=self.clock.now())
 
     def key_records(self) -> list[dict[str, Any]]:
         """Public records of every key that signs here, signed certificates, or is in the keyset.

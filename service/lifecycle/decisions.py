@@ -50,7 +50,7 @@ from affidavit.service.certificate_store import (
 from affidavit.service.certificate_tables import requests
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
-from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.keys import Keyring
 from affidavit.service.lifecycle.issuance import sign_approved, statement_of
 from affidavit.service.lifecycle.models import (
@@ -263,9 +263,8 @@ def revoke(
             )
         new = certificate.status is not Status.REVOKED
         if new:
-            insert_revocation(
-                connection, certificate, request.code, request.reason, actor=actor.name, at=at
-            )
+            call = CommandContext(actor=actor.name, at=at)
+            insert_revocation(connection, certificate, request.code, request.reason, call)
         return _revocation_of(connection, certificate), new
 
 
@@ -274,12 +273,10 @@ def insert_revocation(
     certificate: StoredCertificate,
     code: str,
     reason: str,
-    *,
-    actor: str,
-    at: datetime,
+    call: CommandContext,
 ) -> None:
     """Revoke ``certificate``, a current issue that ``hold`` locks, in this transaction."""
-    row = {"code": code, "reason": reason, "revoked_by": actor, "at": at}
+    row = {"code": code, "reason": reason, "revoked_by": call.actor, "at": call.at}
     insert_logged(connection, revocations, {**_row_of(certificate), **row}, revocation_entry)
 
 

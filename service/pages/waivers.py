@@ -96,8 +96,7 @@ def revoke_waiver(
     reason = form.get("reason")
     if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
         raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
-    now = services.clock.now()
-    revoke(services.policies, waiver_id, reason, actor=actor.name, at=now)
+    revoke(services.policies, waiver_id, reason, services.call_of(actor))
     return see_other("/waivers", done="revoked")
 
 

@@ -19,7 +19,7 @@ policy and would not apply to the draft.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import Connection, insert
 
@@ -34,6 +34,7 @@ from affidavit.service.certificate_store import (
 )
 from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, alone
 from affidavit.service.lifecycle.decisions import insert_revocation
 from affidavit.service.lifecycle.issuance import statement_of
@@ -52,7 +53,7 @@ from affidavit.service.policies.store import (
     waiver_revocations,
 )
 from affidavit.service.problems import Problem
-from affidavit.service.teams import DEFAULT, may_see
+from affidavit.service.teams import may_see
 
 MAX_VALIDITY = timedelta(days=366)
 """How long a waiver may be valid."""
@@ -65,9 +66,7 @@ def activate(
     store: PolicyStore,
     policy: Policy,
     key: SigningPort,
-    *,
-    actor: str,
-    at: datetime,
+    call: CommandContext,
     approve: Approve = alone,
 ) -> tuple[StoredPolicy, bool]:
     """The stored policy, and whether this call activated it.
@@ -85,7 +84,7 @@ def activate(
         _require_next_version(policy, last)
         policies.with_policy(policy)
         approve(connection)
-        return insert_policy(connection, policy, key, actor, at), True
+        return insert_policy(connection, policy, key, call), True
 
 
 def _require_next_version(policy: Policy, last: Policy | None) -> None:
@@ -120,23 +119,20 @@ def grant(
     store: PolicyStore,
     request: WaiverRequest,
     key: SigningPort,
-    *,
-    actor: str,
-    at: datetime,
-    team: str = DEFAULT,
+    call: CommandContext,
+    team: str,
     approve: Approve = alone,
 ) -> StoredWaiver:
-    """Grant a waiver to ``team``, or to the one that ``request`` names.
+    """Grant a waiver to ``team``.
 
     Raises ``PolicyConflict``, ``FourEyesRequired``, ``OtherTeam``, ``PolicyTampered``.
 
     The same request by the same granter in the same second is the same waiver, of one team.
     """
-    team = request.team or team
-    now = at.replace(microsecond=0)
+    call = replace(call, at=call.at.replace(microsecond=0))
     with store.writing() as connection:
         lock_policies(connection)
-        waiver = _checked(store, connection, request, actor, now)
+        waiver = _checked(store, connection, request, call)
         if (granted := store.waiver_in(connection, waiver.id)) is not None:
             if granted.team != team:
                 raise PolicyConflict(
@@ -146,23 +142,21 @@ def grant(
                 )
             return granted
         approve(connection)
-        return insert_waiver(connection, waiver, team, key, now)
+        return insert_waiver(connection, waiver, team, key, call.at)
 
 
 def _checked(
-    store: PolicyStore, connection: Connection, request: WaiverRequest, actor: str, now: datetime
+    store: PolicyStore, connection: Connection, request: WaiverRequest, call: CommandContext
 ) -> Waiver:
     if request.team is not None and not may_see(request.team):
         raise OtherTeam(f"You are not in the team {request.team}.", "Omit `team`.")
     policy = store.policy_set_in(connection).policies.get(request.policy)
-    waiver = _waiver(request, policy, actor, now)
+    waiver = _waiver(request, policy, call)
     _require_four_eyes(connection, waiver)
     return waiver
 
 
-def revoke(
-    store: PolicyStore, waiver_id: str, reason: str, *, actor: str, at: datetime
-) -> StoredWaiver:
+def revoke(store: PolicyStore, waiver_id: str, reason: str, call: CommandContext) -> StoredWaiver:
     """Revoke a waiver with the certificates that rely on it.
 
     A revoked waiver is returned as it is. Raises ``Problem`` if there is no such waiver.
@@ -176,16 +170,16 @@ def revoke(
             return stored
         connection.execute(
             insert(waiver_revocations).values(
-                waiver_id=waiver_id, reason=reason, revoked_by=actor, at=at
+                waiver_id=waiver_id, reason=reason, revoked_by=call.actor, at=call.at
             )
         )
         certificate_ids = certificates_with_waiver(connection, waiver_id)
         body = {"event": "revoked", "reason": reason, "certificates": certificate_ids}
-        append(connection, "waiver", waiver_id, body, actor=actor, at=at)
+        append(connection, "waiver", waiver_id, body, actor=call.actor, at=call.at)
         for certificate_id in certificate_ids:
             cause = f"the waiver {waiver_id} was revoked: {reason}"
-            _revoke_certificate(connection, certificate_id, cause, actor, at)
-        return replace(stored, revoked_by=actor, revoked_at=at, revocation_reason=reason)
+            _revoke_certificate(connection, certificate_id, cause, call)
+        return replace(stored, revoked_by=call.actor, revoked_at=call.at, revocation_reason=reason)
 
 
 def no_such_waiver(waiver_id: str) -> Problem:
@@ -194,7 +188,7 @@ def no_such_waiver(waiver_id: str) -> Problem:
     return Problem(404, "not_found", message)
 
 
-def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: datetime) -> Waiver:
+def _waiver(request: WaiverRequest, policy: Policy | None, call: CommandContext) -> Waiver:
     if policy is None:
         raise PolicyConflict(
             f"There is no active policy {request.policy}.",
@@ -210,7 +204,7 @@ def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: date
             pointer="/dataset",
         )
     expires = request.expires
-    if not now < expires <= now + MAX_VALIDITY:
+    if not call.at < expires <= call.at + MAX_VALIDITY:
         raise PolicyConflict(
             f"A waiver must expire within {MAX_VALIDITY.days} days from now, not at "
             f"{format_instant(expires)}.",
@@ -225,8 +219,8 @@ def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: date
         dataset=request.dataset,
         owner=request.owner,
         reason=request.reason,
-        created_by=actor,
-        created_at=format_instant(now),
+        created_by=call.actor,
+        created_at=format_instant(call.at),
         expires_at=format_instant(expires),
     )
 
@@ -246,7 +240,7 @@ def _require_four_eyes(connection: Connection, waiver: Waiver) -> None:
 
 
 def _revoke_certificate(
-    connection: Connection, certificate_id: str, reason: str, actor: str, at: datetime
+    connection: Connection, certificate_id: str, reason: str, call: CommandContext
 ) -> None:
     """Revoke the current issues of a certificate, trusted and untrusted, that are valid."""
     hold(connection, certificate_id)
@@ -254,7 +248,7 @@ def _revoke_certificate(
     for untrusted in (False, True):
         issue = current(connection, certificate_id, untrusted=untrusted)
         if issue is not None and issue.status not in ended:
-            insert_revocation(connection, issue, "policy_violation", reason, actor=actor, at=at)
+            insert_revocation(connection, issue, "policy_violation", reason, call)
 
 
 # ---- Simulate a draft -------------------------------------------------------------------

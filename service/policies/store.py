@@ -55,6 +55,7 @@ from affidavit.service.certificate_tables import (
     signing_keys,
 )
 from affidavit.service.database import Store, hold
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log.entries import insert_logged, logged
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
@@ -266,20 +267,20 @@ def lock_policies(connection: Connection, *, shared: bool = False) -> None:
 
 
 def insert_policy(
-    connection: Connection, policy: Policy, key: SigningPort, actor: str, at: datetime
+    connection: Connection, policy: Policy, key: SigningPort, call: CommandContext
 ) -> StoredPolicy:
     """Sign ``policy``, store it and log it."""
     envelope = sign_document("policy", policy.as_document(), key)
-    insert_signing_key(connection, key.public.as_record(), at)
+    insert_signing_key(connection, key.public.as_record(), call.at)
+    created: dict[str, Any] = {"created_by": call.actor, "created_at": call.at}
     row = {
         **policy.reference(),
         "envelope": envelope,
         "key_id": key.key_id,
-        "created_by": actor,
-        "created_at": at,
+        **created,
     }
     insert_logged(connection, policies, row, policy_entry)
-    return StoredPolicy(policy=policy, created_by=actor, created_at=at, envelope=envelope)
+    return StoredPolicy(policy=policy, envelope=envelope, **created)
 
 
 def insert_waiver(

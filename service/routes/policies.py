@@ -119,15 +119,13 @@ def activate_policy(
 
 def activate_agreed(services: Services, actor: Actor, policy: Policy) -> tuple[StoredPolicy, bool]:
     """Activate a policy for the API and the pages, or note the request and raise ``Problem``."""
-    now, key = services.clock.now(), services.keyring.current()
+    call, key = services.call_of(actor), services.keyring.current()
     return services.second_person.carry_out(
         "policy",
         {"policy": policy.digest()},
         actor,
-        now,
-        lambda approve: activate(
-            services.policies, policy, key, actor=actor.name, at=now, approve=approve
-        ),
+        call.at,
+        lambda approve: activate(services.policies, policy, key, call, approve),
     )
 
 
@@ -227,16 +225,14 @@ def grant_waiver(
 
 def grant_agreed(services: Services, actor: Actor, request: WaiverRequest) -> StoredWaiver:
     """Grant a waiver for the API and the pages, or note the request and raise ``Problem``."""
-    now, key = services.clock.now(), services.keyring.current()
+    call, key = services.call_of(actor), services.keyring.current()
     team = request.team or actor.works_for
     return services.second_person.carry_out(
         "waiver",
         {**request.model_dump(mode="json"), "team": team},
         actor,
-        now,
-        lambda approve: grant(
-            services.policies, request, key, actor=actor.name, at=now, team=team, approve=approve
-        ),
+        call.at,
+        lambda approve: grant(services.policies, request, key, call, team, approve),
         scope=Scope.APPROVE,
     )
 
@@ -253,6 +249,5 @@ def revoke_waiver(
     query: Annotated[RevocationQuery, Query()],
 ) -> WaiverView:
     """Also revokes the certificates that rely on it; the waiver itself stays on record."""
-    now = services.clock.now()
-    stored = revoke(services.policies, waiver_id, query.reason, actor=actor.name, at=now)
-    return WaiverView.of(stored, now)
+    call = services.call_of(actor)
+    return WaiverView.of(revoke(services.policies, waiver_id, query.reason, call), call.at)

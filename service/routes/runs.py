@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
-from affidavit.service.dependencies import Services, TheServices
+from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, require_serves
 from affidavit.service.identity.actor import Actor, CommandContext, IdempotencyKey, Scope
 from affidavit.service.log.reader import with_inclusion
@@ -206,10 +206,6 @@ Queue = Annotated[
 CHANGE = problems(404, 409)
 
 
-def _call(services: Services, actor: Actor) -> CommandContext:
-    return CommandContext(actor=actor.name, at=services.clock.now())
-
-
 @router.post(
     "/v1/queues/{queue}/claims",
     summary="Claim a run",
@@ -223,7 +219,7 @@ def claim_run(
     Every report about the run needs the ``secret``, which only this response contains.
     """
     require_serves(actor, queue=queue)
-    claimed = services.runs.queue.claim(queue, request, _call(services, actor))
+    claimed = services.runs.queue.claim(queue, request, services.call_of(actor))
     return None if claimed is None else job_of(*claimed)
 
 
@@ -244,7 +240,7 @@ def bundle(actor: Worker, services: TheServices, run_id: RunId) -> Response:
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
 def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> StartedRun:
     """Checks certificate, status, validity, reservation and plan again and commits the budget."""
-    return started_run(services.runs.queue.start(run_id, request, _call(services, actor)))
+    return started_run(services.runs.queue.start(run_id, request, services.call_of(actor)))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -252,7 +248,7 @@ def renew_lease(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> Renewal:
     """The lease starts anew."""
-    return services.runs.queue.change(run_id, _call(services, actor), LockedRun.renew, request)
+    return services.runs.queue.change(run_id, services.call_of(actor), LockedRun.renew, request)
 
 
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
@@ -261,7 +257,7 @@ def upload_record(
 ) -> Renewal:
     """The record is checked against the certificate once the run is reported."""
     return services.runs.queue.change(
-        run_id, _call(services, actor), LockedRun.add_record_part, request
+        run_id, services.call_of(actor), LockedRun.add_record_part, request
     )
 
 
@@ -270,7 +266,7 @@ async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; a run whose record does not conform fails."""
-    return run_of(await services.runs.complete(run_id, request, _call(services, actor)))
+    return run_of(await services.runs.complete(run_id, request, services.call_of(actor)))
 
 
 @router.post("/v1/runs/{run_id}/fail", summary="Give up a run", responses=CHANGE)
@@ -278,5 +274,5 @@ def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
     """Free if it did not begin; otherwise charged in full, unless another worker may continue."""
-    call = _call(services, actor)
+    call = services.call_of(actor)
     return run_of(services.runs.queue.change(run_id, call, LockedRun.fail, request))

@@ -22,6 +22,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.policy import BUILT_IN, Waiver, open_document, policy_from
 from affidavit.service.database import writer
+from affidavit.service.identity.actor import CommandContext
 from affidavit.service.policies.store import insert_policy, insert_waiver
 from tests.service.conftest import ON_SQLITE
 
@@ -292,7 +293,8 @@ def test_what_a_stranger_signed_and_only_the_database_has_certifies_nothing(
     with writer(house.engine).begin() as connection:
         if what == "policy":
             laxer = policy_from({**strict.as_document(), "version": 2, "epsilon_cap": 1000})
-            insert_policy(connection, laxer, stranger, "token:ada", at)
+            call = CommandContext(actor="token:ada", at=at)
+            insert_policy(connection, laxer, stranger, call)
         else:
             waiver = Waiver(
                 rule="policy_epsilon_cap",
