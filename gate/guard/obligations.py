@@ -109,17 +109,14 @@ def certified_run(
         raw = certificate if isinstance(certificate, bytes) else read_bytes(str(certificate))
         expected = read_plan(str(plan)).plan if isinstance(plan, str | Path) else plan
         predicate = verify(raw, _trusted(keys), plan=expected, options=options, now=now).predicate
-    except VerificationError as error:
+        execution = certified_execution(predicate, STEP_OBLIGATIONS)
+    except (VerificationError, NotTrainable) as error:
         raise GuardStop(error.code, error.message, error.remedy) from None
     except MalformedPlan as error:
         reason = error.reasons[0]
         raise GuardStop(reason.code, reason.message, reason.remedy) from None
     except KeyFailure as failure:
         raise GuardStop("unreadable", str(failure), "Give the issuer's keys (keys=).") from None
-    try:
-        execution = certified_execution(predicate, STEP_OBLIGATIONS)
-    except NotTrainable as error:
-        raise GuardStop(error.code, error.message, error.remedy) from None
     except PlanError as error:
         raise GuardStop("open_plan", str(error), "Certify the plan again.") from None
     certified = CertifiedRun(predicate=predicate, plan=execution.plan, execution=execution)
