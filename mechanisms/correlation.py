@@ -251,7 +251,7 @@ class Correlation:
             norms = _norms_of_a_group(at.strategy, at.turn)
         elif at.route == "white_noise" or (apart is not None and is_amplified(self.plan)):
             if apart is None:
-                norms = (_least_stretch(at.strategy, at.turn),)
+                norms = _norms_one_by_one(at.strategy, at.turn)
             elif (spacing := max(apart, at.strategy.bands)) < steps:
                 # It waits for none of these steps, if it was in none of the b - 1 before.
                 most = float(schedule.highest_probability(self.plan, self._phase))
@@ -580,15 +580,26 @@ def _norms_of_a_group(strategy: Strategy, turn: int) -> tuple[tuple[float, int],
     except TooLarge:
         return ((_column_norm(strategy), 1),)
     group = max(range(min(turn, len(norms))), key=lambda first: sum(norms[first::turn] ** 2))
-    ordered = sorted(map(float, norms[group::turn]), reverse=True)
-    levels: list[tuple[float, int]] = []
-    # Equal norms are one level; of too many levels the last takes all that are left.
-    for norm in ordered:
-        if levels and (norm >= levels[-1][0] * (1 - 1e-9) or len(levels) == MOST_NORMS):
-            levels[-1] = (norm, levels[-1][1] + 1)
-        else:
-            levels.append((norm, 1))
-    return tuple((norm, count) for norm, count in levels if norm > 0)
+    ordered = np.sort(norms[group::turn])[::-1]
+    ordered = ordered[ordered > 0]
+    distinct = np.unique(ordered)[::-1]
+    if len(distinct) > MOST_NORMS:
+        # Norms fall towards the end of a run, and fastest there.
+        left = np.unique(np.geomspace(1, len(ordered), MOST_NORMS).astype(int))
+        distinct = ordered[len(ordered) - left][::-1]
+    at_least = np.searchsorted(-ordered, -distinct, side="right")
+    return tuple(zip(map(float, distinct), map(int, np.diff(at_least, prepend=0)), strict=True))
+
+
+def _norms_one_by_one(strategy: Strategy, turn: int) -> tuple[tuple[float, int], ...]:
+    """Norms of releases that steps b = ``turn`` apart show no less than, with how many have each.
+
+    Of C ≥ 0 these are its columns: where they meet, they show more (Kahane's inequality).
+    """
+    with suppress(TooLarge):
+        if strategy.is_nonnegative and column_norms(strategy).size:
+            return _norms_of_a_group(strategy, turn)
+    return (_least_stretch(strategy, turn),)
 
 
 @lru_cache(maxsize=8)
