@@ -203,19 +203,11 @@ class Returned:
 
     def _tunes_a_copy(self, step: ast.Call) -> bool:
         """Whether another optimiser steps on own records what has weights of the private module."""
-        owner = step.func.value if isinstance(step.func, ast.Attribute) else step
-        made = [binding.value for binding in (self.script.binding_of(owner),) if binding]
-        return (
-            any(isinstance(loop, ast.For) and reads_records(self.values, looped_over(loop.iter))
-                for loop in loops_of(self.values, step))
-            and self.is_of_another(step)
-            and any(
-                isinstance(part, ast.Attribute)
-                and last_name(part) in PARAMETERS
-                and not self._copies.isdisjoint(self._owners(part.value))
-                for item in made if item is not None for part in ast.walk(item)
-            )
-        )  # fmt: skip
+        loops = [loop for loop in loops_of(self.values, step) if isinstance(loop, ast.For)]
+        own = any(reads_records(self.values, looped_over(loop.iter)) for loop in loops)
+        binding = self.script.binding_of(getattr(step.func, "value", step))
+        made = None if binding is None else binding.value
+        return own and self.is_of_another(step) and self._is_given(made, self._copies)
 
     @cached_property
     def _copies(self) -> set[object]:
@@ -276,11 +268,16 @@ class Returned:
 
     def _moves_the_module(self, node: ast.expr) -> bool:
         """Whether ``node`` is an optimiser of the private module that the call is not given."""
+        own = self.optimizer is not None and last_name(self.optimizer) == last_name(node)
+        stores = self.script.stored_attributes.get(getattr(node, "attr", ""), [])
         binding = self.script.binding_of(node)
-        own = isinstance(self.optimizer, ast.Name) and self.optimizer.id == last_name(node)
         made = binding.value if binding is not None and not own else node
+        made = assigned_to(self.script, stores[0]) if len(stores) == 1 and not own else made
         modules = [item for item in (self.module, self.names[0]) if item is not None]
-        places = {place for module in modules for place in self._places(module)}
+        return self._is_given(made, {place for item in modules for place in self._places(item)})
+
+    def _is_given(self, made: ast.expr | None, places: set[object]) -> bool:
+        """Whether an optimiser is given the parameters of what has one of these places."""
         return isinstance(made, ast.Call) and any(
             last_name(part) in PARAMETERS and not places.isdisjoint(self._owners(part.value))
             for part in ast.walk(made)

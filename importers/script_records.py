@@ -339,7 +339,7 @@ def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[
 
     fits = [call for call in computed if (last_name(call.func) or "").startswith("fit")]
     fitted = {last_name(getattr(call.func, "value", call)) for call in fits} - {None}
-    for call in values.script.called("fit", "add_loss", "adapt", *NAMES["keeping"]):
+    for call in values.script.called("fit", "add_loss", "adapt", "update_bn", *NAMES["keeping"]):
         name, told = last_name(call.func), keywords_of(call)
         args = [*call.args, *told.values()]
         if name == "fit":
@@ -347,7 +347,7 @@ def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[
             yield from (("joined_records", call) for item in weights if holds(item))
         elif name == "add_loss":
             yield from (("joined_records", call) for item in args if reads_records(values, item))
-        elif name == "adapt":
+        elif name in ("adapt", "update_bn"):
             yield from (("written_weight", call) for item in args if reads_records(values, item))
         elif any(map(holds, args)) and any(
             last_name(part) == "state_dict"
@@ -622,40 +622,35 @@ def _carries(
     seen: Seen,
     uses: dict[str, list[ast.Name | ast.Attribute]],
 ) -> bool:
-    """Whether a part of the loss is of records from earlier turns of the loop with these uses."""
+    """Whether a part of the loss is of records from earlier turns of the loop with these uses.
+
+    What an earlier turn has left is read before it is set, or never set anew.
+    """
     value = _differentiated(statement) or getattr(statement, "value", None)
-    read = list(content_of(value)) if isinstance(value, ast.AST) else []
-    for name in {n.attr for n in read if isinstance(n, ast.Attribute)} & seen:
-        own = uses[f".{name}"] if any(node in read for node in uses[f".{name}"]) else []
+    for part in content_of(value) if isinstance(value, ast.AST) else ():
+        name = last_name(part)
+        if name not in seen - {"loss"} or not isinstance(part, ast.Name | ast.Attribute):
+            continue
+        own = uses[f".{name}" if isinstance(part, ast.Attribute) else name]
         setting = [
             next(outer for outer in values.script.above(node) if isinstance(outer, ast.stmt))
             for node in own
             if isinstance(node.ctx, ast.Store)
         ]
-        end = min(((s.end_lineno, s.end_col_offset) for s in setting), default=(0, 0))
-        if statement not in setting and any(
-            isinstance(node.ctx, ast.Load) and (node.lineno, node.col_offset) < end for node in own
+        if isinstance(part, ast.Attribute):
+            end = min(((s.end_lineno, s.end_col_offset) for s in setting), default=(0, 0))
+            first = any(isinstance(n.ctx, ast.Load) and (n.lineno, n.col_offset) < end for n in own)
+            if part in own and statement not in setting and first:
+                return True
+        elif isinstance(loop, Loop) and not any(
+            other.lineno < statement.lineno or isinstance(statement, ast.AugAssign)
+            for other in setting
         ):
-            return True  # what an earlier lot has left is read before it is set
-    if not isinstance(loop, Loop):
-        return False
-    earlier = {
-        binding
-        for name in {n.id for n in read if isinstance(n, ast.Name)} & seen - {"loss"}
-        if not any(
-            isinstance(node.ctx, ast.Store)
-            and (node.lineno < statement.lineno or isinstance(statement, ast.AugAssign))
-            for node in uses[name]
-        )
-        for binding in _own(values, name, loop)
-    }
-    return any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in earlier)
-
-
-def _own(values: Values, name: str, loop: Loop) -> list[ast.AST]:
-    scope = values.script.scope_of(loop)
-    bindings = values.script.bindings.get((scope, name), [])
-    return [item.node for item in bindings if not isinstance(item.node, ast.arg)]
+            bindings = values.script.bindings.get((values.script.scope_of(loop), part.id), [])
+            bound = [item.node for item in bindings if not isinstance(item.node, ast.arg)]
+            if any(getattr(node, "lineno", loop.lineno) < loop.lineno for node in bound):
+                return True
+    return False
 
 
 # ---- who else learns from the lots ------------------------------------------------------------
@@ -695,10 +690,12 @@ def set_by_records(values: Values) -> ast.AST | None:
                 statement = values.script.parents[node]
             case _:
                 continue
-        root: ast.AST = target.value
-        while isinstance(root, ast.Attribute | ast.Subscript):
-            root = root.value
-        if (last_name(root) or "").lower().endswith(MODELS[:3]) and any(
+        owner: ast.AST = target
+        owners = list[str]()
+        while isinstance(owner, ast.Attribute | ast.Subscript):
+            owner = owner.value
+            owners.append((last_name(owner) or "").lower())
+        if any(name.endswith(MODELS[:3]) for name in owners) and any(
             reads_records(values, item)
             or any(reads_content(item, at[statement]) for at in lots if statement in at)
             for item in args

@@ -92,7 +92,8 @@ def _steps(values: Values) -> list[ast.Call]:
             name = (last_name(node.value) or "").lower()
             if any(part in name for part in OTHER_STEPS) and "optim" not in name:
                 continue
-            if node.attr != "step" and node.attr in values.script.functions:
+            own = node.attr != "step" or getattr(node.value, "id", "") == "self"
+            if own and node.attr in values.script.functions:
                 continue  # its own steps count
             if node.attr == "fit" and _prepares(values.script, node.value):
                 continue
@@ -140,7 +141,11 @@ def _owner(call: ast.Call) -> str | None:
 
 def steps_of(values: Values) -> list[ast.Call]:
     """The calls of ``step()`` that may be an optimiser's, and what steps privately beside them."""
-    steps = [call for call, _ in values.script.method_calls("step") if _optimises(call)]
+    script = values.script
+    steps = [
+        call for call, owner in script.method_calls("step") if _optimises(call)
+        and not ("step" in script.functions and getattr(owner, "id", "") == "self")
+    ]  # fmt: skip
     return [*steps, *values.updates]
 
 
@@ -726,10 +731,11 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
 
     They are followed back along names, to what is a part of other data.
     """
-    script, told = values.script, set[ast.AST]()
+    script, told, packaged = values.script, set[ast.AST](), set[str]()
     todo = list(starts)
     while todo:
         node = todo.pop()
+        packaged.add(_of_a_package(script, node))
         match node:
             case ast.Name() | ast.Attribute() if places := stored_at(script, node):
                 own = [place for place in places if not values.is_rebound(place)]
@@ -756,7 +762,10 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
             part
             for item in script.nodes
             if isinstance(item, ast.Assign)
-            and not told.isdisjoint(stored_at(script, _held(script, item.value)))
+            and (
+                not told.isdisjoint(stored_at(script, held := _held(script, item.value)))
+                or _of_a_package(script, held) in packaged - {""}
+            )
             for target in item.targets
             for part in ast.walk(target)
             if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store)
@@ -764,6 +773,15 @@ def records_at(values: Values, starts: Iterable[ast.AST | None]) -> frozenset[as
         if told >= others:
             return frozenset(told)
         told |= others
+
+
+def _of_a_package(script: Script, node: ast.AST | None) -> str:
+    """What makes a data set of a package: the same call makes the same records of it again."""
+    if not isinstance(node, ast.Call) or not script.is_of(node.func, ("torchvision", "torchtext")):
+        return ""
+    told = keywords_of(node)
+    same = {key: ast.dump(told[key]) for key in sorted(told) if "transform" not in key}
+    return ast.dump(node.func) + str(same | {"": [ast.dump(item) for item in node.args]})
 
 
 def _are_of_one(script: Script, name: ast.AST, places: list[ast.AST]) -> bool:

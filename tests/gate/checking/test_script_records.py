@@ -206,6 +206,13 @@ def test_a_lot_that_is_normalised_as_a_whole_is_not_certified(row: str) -> None:
     assert broken(row=row) == {"joined_records"}
 
 
+@pytest.mark.parametrize(("train", "code"), [("True", "data_dependent_stop"), ("False", None)])
+def test_a_data_set_that_is_made_again_is_of_the_same_records(train: str, code: str | None) -> None:
+    data = "from torchvision.datasets import MNIST\ndata = MNIST('.', train=True, transform=t)\n"
+    data += f"val = DataLoader(MNIST('.', train={train}))"
+    assert broken(data=data, after="if f(val, model) > 9: break") == ({code} if code else set())
+
+
 @pytest.mark.parametrize(
     ("weight", "code"),
     [
@@ -398,6 +405,9 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
             "data_dependent_stop",
         ),
         ("", "told['b'].append(9)\n        if told['b'][-1] < 9: break", None),
+        ("", "self.net.centre = out.mean(0)", "other_optimizer"),
+        ("", "pass\nupdate_bn(rows, model)", "other_optimizer"),
+        ("", "pass\nupdate_bn(others, model)", None),
         ("", "if loss > 9: sys.exit()", "data_dependent_stop"),
         (
             "",
@@ -549,6 +559,21 @@ def test_a_copy_of_the_private_model_is_tuned_on_public_records_alone() -> None:
         assert partial is not None
         codes.append({item.code for item in partial.broken} - {"private_divisor"})
     assert codes == [{"other_optimizer"}, set()]
+
+
+@pytest.mark.parametrize(
+    ("line", "codes"), [("self.other.step()", {"other_optimizer"}), ("pass", set())]
+)
+def test_a_trainer_may_have_a_method_that_steps(line: str, codes: set[str]) -> None:
+    trainer = (
+        "class Trainer:\n    def __init__(self):\n        self.other = SGD(m.parameters())\n"
+        "    def step(self, x, y):\n        f(model(x), y).backward()\n        optimizer.step()\n"
+        f"        {line}\n    def run(self):\n        for x, y in loader:\n"
+        "            self.step(x, y)\nTrainer().run()\n"
+    )
+    partial = script_importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + trainer).encode())
+    assert partial is not None
+    assert {item.code for item in partial.broken} - {"private_divisor"} == codes
 
 
 def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
