@@ -75,7 +75,7 @@ class _Transitions:
     meetings: Array
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _transitions(order: int, separation: int, lags: int) -> _Transitions | None:
     """Those of ``order`` records over so many ``lags``; None where there are too many.
 
@@ -127,7 +127,7 @@ def _transitions(order: int, separation: int, lags: int) -> _Transitions | None:
         drawn=drawn_,
         left_out=left_out,
         ways=ways_,
-        meetings=meetings,
+        meetings=meetings.astype(np.int16),
     )
 
 
