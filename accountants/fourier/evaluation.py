@@ -205,13 +205,18 @@ def crossing(
     return low, high
 
 
+FAR = 1000.0
+"""Distance in noise of one release, beyond which the law of a saddle point fills gigabytes."""
+
+
 def approximate_epsilon(event: Event, delta: float) -> float:
     """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does.
 
-    That of one release has a closed form; its noise may be too small for a saddle point.
+    One release of hardly any noise is read in closed form.
     """
     result = directions(event)
-    if laws := single_release(result):
+    laws = single_release(result)
+    if any(law.mu > FAR for law in laws):
         return max(epsilon_of(law, delta).upper for law in laws)
     return max(
         (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in result), default=0.0
