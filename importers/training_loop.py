@@ -9,6 +9,7 @@ than none.
 from __future__ import annotations
 
 import ast
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -42,6 +43,8 @@ MODELS = NAMES["models"]
 Seen = set[str | ast.AST]
 """Names of what records may have set, and calls that look at them."""
 STEPPING = ("step", "virtual_step")
+NESTED = 4
+"""How many loops inside each other have a second turn, so that no script takes long."""
 LOSS_METHODS = NAMES["loss_methods"]
 LOT_LOSSES = NAMES["lot_losses"]
 TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
@@ -611,16 +614,18 @@ def seen_at(
     return at
 
 
-def _in_turns(statements: list[ast.stmt | ast.NamedExpr]) -> list[ast.stmt | ast.NamedExpr]:
-    """Statements in the order in which they run, those of each loop twice."""
+def _in_turns(
+    statements: list[ast.stmt | ast.NamedExpr], depth: int = 0
+) -> list[ast.stmt | ast.NamedExpr]:
+    """Statements in the order in which they run, those of each of the first loops twice."""
     order, done = list[ast.stmt | ast.NamedExpr](), -1
     for i, node in enumerate(statements):
         if i > done:
             order.append(node)
             if isinstance(node, ast.For | ast.While):
-                end = node.end_lineno or 0
-                inner = [item for item in statements[i + 1 :] if item.lineno <= end]
-                order += _in_turns(inner) * 2
+                end = bisect.bisect(statements, node.end_lineno or 0, key=lambda item: item.lineno)
+                inner = statements[i + 1 : end]
+                order += _in_turns(inner, depth + 1) * (2 if depth < NESTED else 1)
                 done = i + len(inner)
     return order
 

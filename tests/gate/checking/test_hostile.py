@@ -89,6 +89,14 @@ def test_a_script_beyond_all_size_is_not_parsed(checked: Any) -> None:
     assert "longer than" in only(document)["message"]
 
 
+def test_many_loops_inside_each_other_are_read(checked: Any) -> None:
+    loops = "".join(" " * i + "for x in loader:\n" for i in range(30))
+    step = "".join(" " * 30 + line + "\n" for line in ("f(m(x)).backward()", "optimizer.step()"))
+    Path("cfg.yaml").write_text("noise: 1.0\n")
+    Path("train.py").write_text(SCRIPT + loops + step)
+    assert checked("train.py")[0] == 2
+
+
 def test_an_unknown_encoding_is_refused_on_the_first_line(checked: Any) -> None:
     Path("train.py").write_text("# -*- coding: none -*-\n" + SCRIPT)
     code, document = checked("train.py")
