@@ -251,13 +251,24 @@ class BoundedByOrder:
 
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises what ``both`` raises if nothing else answers."""
-        return self._least(lambda curve: curve.epsilon(delta))
+        # A small ε takes long to compute; that it is below another is soon known.
+        return self._least(
+            lambda curve: curve.epsilon(delta),
+            lambda curve, bound: curve.delta(bound).upper <= delta,
+        )
 
     def delta(self, epsilon: float) -> Bracket:
         """``[0, δ]`` at ``epsilon`` (nats); raises what ``both`` raises if nothing else answers."""
-        return self._least(lambda curve: curve.delta(epsilon))
+        return self._least(
+            lambda curve: curve.delta(epsilon),
+            lambda curve, bound: curve.delta(epsilon).upper <= bound,
+        )
 
-    def _least(self, answer: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+    def _least(
+        self,
+        answer: Callable[[PrivacyCurve], Bracket],
+        is_below: Callable[[PrivacyCurve, float], bool],
+    ) -> Bracket:
         error, upper, removed, added = None, math.inf, math.inf, math.inf
         try:
             upper = answer(self.both).upper
@@ -265,12 +276,17 @@ class BoundedByOrder:
             error = raised
         with suppress(AccountantError):
             removed = answer(self.removed).upper
-        for curve in self.added:
+        if removed < upper:
             # No more is needed of the other order than that it is the lesser one.
-            if removed >= upper or added <= removed:
-                break
-            with suppress(AccountantError):
-                added = min(added, answer(curve).upper)
+            for curve in self.added:
+                with suppress(AccountantError):
+                    if is_below(curve, removed):
+                        added = removed
+                        break
+            else:
+                for curve in self.added:
+                    with suppress(AccountantError):
+                        added = min(added, answer(curve).upper)
         upper = min(upper, max(removed, added))
         if error is not None and math.isinf(upper):
             raise error

@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import reduce
 from itertools import combinations, combinations_with_replacement
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -181,6 +182,10 @@ def test_moments_of_one_order_leave_the_other_one_to_other_bounds() -> None:
     whole = BoundedByOrder(both=both, removed=run, added=(added,))
     assert run.epsilon(1e-6).upper < added.epsilon(1e-6).upper == whole.epsilon(1e-6).upper
     assert run.delta(5).upper < added.delta(5).upper == whole.delta(5).upper
+    # Of an order that is known to be the lesser one its small ε is not computed.
+    with patch.object(GaussianCurve, "epsilon", side_effect=[both.epsilon(1e-6)]):
+        below = BoundedByOrder(both=both, removed=run, added=(GaussianCurve(mu=0.1),))
+        assert below.epsilon(1e-6) == run.epsilon(1e-6)
 
 
 def test_a_run_shows_no_less_than_its_first_steps() -> None:
