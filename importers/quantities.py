@@ -303,16 +303,21 @@ def uses_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
 
     What it returns may be a part of a chain of optax.
     """
-    names, made = set(), [call]
+    names, made, chains = set(), [call], script.called("chain")
     for part in made:
         outer = script.parents[part]
         if isinstance(outer, ast.Attribute):
             return [outer]
         for target in getattr(outer, "targets", ()):
             names |= {last_name(part) for part in ast.walk(target)}
-        for chain in script.called("chain"):
-            own = any(arg is part or last_name(arg) in names - {None} for arg in chain.args)
-            made += [chain] if own and chain not in made else []
+        known = names - {None}
+        own = [
+            chain
+            for chain in chains
+            if part in chain.args or any(last_name(arg) in known for arg in chain.args)
+        ]
+        made += own
+        chains = [chain for chain in chains if chain not in own]
     return [
         node
         for node in script.nodes
