@@ -122,6 +122,15 @@ class Accountant(Protocol):
 
 
 @runtime_checkable
+class Provable(Accountant, Protocol):
+    """An accountant some of whose bounds the checker has no statement for."""
+
+    def provable_alone(self) -> Accountant:
+        """This accountant without those bounds."""
+        ...
+
+
+@runtime_checkable
 class Attaining(Accountant, Protocol):
     """An accountant that knows pairs of data sets, and not only what dominates them."""
 

@@ -34,6 +34,7 @@ from affidavit.accountants import (
     Bracket,
     NoSolution,
     PrivacyCurve,
+    Provable,
     Sampling,
     Unproved,
     accountant,
@@ -56,15 +57,18 @@ FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 """What an engine with a fault raises: it must decide nothing, nor take the others with it."""
 
 
-def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = True) -> Assessment:
+def certify(
+    plan: Plan, *, engine: str | None = None, second_opinion: bool = True, provable: bool = False
+) -> Assessment:
     """Assess ``plan``; ``engine`` restricts the work to one accountant by name.
 
-    A ``claim`` that the plan carries is compared with the result (see ``with_claim``). Raises
-    ``ValueError`` for an ``engine`` that does not exist.
+    With ``provable`` bounds for which the checker has no statement are left out. A ``claim`` that
+    the plan carries is compared with the result (see ``with_claim``). Raises ``ValueError`` for an
+    ``engine`` that does not exist.
     """
     if engine is not None and engine not in NAMES:
         raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(NAMES)}.")
-    result = _certify(plan, engine, second_opinion)
+    result = _certify(plan, engine, second_opinion, provable)
     if plan.claim is None:
         return result
     # Most plans carry no claim, and need not wait for what explains one to load.
@@ -73,7 +77,9 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
     return with_claim(plan, plan.claim, result, lambda about: _certify(about, engine, False))
 
 
-def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment:
+def _certify(
+    plan: Plan, engine: str | None, second_opinion: bool, provable: bool = False
+) -> Assessment:
     blank = Assessment(
         verdict="refused",
         plan_digest=digest(plan),
@@ -95,7 +101,7 @@ def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
         names = NAMES if engine is None else (engine,)
-        return _assess(blank, lowered, names, second_opinion)
+        return _assess(blank, lowered, names, second_opinion, provable)
     except RefusedPlan as refusal:
         return replace(blank, reasons=refusal.reasons)
 
@@ -116,9 +122,13 @@ class _Answer:
 
 
 def _assess(
-    blank: Assessment, lowered: Lowered, names: tuple[str, ...], second_opinion: bool
+    blank: Assessment,
+    lowered: Lowered,
+    names: tuple[str, ...],
+    second_opinion: bool,
+    provable: bool,
 ) -> Assessment:
-    answer = _first_answer(lowered, names)
+    answer = _first_answer(lowered, names, provable)
     _require_small_delta(lowered.plan, answer.delta.upper)
     opinions = [_opinion(answer.engine, answer.epsilon, answer.confidence)]
     if second_opinion:
@@ -145,13 +155,16 @@ def _assess(
     return _judge(result, answer)
 
 
-def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
+def _first_answer(lowered: Lowered, names: tuple[str, ...], provable: bool) -> _Answer:
     """The answer of the first engine that covers the run; raises ``RefusedPlan``."""
     failures: dict[str, Reason] = {}
     plan = lowered.plan
     for name in _solvers(names) if plan.is_open else names:
         try:
-            return _certain(_ask(accountant(name), lowered), lowered, names)
+            engine = accountant(name)
+            if provable and isinstance(engine, Provable):
+                engine = engine.provable_alone()
+            return _certain(_ask(engine, lowered, decide=not provable), lowered, names)
         except NoSolution as failure:
             raise RefusedPlan(_as_reason(failure, "/target")) from None
         except AccountantError as failure:
@@ -190,7 +203,7 @@ def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answ
     return answer if higher else other
 
 
-def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
+def _ask(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answer:
     solver = Solver(lowered=lowered, engine=engine)
     closed = solver.closed()
     curve, event = solver.enclosed(closed), closed.event()
@@ -198,7 +211,7 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
     if delta is not None:
         searched = curve is solver.curve(event)
         provable = bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
-        result = _decided_bracket(epsilon, bracket, curve, delta)
+        result = _decided_bracket(epsilon, bracket, curve, delta) if decide else bracket
         if not result.lower:
             result = _raised(result, solver.contained(closed).epsilon(delta))
         answer = result, Bracket(lower=delta, upper=delta)
@@ -311,10 +324,18 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
 
 def _proved(answer: _Answer) -> Opinion | None:
     """What the checker proves, where a few quick lattices come within ``AGREEMENT``."""
+    event, delta, engine = answer.lowered.event(), answer.delta.upper, answer.engine
     try:
-        event, delta = answer.lowered.event(), answer.delta.upper
-        _, proof = search_witness(event, answer.provable, delta, AGREEMENT, QUICK_NODES)
-    except (Unproved, *FAULTS):
+        try:
+            _, proof = search_witness(event, answer.provable, delta, AGREEMENT, QUICK_NODES)
+        except Unproved:
+            if not isinstance(engine, Provable):
+                return None
+            looser = engine.provable_alone().curve(event).epsilon(delta)
+            if looser.upper <= answer.provable.upper:
+                return None
+            _, proof = search_witness(event, looser, delta, AGREEMENT, QUICK_NODES)
+    except (Unproved, AccountantError, *FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)
     return Opinion(name="checker", version=OURS, epsilon=Bracket(lower=0.0, upper=upper))

@@ -9,6 +9,7 @@ witness when asked.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,8 +28,10 @@ from affidavit.accountants import (
     Patterns,
     Products,
     Proof,
+    Provable,
     Unproved,
     Witness,
+    accountant,
     bad_witness,
     buffered,
     by_distance,
@@ -49,6 +52,7 @@ from affidavit.accountants import (
     witness_from,
 )
 from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
@@ -65,6 +69,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     Reason,
     RefusedPlan,
+    plan_from,
     schedule,
 )
 
@@ -88,7 +93,34 @@ def proof_document(predicate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_proof(assessment: Assessment) -> Assessment:
-    """``assessment`` with a proof of its bound, or with the reason why there is none."""
+    """``assessment`` with a proof of its bound, or with the reason why there is none.
+
+    Where the checker has no statement for the bound, a larger one that it proves takes its place if
+    the verdict is the same.
+    """
+    provable = _provable(assessment)
+    result = _with_own_proof(provable)
+    if result.proof is None:
+        return replace(assessment, proof_problem=result.proof_problem)
+    return replace(result, groups=assessment.groups)
+
+
+def _provable(assessment: Assessment) -> Assessment:
+    """``assessment``, or the same verdict by the bounds that the checker has statements for."""
+    own, opinions = assessment.epsilon, assessment.accountants
+    if own is None or not opinions or not isinstance(accountant(opinions[0].name), Provable):
+        return assessment
+    plan = plan_from(assessment.plan)
+    looser = certify(plan, second_opinion=False, provable=True)
+    larger = looser.epsilon is not None and looser.epsilon.upper > own.upper * (1 + LOOSENESS)
+    # At noise that the plan leaves open ε hardly differs, and the noise does.
+    noisier = any(map(operator.ne, looser.releases, assessment.releases))
+    if looser.verdict != assessment.verdict or not (larger or noisier):
+        return assessment
+    return certify(plan, second_opinion=True, provable=True) if len(opinions) > 1 else looser
+
+
+def _with_own_proof(assessment: Assessment) -> Assessment:
     stated = statement(
         assessment,
         requester="",

@@ -128,6 +128,40 @@ def test_each_link_of_a_chain_of_neighbours_is_proved() -> None:
         assert refusal.value.code in ("not_proved", "bad_witness")
 
 
+SEPARATED: dict[str, Any] = {
+    "sampling": {"scheme": "b_min_sep", "lot_size": 500, "separation": 2},
+    "noise": {"kind": "bsr", "bands": 2},
+    "steps": 60,
+    "epochs": None,
+    "optimizer": {"name": "dp_sgd"},
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.0}],
+}
+
+
+def test_a_larger_bound_that_is_proved_takes_the_place_of_one_that_is_not() -> None:
+    """Moments have no statement; without them the verdict is the same, and the bound is proved."""
+    assessment = certify(plan_from(plan_document(**SEPARATED, target={"delta": 1e-6})))
+    proved = with_proof(assessment)
+    assert proved.proof is not None
+    assert assessment.epsilon is not None
+    assert proved.epsilon is not None
+    assert proved.epsilon.upper > 1.1 * assessment.epsilon.upper
+    # The second opinion is the same, of what can be proved.
+    opinions = [one.accountants[1].epsilon.upper for one in (assessment, proved)]
+    assert opinions == pytest.approx([proved.epsilon.upper] * 2, rel=2e-3)
+
+
+def test_a_verdict_that_needs_a_bound_without_a_statement_keeps_it() -> None:
+    free = certify(plan_from(plan_document(**SEPARATED, target={"delta": 1e-6})))
+    assert free.epsilon is not None
+    target = {"epsilon": 1.02 * free.epsilon.upper, "delta": 1e-6}
+    plan = plan_from(plan_document(**SEPARATED, target=target))
+    result = with_proof(certify(plan, second_opinion=False))
+    assert (result.verdict, result.proof) == ("certified", None)
+    assert result.epsilon == free.epsilon
+    assert result.proof_problem is not None
+
+
 def test_a_release_without_a_statement_is_refused_by_name() -> None:
     metric = {"kind": "laplace", "name": "count", "noise_multiplier": 20.0}
     document = plan_document(extra=[metric])
