@@ -622,7 +622,8 @@ def _logged_leases(connection: Connection) -> defaultdict[str, tuple[list[int], 
     entries = select(log_entries.c.content).where(log_entries.c.kind.in_(("run", "steps")))
     for content in connection.execute(entries.order_by(log_entries.c.id)).scalars():
         entry = json.loads(content)
-        (granted, lease), body = leases[entry["subject"]], entry["body"]
+        body = entry.get("body", {})  # empty of what no service wrote, which the log itself shows
+        granted, lease = leases[entry.get("subject", "")]
         if "granted" in body:
             granted.append(int(body["granted"]))
         match body.get("event"):
