@@ -76,7 +76,7 @@ def batch(
         written, done = (None, []) if output is None else _resume(output)
         exits.update(done)
         progress.advance(task, len(done))
-        remaining = _after(poll_lines(lines), len(done))
+        remaining = _after(_read_to_the_end(plans, poll_lines(lines)), len(done))
         if ray is None:
             results = certify_lines(remaining, jobs=jobs, engine=engine, **options)
         else:
@@ -234,15 +234,27 @@ def _undecided(code: str, message: str, remedy: str) -> Result:
 
 
 def _open(name: str) -> BinaryIO:
-    try:
+    with _reading(name):
         return sys.stdin.buffer if name == "-" else Path(name).open("rb")
-    except OSError as error:
-        stop(f"cannot read {name}: {error.strerror}.")
 
 
 def _count_lines(name: str) -> int:
-    with Path(name).open("rb") as lines:
+    with _reading(name), Path(name).open("rb") as lines:
         return sum(1 for _ in lines)
+
+
+def _read_to_the_end(name: str, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    with _reading(name):
+        yield from lines
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Stop, and say why, where ``name`` cannot be read, or not to its end."""
+    try:
+        yield
+    except OSError as error:
+        stop(f"cannot read {name}: {error.strerror}.")
 
 
 def _progress() -> Progress:

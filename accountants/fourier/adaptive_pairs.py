@@ -229,33 +229,34 @@ class AdaptiveCurve:
         return Direction(laws=laws, attained=self.direction.attained)
 
     @property
-    def _followed(self) -> int | None:
-        """The law of most steps in which one record displaces another."""
-        steps = [
-            count if displacement(law) is not None else 0 for law, count in self.direction.laws
-        ]
-        most = max(steps)
-        return steps.index(most) if most > 1 else None
+    def _followed(self) -> tuple[int, Displacement] | None:
+        """The law of most steps in which one record displaces another, by its place."""
+        followed = None
+        most = 1
+        for place, (law, count) in enumerate(self.direction.laws):
+            release = displacement(law)
+            if release is not None and count > most:
+                followed, most = (place, release), count
+        return followed
 
     def _composed(self, saddle: Saddle, epsilon: float, delta: float) -> ComposedTransform:
         laws = Laws.of(self.direction, self.shared)
         tolerance = _TOLERANCE * max(epsilon, 1e-3) * saddle.order
         parameters = choose_grid(laws, saddle, epsilon, delta, min(0.5, tolerance))
         check_cost(parameters)
-        parts: list[tuple[LatticeMeasure, int]] = []
-        for index, ((law, count), grid) in enumerate(
-            zip(self.direction.laws, parameters.grids, strict=True)
-        ):
-            if index == self._followed:
-                parts += self._blocks(laws.atoms[index], law, parameters, delta)
-            else:
-                parts.append((upper_measure(BinMasses.of(law, grid)), count))
+        assert self._followed is not None
+        followed, release = self._followed
+        parts = self._blocks(laws.atoms[followed], release, parameters, delta)
+        for place, (law, count) in enumerate(self.direction.laws):
+            if place != followed:
+                cells = BinMasses.of(law, parameters.grids[place])
+                parts.append((upper_measure(cells), count))
         return ComposedTransform(parts, parameters.windows[0])
 
     def _blocks(
         self,
         followed: tuple[Atoms, int],
-        law: LossLaw,
+        release: Displacement,
         parameters: GridParameters,
         delta: float,
     ) -> list[tuple[LatticeMeasure, int]]:
@@ -264,7 +265,7 @@ class AdaptiveCurve:
         steps, longer = divmod(count, blocks)
         lengths = {steps: blocks - longer, steps + 1: longer}
         most = steps + bool(longer)
-        block = Block.of(atoms, law, parameters, most, down(delta / blocks, _DELTAS))
+        block = Block.of(atoms, release, parameters, most, down(delta / blocks, _DELTAS))
 
         def measures() -> list[tuple[LatticeMeasure, int]]:
             return [
@@ -293,11 +294,17 @@ class Block:
 
     @classmethod
     def of(
-        cls, atoms: Atoms, law: LossLaw, parameters: GridParameters, steps: int, delta: float
+        cls,
+        atoms: Atoms,
+        release: Displacement,
+        parameters: GridParameters,
+        steps: int,
+        delta: float,
     ) -> Block:
-        """A lattice for so many ``steps`` of ``law``; raises ``OutOfReach`` if it is too long.
+        """A lattice for so many ``steps``; raises ``OutOfReach`` if it is too long.
 
-        ``atoms`` are the law's, and ``delta`` is what the block may add to δ, about.
+        ``atoms`` are those of a law that dominates ``release``, and ``delta`` is about what the
+        block may add to δ.
         """
         order, step = parameters.windows[0].order, parameters.step
         high = (steps * atoms.log_moments(_ORDERS) - math.log(_NEGLIGIBLE * delta)) / _ORDERS
@@ -307,10 +314,8 @@ class Block:
         size = math.ceil((last - first + 1) * 8 / 7)
         if size > _MOST_NODES or max(order, 1.0) * step * size > _LARGEST_EXPONENT:
             raise OutOfReach(
-                f"needs {size} nodes a step, at most {_MOST_NODES}", "use another accountant"
+                f"needs {size} nodes a step, at most {_MOST_NODES}.", "Use another accountant."
             )
-        release = displacement(law)
-        assert release is not None
         rare = _NEGLIGIBLE * delta / steps
         return cls(rare=rare, first=first, size=size, step=step, order=order, release=release)
 

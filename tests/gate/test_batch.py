@@ -106,6 +106,12 @@ def test_an_empty_file_checks_nothing(save: Any, run: Any) -> None:
     assert run("batch", save(""), "--jobs", "0").exit_code == 2
 
 
+def test_a_file_that_cannot_be_read_to_its_end_is_bad_input(run: Any) -> None:
+    result = run("batch", "/proc/self/mem")  # opens, and fails at the first read
+    assert result.exit_code == 2
+    assert "/proc/self/mem" in result.stderr
+
+
 def test_an_engine_is_the_only_one_asked(document: Make, save: Any, run: Any) -> None:
     outcome = run("batch", save(document()), "--jobs", "1", "--engine", "rdp", "--second-opinion")
     (result,) = results(outcome.stdout)
