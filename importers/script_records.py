@@ -195,6 +195,8 @@ def _repeats(values: Values, node: ast.AST) -> bool:
             return not all(isinstance(part, ast.Constant) for part in parts)
         case ast.BinOp(left=ast.Call(func=ast.Name(id="list" | "sorted")), op=ast.Mult()):
             return True
+        case ast.Subscript(value=ast.Attribute(attr="r_"), slice=ast.Tuple(elts=parts)):
+            return _shares(parts)
         case ast.Subscript(slice=index):
             return _draws_again(values, index)
         case ast.Call():
@@ -206,7 +208,8 @@ def _repeats(values: Values, node: ast.AST) -> bool:
             if name in REPEATING:
                 return multiplies_rows(values, node)
             if name in JOINING_ROWS:
-                return is_along_rows(values, node) and _shares(node)
+                parts = getattr(node.args[0] if node.args else None, "elts", [])
+                return is_along_rows(values, node) and _shares(parts)
             if name in ("Subset", "select", "take", "index_select"):
                 return any(_draws_again(values, item) for item in node.args)
             replaced = keywords_of(node).get("replace")
@@ -232,9 +235,8 @@ def _draws_again(values: Values, index: ast.AST) -> bool:
     return False
 
 
-def _shares(call: ast.Call) -> bool:
+def _shares(parts: list[ast.expr]) -> bool:
     """Whether one of the parts that are put together has the records of another."""
-    parts = getattr(call.args[0] if call.args else None, "elts", [])
     names = [
         {
             ast.unparse(node)
