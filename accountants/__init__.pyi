@@ -49,6 +49,7 @@ from .protocol import NoSolution as NoSolution
 from .protocol import OutOfReach as OutOfReach
 from .protocol import PrivacyCurve as PrivacyCurve
 from .protocol import Provable as Provable
+from .protocol import Refinable as Refinable
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .random_allocation import AllocationAccountant as AllocationAccountant

@@ -16,7 +16,7 @@ from functools import lru_cache
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import LeastCurve, adjusted, closed, orders_of
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import AccountantError, PrivacyCurve
+from affidavit.accountants.protocol import AccountantError, PrivacyCurve, Refinable
 from affidavit.plan import (
     Composed,
     Event,
@@ -35,6 +35,8 @@ Group = (
 )
 NARROW = 1e-2
 """Relative width of a bracket up to which no chain is asked."""
+_MOST_REFINED = 8
+"""Links whose narrower bounds are worth their time."""
 _LEAST_DELTA = 1e-300
 _HALVINGS, _LEAST_SHARE, _RUNG = 40, 1e-30, 0.25
 """Of the search for a smaller δ, the smallest that is looked for, of the first one, and how far
@@ -124,8 +126,20 @@ class ChainedCurve:
             self,
             above=tuple(adjusted(curve, relative_width) for curve in self.above),
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
-            neighbours=adjusted(self.neighbours, relative_width),
+            neighbours=adjusted(self.neighbours, relative_width)
+            if self._is_short
+            else self.neighbours,
         )
+
+    @property
+    def refined(self) -> ChainedCurve | None:
+        """The chain of what takes a second for each link, if it has not too many."""
+        link = self.neighbours.refined if isinstance(self.neighbours, Refinable) else None
+        return replace(self, neighbours=link) if link is not None and self._is_short else None
+
+    @property
+    def _is_short(self) -> bool:
+        return self.links <= _MOST_REFINED
 
     @property
     def orders(self) -> tuple[ChainedCurve, ChainedCurve]:

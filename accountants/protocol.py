@@ -94,6 +94,16 @@ class Adjustable(PrivacyCurve, Protocol):
 
 
 @runtime_checkable
+class Refinable(PrivacyCurve, Protocol):
+    """A curve that may have narrower upper ends, which take about a second each."""
+
+    @property
+    def refined(self) -> PrivacyCurve | None:
+        """Those upper ends, if it has any."""
+        ...
+
+
+@runtime_checkable
 class TwoOrders(PrivacyCurve, Protocol):
     """The larger of the curves of P against Q and of Q against P."""
 

@@ -83,10 +83,6 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[], DpEvent] | None]] = {
             SampledWithoutReplacementDpEvent(50_000, 500, GaussianDpEvent(0.5)), 2000
         ),
     ),
-    "the same, with a target inside": (
-        plan(1.0, 2000, 1e-6, **{**FIXED, "target": {"epsilon": 22.0, "delta": 1e-6}}),
-        None,
-    ),
     "bins kept for ten epochs": (plan(2.0, 1000, 1e-6, **BINS), None),
     "bins drawn for each of ten epochs": (plan(2.0, 1000, 1e-6, **AFRESH), None),
     "bins kept, a replaced record": (

@@ -272,12 +272,16 @@ class FourierCurve:
     def with_width(self, relative_width: float) -> FourierCurve | LeastCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide.
 
-        A narrower one than this also has upper ends that take a second each (``AdaptiveCurve``).
+        A narrower one than this is ``refined``, too.
         """
         curve = replace(self, relative_width=relative_width)
-        narrower = relative_width < self.relative_width
-        adaptive = AdaptiveCurve.of(self.directions, self.shared) if narrower else None
-        return curve if adaptive is None else LeastCurve((curve, adaptive))
+        refined = self.refined if relative_width < self.relative_width else None
+        return curve if refined is None else LeastCurve((curve, refined))
+
+    @property
+    def refined(self) -> AdaptiveCurve | None:
+        """Upper ends of lots of fixed size, if there are any, that take about a second each."""
+        return AdaptiveCurve.of(self.directions, self.shared)
 
     @property
     def orders(self) -> tuple[FourierCurve, FourierCurve]:

@@ -123,7 +123,7 @@ def test_a_target_between_the_proved_ends_is_neither_met_nor_missed(
 
 
 def test_lots_of_fixed_size_that_the_wide_bracket_leaves_open_are_decided(make_plan: Any) -> None:
-    def judged(target: float) -> Any:
+    def judged(target: float | None) -> Any:
         plan = make_plan(
             sampling={"scheme": "fixed_size", "lot_size": 500},
             dataset={"size": 10_000},
@@ -132,11 +132,12 @@ def test_lots_of_fixed_size_that_the_wide_bracket_leaves_open_are_decided(make_p
             epochs=None,
             optimizer={"name": "dp_sgd"},
             releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 1.5}],
-            target={"epsilon": target, "delta": 1e-6},
+            target={"delta": 1e-6} | ({} if target is None else {"epsilon": target}),
         )
         return certify(plan)
 
-    wide, decided = judged(100.0), judged(11.1)
+    wide, decided, free = judged(100.0), judged(11.1), judged(None)
+    assert free.epsilon.upper == decided.epsilon.upper < 11.1
     assert wide.epsilon.lower < 11.1 < wide.epsilon.upper
     assert (wide.verdict, decided.verdict) == ("certified", "certified")
     assert [release.required for release in decided.releases] == [1.5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,18 @@ def test_a_narrower_bracket_is_asked_for_where_it_decides(
     assert narrow.lower == pytest.approx(wide.lower, rel=1e-3)
     assert narrow.lower < narrow.upper < wide.upper - closed * wide.width
     assert curve.with_width(1e-5).delta(narrow.upper).upper == pytest.approx(delta, rel=0.1)
+
+
+def test_a_chain_of_few_links_is_refined_and_a_long_one_is_not() -> None:
+    def curve(records: int) -> Any:
+        leaf = WithoutReplacementGroupGaussian(
+            records=records, dataset_size=10_000, sample_size=100, noise_multiplier=2.0
+        )
+        return FourierAccountant().curve(Repeated(event=leaf, count=100))
+
+    wide = curve(2)
+    assert wide.refined.epsilon(1e-6).upper < 0.98 * wide.epsilon(1e-6).upper
+    assert curve(30).refined is None
 
 
 @pytest.mark.parametrize("delta", [1e-13, 0.3])
