@@ -3,6 +3,7 @@ from .bracket import decimal_down as decimal_down
 from .bracket import decimal_up as decimal_up
 from .bracketing_curves import BracketingCurve as BracketingCurve
 from .bracketing_curves import attained as attained
+from .bracketing_curves import narrowest as narrowest
 from .calibration import confirmed_noise as confirmed_noise
 from .calibration import largest_probability as largest_probability
 from .calibration import least_noise as least_noise
@@ -49,7 +50,6 @@ from .protocol import NoSolution as NoSolution
 from .protocol import OutOfReach as OutOfReach
 from .protocol import PrivacyCurve as PrivacyCurve
 from .protocol import Provable as Provable
-from .protocol import Refinable as Refinable
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .random_allocation import AllocationAccountant as AllocationAccountant

@@ -25,6 +25,7 @@ from affidavit.accountants.protocol import (
     Adjustable,
     OutOfReach,
     PrivacyCurve,
+    Refinable,
     TwoOrders,
 )
 from affidavit.plan import (
@@ -148,11 +149,13 @@ class LeastCurve:
 class FirstThatAnswers:
     """The curve of ``event`` by the first of ``engines`` that reaches a question.
 
-    No later one is taken from ``engines``; those of an iterator are for one question.
+    No later one is taken from ``engines``; those of an iterator are for one question. A ``refined``
+    curve has its narrower upper ends, too.
     """
 
     event: Event
     engines: Iterable[Accountant]
+    refined: bool = False
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or as the first engine does."""
@@ -166,7 +169,8 @@ class FirstThatAnswers:
         errors = []
         for engine in self.engines:
             try:
-                return question(engine.curve(self.event))
+                curve = engine.curve(self.event)
+                return question(narrowest(curve) if self.refined else curve)
             except AccountantError as error:
                 errors.append(error)
         raise next((error for error in errors if isinstance(error, OutOfReach)), errors[0])
@@ -185,6 +189,12 @@ def closed(
         except AccountantError:
             continue
     return Bracket(lower=min(lower, upper), upper=upper)
+
+
+def narrowest(curve: PrivacyCurve) -> PrivacyCurve:
+    """``curve`` with the narrower upper ends that it may have, which take a second each."""
+    refined = curve.refined if isinstance(curve, Refinable) else None
+    return curve if refined is None else LeastCurve((curve, refined))
 
 
 def orders_of(curve: PrivacyCurve) -> tuple[PrivacyCurve, PrivacyCurve]:

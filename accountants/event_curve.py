@@ -77,4 +77,4 @@ class EventCurve:
 
     @staticmethod
     def _answer(event: Event, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
-        return ask(FirstThatAnswers(event=event, engines=certain_accountants()))
+        return ask(FirstThatAnswers(event=event, engines=certain_accountants(), refined=True))

@@ -35,12 +35,12 @@ from affidavit.accountants import (
     NoSolution,
     PrivacyCurve,
     Provable,
-    Refinable,
     Sampling,
     Unproved,
     accountant,
     decimal_down,
     decimal_up,
+    narrowest,
     search_witness,
 )
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
@@ -213,10 +213,10 @@ def _ask(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answe
         searched = curve is solver.curve(event)
         provable = bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
         result = bracket
-        if decide and lowered.plan.target.epsilon is None:
-            result = _refined_bracket(bracket, curve, delta)
-        elif decide:
+        if decide and lowered.plan.target.epsilon is not None:
             result = _decided_bracket(epsilon, bracket, curve, delta)
+        elif decide and (narrower := narrowest(curve)) is not curve:
+            result = narrower.epsilon(delta)
         if not result.lower:
             result = _raised(result, solver.contained(closed).epsilon(delta))
         answer = result, Bracket(lower=delta, upper=delta)
@@ -241,17 +241,6 @@ def _ask(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answe
 def _raised(bracket: Bracket, contained: Bracket) -> Bracket:
     """``bracket`` from at least the lower end of what the run contains."""
     return Bracket(lower=min(contained.lower, bracket.upper), upper=bracket.upper)
-
-
-def _refined_bracket(bracket: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:
-    """``bracket``, or a narrower one where ε itself is the plan's question."""
-    refined = curve.refined if isinstance(curve, Refinable) else None
-    if refined is None:
-        return bracket
-    try:
-        return bracket.intersect(refined.epsilon(delta))
-    except AccountantError:
-        return bracket
 
 
 def _decided_bracket(target: float, bracket: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:
