@@ -9,6 +9,7 @@ import pytest
 from affidavit.importers import script_importer
 from affidavit.importers.documents import source_of
 from affidavit.plan import MalformedPlan
+from tests.gate.checking.script_codes import codes_of
 
 HEAD = """\
 from opacus import PrivacyEngine
@@ -28,9 +29,7 @@ TRAIN = "def train(model, criterion, loader, optimizer):\n    for x in loader:\n
 
 
 def broken(text: str) -> set[str]:
-    partial = script_importer.read((HEAD + text).encode())
-    assert partial is not None
-    return {item.code for item in partial.broken} - {"private_divisor"}
+    return codes_of(HEAD + text)
 
 
 @pytest.mark.parametrize(
@@ -636,10 +635,7 @@ def test_the_loss_that_a_trainer_is_returned_is_of_one_lot(line: str, code: str 
     hugging = method.replace("LightningModule", "Trainer").replace("batch, i", "model, batch")
     for text in (method, hugging.replace("training_step", "compute_loss")):
         head = text.rstrip() + "\n" + LIGHTNING.partition("class Module(LightningModule):\n")[2]
-        partial = script_importer.read(("from opacus import PrivacyEngine\n" + head).encode())
-        assert partial is not None
-        codes = {item.code for item in partial.broken} - {"private_divisor"}
-        assert codes == set((code or "").split())
+        assert codes_of("from opacus import PrivacyEngine\n" + head) == set((code or "").split())
 
 
 FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"

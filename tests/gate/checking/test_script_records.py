@@ -9,6 +9,7 @@ import pytest
 from affidavit.importers import script_importer
 from affidavit.importers.base import Partial
 from affidavit.plan import MalformedPlan
+from tests.gate.checking.script_codes import codes_of
 
 HEAD = """\
 import numpy as np
@@ -288,9 +289,7 @@ def test_a_loss_is_what_is_differentiated_by_whatever_name(backward: str) -> Non
         script = text.format(row="pass", loss=loss, after="pass").replace(
             "loss.backward()", backward
         )
-        partial = script_importer.read(script.encode())
-        assert partial is not None
-        assert {item.code for item in partial.broken} - {"private_divisor"} == code
+        assert codes_of(script) == code
 
 
 STEP = """\
@@ -322,11 +321,8 @@ def test_a_lot_is_followed_into_the_function_that_steps(
 ) -> None:
     loop = "for e in range(3):\n    for x in loader:\n        train(model, x, optimizer)\n"
     step = STEP.format(row="pass" if after is None else row, after=after or "pass")
-    partial = script_importer.read(
-        (HEAD + step + PRIVATE + (row + "\n" if after is None else loop)).encode()
-    )
-    assert partial is not None
-    assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+    last = row + "\n" if after is None else loop
+    assert codes_of(HEAD + step + PRIVATE + last) == codes
 
 
 @pytest.mark.parametrize(
@@ -451,9 +447,7 @@ def test_a_trainer_that_draws_its_own_lots_is_not_certified() -> None:
         "Trainer(model, args, train_dataset=data, optimizers=(optimizer, None)).train()\n"
     )
     for count, codes in ((1, {"other_loader"}), (4, {"other_loader", "accumulated_lots"})):
-        partial = script_importer.read((HEAD + PRIVATE + text.format(count)).encode())
-        assert partial is not None
-        assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+        assert codes_of(HEAD + PRIVATE + text.format(count)) == codes
     held = "t = Trainer(args)\nt.model, t.optimizer, t.train_dataloader = engine.make_private("
     private = PRIVATE.replace("model, optimizer, loader = engine.make_private(", held)
     partial = script_importer.read((HEAD + private + "t.train()\n").encode())
@@ -488,9 +482,7 @@ def test_a_lot_is_collated_of_rows_that_stay_apart(row: str, code: str | None) -
     )
     private = PRIVATE.replace("batch_size=6", "batch_size=6, collate_fn=put")
     loop = LOOP.format(row="pass", loss="pass", after="pass")
-    partial = script_importer.read((HEAD + collate + private + loop).encode())
-    assert partial is not None
-    assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
+    assert codes_of(HEAD + collate + private + loop) == {code} - {None}
 
 
 @pytest.mark.parametrize(
@@ -499,9 +491,8 @@ def test_a_lot_is_collated_of_rows_that_stay_apart(row: str, code: str | None) -
 def test_a_lambda_collates_rows_that_stay_apart(part: str, code: str | None) -> None:
     joins = f"batch_size=6, collate_fn=lambda rows: torch.stack([r for r in rows]) {part}"
     loop = LOOP.format(row="pass", loss="pass", after="pass")
-    partial = script_importer.read((HEAD + PRIVATE.replace("batch_size=6", joins) + loop).encode())
-    assert partial is not None
-    assert {item.code for item in partial.broken} - {"private_divisor"} == {code} - {None}
+    private = PRIVATE.replace("batch_size=6", joins)
+    assert codes_of(HEAD + private + loop) == {code} - {None}
 
 
 def test_the_size_of_random_data_is_read() -> None:
@@ -542,11 +533,7 @@ def test_a_generator_learns_from_no_lot_and_its_steps_do_not_count() -> None:
 def test_another_model_may_be_trained_beside_the_private_one_and_not_by_it() -> None:
     text = HEAD + PRIVATE + LOOP.format(row="pass", loss="pass", after="pass")
     text += "for x, y in loader:\n    f({}(x) / t, y).backward()\n    other.step()\n"
-    codes = []
-    for name in ("body", "model"):
-        partial = script_importer.read(text.format(name).encode())
-        assert partial is not None
-        codes.append({item.code for item in partial.broken} - {"private_divisor"})
+    codes = [codes_of(text.format(name)) for name in ("body", "model")]
     assert codes == [set(), {"other_optimizer"}]
 
 
@@ -555,11 +542,7 @@ def test_a_copy_of_the_private_model_is_tuned_on_public_records_alone() -> None:
     text = HEAD + PRIVATE + text + "copy = Net()\ncopy.load_state_dict(model.state_dict())\n"
     text += "tuner = SGD(copy.parameters())\nfor x, y in DataLoader({}):\n"
     text += "    f(copy(x), y).backward()\n    tuner.step()\n"
-    codes = []
-    for name in ("data", "public"):
-        partial = script_importer.read(text.format(name).encode())
-        assert partial is not None
-        codes.append({item.code for item in partial.broken} - {"private_divisor"})
+    codes = [codes_of(text.format(name)) for name in ("data", "public")]
     assert codes == [{"other_optimizer"}, set()]
 
 
@@ -573,9 +556,7 @@ def test_a_trainer_may_have_a_method_that_steps(line: str, codes: set[str]) -> N
         f"        {line}\n    def run(self):\n        for x, y in loader:\n"
         "            self.step(x, y)\nTrainer().run()\n"
     )
-    partial = script_importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + trainer).encode())
-    assert partial is not None
-    assert {item.code for item in partial.broken} - {"private_divisor"} == codes
+    assert codes_of(HEAD + "data = Rows(X)\n" + PRIVATE + trainer) == codes
 
 
 def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
