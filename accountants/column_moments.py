@@ -29,7 +29,6 @@ from functools import lru_cache
 from itertools import product
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted
@@ -45,7 +44,7 @@ from affidavit.plan import Composed, Event, SampledColumns
 
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MOST_TRANSITIONS = 20_000
-"""Between the states of the records of one moment; larger orders are not asked."""
+"""Between the states of the records of one moment; larger orders are not computed."""
 _ROUNDS = 400
 """Steps after which a moment is known to grow no faster."""
 _STEADY = 1e-13
@@ -151,6 +150,8 @@ def log_moment(run: SampledColumns, order: int) -> float:
         return math.inf
     p = run.sampling_probability
     chances = known.ways + known.drawn * math.log(p) + known.left_out * math.log1p(-p)
+    from scipy.sparse import csr_array  # imports slowly, and is seldom needed
+
     states = known.states
     step = csr_array(
         (np.exp(chances + exponents), (known.origin, known.target)), shape=(states, states)

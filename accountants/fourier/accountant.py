@@ -32,6 +32,7 @@ from affidavit.accountants.bracketing_curves import (
     FirstThatAnswers,
     LeastCurve,
     attained,
+    narrowest,
     orders_of,
 )
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
@@ -102,7 +103,7 @@ _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 class FourierAccountant:
     """Two-sided accounting of subsampled Gaussians by tilted transforms.
 
-    ``relative_width`` is the width of the brackets asked for, relative to ε (or δ). Where it is
+    ``relative_width`` is the requested width of the brackets, relative to ε (or δ). Where it is
     ``provable``, bounds for which the checker has no statement are left out.
     """
 
@@ -269,14 +270,13 @@ class FourierCurve:
         default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
     )
 
-    def with_width(self, relative_width: float) -> FourierCurve | LeastCurve:
+    def with_width(self, relative_width: float) -> PrivacyCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide.
 
         A narrower one than this is ``refined``, too.
         """
         curve = replace(self, relative_width=relative_width)
-        refined = self.refined if relative_width < self.relative_width else None
-        return curve if refined is None else LeastCurve((curve, refined))
+        return narrowest(curve) if relative_width < self.relative_width else curve
 
     @property
     def refined(self) -> AdaptiveCurve | None:

@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 from scipy import fft
@@ -189,21 +190,33 @@ def displacement(law: LossLaw) -> Displacement | None:
 class AdaptiveCurve:
     """Upper ends of a run in which records displace others, by the above.
 
-    ``direction`` has laws that dominate. The one of most steps of which that is known is followed.
+    ``direction`` has laws that dominate. Of the one at ``place`` the ``release`` is followed.
     """
 
     direction: Direction
+    place: int
+    release: Displacement
     shared: SharedCache = field(
         default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
     )
 
     @classmethod
     def of(cls, directions: tuple[Direction, ...], shared: SharedCache) -> AdaptiveCurve | None:
-        """The curve, where this bounds the run and there is a choice to be made twice."""
+        """The curve, where this bounds the run and there is a choice to be made twice.
+
+        The law of most steps in which one record displaces another is followed.
+        """
         if len(directions) != 1 or directions[0].conceded:
             return None
-        result = cls(direction=directions[0], shared=shared)
-        return result if result._followed is not None else None
+        steps = [
+            (count, place, release)
+            for place, (law, count) in enumerate(directions[0].laws)
+            if count > 1 and (release := displacement(law)) is not None
+        ]
+        if not steps:
+            return None
+        _, place, release = max(steps, key=itemgetter(0))
+        return cls(direction=directions[0], place=place, release=release, shared=shared)
 
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` where its lattice is too long."""
@@ -228,27 +241,14 @@ class AdaptiveCurve:
         laws = tuple((attained, count) for (_, count), attained in pairs)
         return Direction(laws=laws, attained=self.direction.attained)
 
-    @property
-    def _followed(self) -> tuple[int, Displacement] | None:
-        """The law of most steps in which one record displaces another, by its place."""
-        followed = None
-        most = 1
-        for place, (law, count) in enumerate(self.direction.laws):
-            release = displacement(law)
-            if release is not None and count > most:
-                followed, most = (place, release), count
-        return followed
-
     def _composed(self, saddle: Saddle, epsilon: float, delta: float) -> ComposedTransform:
         laws = Laws.of(self.direction, self.shared)
         tolerance = _TOLERANCE * max(epsilon, 1e-3) * saddle.order
         parameters = choose_grid(laws, saddle, epsilon, delta, min(0.5, tolerance))
         check_cost(parameters)
-        assert self._followed is not None
-        followed, release = self._followed
-        parts = self._blocks(laws.atoms[followed], release, parameters, delta)
+        parts = self._blocks(laws.atoms[self.place], parameters, delta)
         for place, (law, count) in enumerate(self.direction.laws):
-            if place != followed:
+            if place != self.place:
                 cells = BinMasses.of(law, parameters.grids[place])
                 parts.append((upper_measure(cells), count))
         return ComposedTransform(parts, parameters.windows[0])
@@ -256,7 +256,6 @@ class AdaptiveCurve:
     def _blocks(
         self,
         followed: tuple[Atoms, int],
-        release: Displacement,
         parameters: GridParameters,
         delta: float,
     ) -> list[tuple[LatticeMeasure, int]]:
@@ -265,7 +264,7 @@ class AdaptiveCurve:
         steps, longer = divmod(count, blocks)
         lengths = {steps: blocks - longer, steps + 1: longer}
         most = steps + bool(longer)
-        block = Block.of(atoms, release, parameters, most, down(delta / blocks, _DELTAS))
+        block = Block.of(atoms, self.release, parameters, most, down(delta / blocks, _DELTAS))
 
         def measures() -> list[tuple[LatticeMeasure, int]]:
             return [
