@@ -110,9 +110,9 @@ def chained_epsilon(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainedCurve:
-    """Data sets ``links`` apart: the upper ends of ``above``, each asked where those are wide.
+    """Data sets ``links`` apart: the upper ends of ``above``, each computed where those are wide.
 
-    After these a chain of ``neighbours`` is asked. The highest lower ends of ``below`` count.
+    After these a chain of ``neighbours`` is computed. The highest lower ends of ``below`` count.
     """
 
     above: tuple[PrivacyCurve, ...]

@@ -71,7 +71,7 @@ def _shown(closed: Lowered) -> tuple[Event, ...]:
     """What a unit shows of a run with nothing open, and what one of its records does alone."""
     one = closed.of_one_record
     runs = (closed,) if one is None else (closed, one)
-    # A selection takes long: of each run the first is asked, which seems to show most.
+    # A selection takes long: of each run the first is computed, which seems to show most.
     most = None if closed.extra.selection is None else 1
     events = (event for run in runs for event in alternatives(attained(run.attained()))[:most])
     return tuple(dict.fromkeys(events))

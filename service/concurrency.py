@@ -7,7 +7,7 @@
 ``SingleFlight``
     One computation for callers that need the same result.
 ``ComputationCache``
-    The same, with the latest results kept in memory.
+    The same, with the latest results cached in memory.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Run:
         self._machine: TrainingState | None = None
 
     def entered(self, out: Path, *, resume: bool | None) -> Begun:
-        """The run in ``out``, resumed or begun; unless said, as what rank 0 finds there."""
+        """The run in ``out``, resumed or begun; by default as what rank 0 finds there requires."""
         if resume is None:
             resume = self._peers.led(lambda: holds_a_run(out))
         return self.resumed(out) if resume else self.begun(out)
