@@ -11,6 +11,7 @@ References: in-toto Attestation Framework v1, spec/v1/statement.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -27,7 +28,8 @@ from affidavit.certificate.policy.evaluation import (
     Approvals,
     PolicyEvaluation,
 )
-from affidavit.plan import digest_of
+from affidavit.mechanisms import joint_noise_multiplier
+from affidavit.plan import MalformedPlan, digest_of, plan_from
 
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
@@ -126,10 +128,35 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
         epsilon_lower, epsilon_upper, delta_lower, delta_upper = map(float, bounds)
     except (KeyError, TypeError, ValueError):
         return False
-    return epsilon_lower <= epsilon_upper and delta_lower <= delta_upper
+    ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper
+    # What was refused or is undecided may have no finite bound.
+    open_ended = verdict in ("refused", "undecided")
+    return ordered and (open_ended or (epsilon_upper < math.inf and delta_upper < 1))
 
 
 _ENDS = ("lower", "upper")
+
+
+def follows_from_plan(predicate: Mapping[str, Any]) -> bool:
+    """Whether what is certified meets the plan's target, and σ_joint is of the noise it gives.
+
+    Only the accountants can tell more. A plan that this release cannot read is passed over.
+    """
+    try:
+        plan = plan_from(predicate["plan"])
+        if predicate["verdict"] == "certified":
+            for name in ("epsilon", "delta"):
+                target = getattr(plan.target, name)
+                bound = float(predicate["guarantee"][name]["upper"])
+                if target is not None and bound > float(decimal_up(target)):
+                    return False
+        stated = predicate["noise_multiplier"]["joint"]
+        joints = map(joint_noise_multiplier, plan.phases)
+        return stated is None or all(joint is None or float(stated) <= joint for joint in joints)
+    except MalformedPlan:
+        return True
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _guarantee(assessment: Assessment) -> dict[str, Any] | None:

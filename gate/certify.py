@@ -23,6 +23,7 @@ from affidavit.gate.console import (
     out,
     print_json,
     read,
+    require_writable,
     say,
     stop,
     usage_errors,
@@ -70,6 +71,7 @@ def certify(
 
     A signed certificate includes a second opinion; without a key, use --second-opinion.
     """
+    require_writable(bundle)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)

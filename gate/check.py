@@ -18,7 +18,16 @@ from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
 from affidavit.gate.checking.formats import WRITERS, with_changes
 from affidavit.gate.checking.source import Source, sources_of
-from affidavit.gate.console import err, fail, out, print_document, stop, working, write
+from affidavit.gate.console import (
+    err,
+    fail,
+    out,
+    print_document,
+    require_writable,
+    stop,
+    working,
+    write,
+)
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import print_excerpt
@@ -280,5 +289,6 @@ def _parse_reports(format_: str, options: list[str]) -> list[tuple[str, Path]]:
         kind, _, file = option.partition("=")
         if kind not in WRITERS or not file:
             stop(f"--report {option}: use FORMAT=FILE with one of {', '.join(WRITERS)}.")
+        require_writable(Path(file))
         reports.append((kind, Path(file)))
     return reports

@@ -145,10 +145,16 @@ def usage_errors(verified: Path | None = None) -> Iterator[None]:
         stop_unwritable(error.filename, error)
 
 
-def require_folder(path: Path | None) -> None:
-    """Exit unless the folder of ``path`` exists, before any work whose result would be lost."""
-    if path is not None and not path.parent.is_dir():
-        stop(f"cannot write {path}: {path.parent} is not a directory.")
+def require_writable(*paths: Path | None) -> None:
+    """Exit unless files can be written at ``paths``, before any work whose result would be lost."""
+    for path in filter(None, paths):
+        if not path.parent.is_dir():
+            stop(f"cannot write {path}: {path.parent} is not a directory.")
+        if path.is_dir():
+            stop(f"cannot write {path}: it is a directory.")
+        replaced = path.is_file() or not path.exists()  # others, such as pipes, are written to
+        if not os.access(path.parent if replaced else path, os.W_OK):
+            stop(f"cannot write {path}: permission denied.")
 
 
 def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:

@@ -26,7 +26,7 @@ from affidavit.gate.console import (
     print_json,
     print_reasons,
     read,
-    require_folder,
+    require_writable,
     say,
     stop,
     write,
@@ -147,4 +147,4 @@ def _require_known(kinds: tuple[str, ...], svg: Path | None) -> None:
         stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
     if kinds and svg is None:
         stop("--kind needs --svg FILE.")
-    require_folder(svg)
+    require_writable(svg)

@@ -22,7 +22,7 @@ from affidavit.gate.console import (
     print_reasons,
     read,
     refuse,
-    require_folder,
+    require_writable,
     say,
     stop,
     write,
@@ -51,8 +51,7 @@ def strategy(
     """Compare a plan's noise with independent noise: sensitivity, error and buffers."""
     if export is not None and export.suffix not in FORMATS:
         stop(f"--export {export} must end in {', '.join(FORMATS)}.")
-    require_folder(svg)
-    require_folder(export)
+    require_writable(svg, export)
     file = read(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
@@ -181,7 +180,7 @@ def advise(
     ] = None,
 ) -> None:
     """Compare mechanisms that meet the plan's ε and δ: noise per step, error, buffers."""
-    require_folder(svg)
+    require_writable(svg)
     file = read(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:

@@ -7,7 +7,8 @@
 5. statement: version, predicate, subject and every critical field are understood
 6. key window: the certificate was issued while the key might sign; under a key that was revoked
    since, only witnesses or authorities who saw the log before show that it is not backdated
-7. plan: the subject is the plan carried inside, and the plan at hand if one is given
+7. plan: the subject is the plan carried inside, and the plan at hand if one is given; what is
+   certified meets its target
 8. accountants and policy: not below what the verifier asks
 9. validity: now lies between the certificate's dates
 10. inclusion: the certificate's own leaf is in the log's tree, at the place given
@@ -41,7 +42,12 @@ from affidavit.certificate.log import inclusion_verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.policy.rules import at_least
-from affidavit.certificate.statement import CRITICAL, PREDICATE_TYPE, is_readable
+from affidavit.certificate.statement import (
+    CRITICAL,
+    PREDICATE_TYPE,
+    follows_from_plan,
+    is_readable,
+)
 from affidavit.certificate.verification.status import check_status
 from affidavit.certificate.verification.trust_policy import TrustPolicy
 from affidavit.certificate.verification.verification_result import (
@@ -320,6 +326,13 @@ def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
             "bad_subject",
             "its subject does not match the plan in the statement.",
             "Ask for a new certificate.",
+        )
+    if not follows_from_plan(predicate):
+        raise VerificationError(
+            7,
+            "bad_statement",
+            "its guarantee or joint noise multiplier is not one that its plan can have.",
+            "Do not use the certificate; tell the issuer that this key signed one.",
         )
     if plan is not None and digest(plan) != carried:
         raise VerificationError(

@@ -177,6 +177,9 @@ def test_step_4_the_right_key_id_on_another_keys_signature(
         {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": 8}}},
         {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": "NaN"}}},
         {"guarantee": {**GUARANTEE, "epsilon": {"lower": "8", "upper": "1"}}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "-1", "upper": "1"}}},
+        {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": "1e400"}}},
+        {"guarantee": {**GUARANTEE, "delta": {"lower": "1", "upper": "1"}}},
     ],
 )
 def test_step_5_statement(
@@ -201,6 +204,25 @@ def test_step_7_another_plan(
     assert rejected(resigned(certificate, key, plan=swapped), key).code == "bad_subject"
     elsewhere = [{"name": "plan", "digest": {"sha256": "0" * 64}}]
     assert rejected(resigned(certificate, key, subject=elsewhere), key, plan=plan).step == 7
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": "certified"},
+        {
+            "verdict": "certified",
+            "guarantee": {**GUARANTEE, "delta": {"lower": "0", "upper": "1e-4"}},
+        },
+        {"noise_multiplier": {"joint": "0.335", "releases": []}},
+        {"noise_multiplier": None},
+    ],
+)
+def test_step_7_numbers_that_the_plan_cannot_have(
+    certificate: Certificate, key: SigningKey, changes: dict[str, Any]
+) -> None:
+    refused = rejected(resigned(certificate, key, **changes), key)
+    assert (refused.step, refused.code) == (7, "bad_statement")
 
 
 def test_step_9_validity(certificate: Certificate, key: SigningKey) -> None:

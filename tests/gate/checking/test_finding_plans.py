@@ -139,6 +139,8 @@ def test_a_fix_of_json_leaves_its_layout(run: Any) -> None:
         (("empty.toml",), "no_plan"),
         (("--format", "pdf", "."), "--format pdf"),
         (("--report", "pdf=x", "."), "--report pdf=x"),
+        (("--report", "sarif=none/x", "missing.yaml"), "none is not a directory"),
+        (("--report", "sarif=/tmp", "missing.yaml"), "it is a directory"),
     ],
 )
 def test_nothing_checked_is_never_zero(run: Any, arguments: tuple[str, ...], text: str) -> None:
