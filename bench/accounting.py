@@ -23,6 +23,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import argparse
+import math
 import multiprocessing
 import platform
 import statistics
@@ -72,6 +73,24 @@ ROWS = [
         (0.002, 0.5, 10_000, 1e-9),
     )
 ]
+
+
+def random_rows(count: int) -> list[Row]:
+    """Plans whose q, σ, T and δ are log-uniform in the ranges that people train with."""
+    draws = np.random.default_rng(24)
+
+    def drawn(low: float, high: float) -> float:
+        return math.exp(draws.uniform(math.log(low), math.log(high)))
+
+    return [
+        Row(
+            q=drawn(1e-5, 0.3),
+            sigma=drawn(0.4, 10.0),
+            steps=int(drawn(10, 1e6)),
+            delta=drawn(1e-10, 1e-4),
+        )
+        for _ in range(count)
+    ]
 
 
 def ours(row: Row, sigma: float) -> Event:
@@ -282,11 +301,30 @@ def main(arguments: list[str]) -> None:
             f"PRV at error 0.01, where it ended in time: median "
             f"{statistics.median(prv_ratios):.0f}x, least {min(prv_ratios):.0f}x."
         )
+    summary.append(random_plans(24))
     machine = (
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
         f"numpy {np.__version__}, dp-accounting {version('dp-accounting')}, one thread."
     )
     _print("", *summary, machine)
+
+
+def random_plans(count: int) -> str:
+    """Ratios to dp-accounting's PLD of ``count`` random plans, and our times, as a sentence."""
+    ratios, times, noise_times = [], [], []
+    for row in random_rows(count):
+        bracket, our_time = timed(lambda row=row: bracket_of(row), 3)
+        _, their_time = timed(lambda row=row: pld_of(row), 1)
+        _, noise_time = timed(lambda row=row, to=bracket.upper: our_noise_of(row, to), 1)
+        ratios.append(their_time / our_time)
+        times.append(our_time * 1e3)
+        noise_times.append(noise_time * 1e3)
+    return (
+        f"{count} random plans (q 1e-5 to 0.3, σ 0.4 to 10, T 10 to 1e6, δ 1e-10 to 1e-4): PLD "
+        f"median {statistics.median(ratios):.1f}x, least {min(ratios):.1f}x; ours median "
+        f"{statistics.median(times):.1f} ms, most {max(times):.0f} ms; calibration median "
+        f"{statistics.median(noise_times):.0f} ms, most {max(noise_times):.0f} ms."
+    )
 
 
 def _print(*lines: str) -> None:

@@ -94,18 +94,23 @@ class Inversion:
         bar = min(-36.0, room + math.log(order / steps))
         orders = np.array([order, above, below])
         spectrum = np.zeros(frequencies + 1, dtype=np.complex128)
-        moments, wrong = np.zeros(3), np.zeros(3)
+        log_sizes, wrong = np.zeros((2, frequencies + 1))
+        moments, self._wrong = np.zeros((2, 3))
         self._centre = apart = 0.0
         for (law, count), about in zip(releases, log_moments, strict=True):
             transform = law.transform(orders, self._thetas, bar)
-            if not abs(transform.log_moments[0] - about) + transform.errors[0] < _SLACK:
+            if not abs(transform.log_moments[0] - about) + transform.moment_errors[0] < _SLACK:
                 raise Unanswered  # the layers are shares of a moment that is too small
-            spectrum += count * transform.logs
+            log, errors = count * transform.logs, transform.errors
+            spectrum += log
+            most = np.abs(np.exp(transform.logs)) + errors
+            log_sizes += count * np.log(most)
+            wrong += count * errors / most + 8 * UNIT_ROUNDOFF * np.abs(log)
             moments += count * transform.log_moments
-            wrong += count * transform.errors
+            self._wrong += count * transform.moment_errors
             self._centre += count * transform.centre
             apart += count * abs(transform.centre)
-        if not wrong.max() < 0.01:
+        if not self._wrong.max() < 0.01:
             raise Unanswered
         self._outside = sum(count * law.outside[0] for law, count in releases)
         self._outside_q = sum(count * law.outside[1] for law, count in releases)
@@ -116,12 +121,12 @@ class Inversion:
         kernel[0] /= 2
         self._slopes = kernel * np.exp(spectrum)
         self._terms = self._slopes / s
-        total = float(np.abs(kernel / s).sum())
-        roundings = UNIT_ROUNDOFF * (128.0 + s.size + 8.0 * float(self._thetas[-1]) * apart)
-        self._error = total * (1.1 * float(wrong[0]) + roundings) + 1.1 * _exp(left_out)
-        self._turned = total * 8.0 * UNIT_ROUNDOFF * float(self._thetas[-1])
+        sizes = np.abs(kernel / s) * np.exp(log_sizes)
+        wrong += UNIT_ROUNDOFF * (128.0 + s.size + 8.0 * apart * self._thetas)
+        self._error = 1.1 * (float(sizes @ wrong) + _exp(left_out))
+        self._turned = 8.0 * UNIT_ROUNDOFF * float(sizes @ self._thetas)
         # exp(log - order · ε) is Chernoff's bound of all images on one side.
-        logs = moments[1:] + wrong[1:] + 1e-9 * (1 + 1e-5 * np.abs(moments[1:]))
+        logs = moments[1:] + self._wrong[1:] + 1e-9 * (1 + 1e-5 * np.abs(moments[1:]))
         self._images = [
             (o, float(log) + log_peak(o if o > 0 else -o - 1) - _log_expm1(abs(o - order) * width))
             for o, log in zip((above, below), logs, strict=True)
@@ -149,7 +154,7 @@ class Inversion:
     def _scale(self, epsilon: float, sign: float) -> float:
         exponent = self._log_moment - self._order * epsilon
         size = 1 + self._sizes + abs(self._order * epsilon)
-        return _exp(exponent + sign * 16 * UNIT_ROUNDOFF * size)
+        return _exp(exponent + sign * (16 * UNIT_ROUNDOFF * size + 1.1 * float(self._wrong[0])))
 
     def upper(self, epsilon: float) -> float:
         """An upper bound of δ at ``epsilon``, at most 1."""
@@ -298,7 +303,7 @@ def _ruled_out(releases: Releases, order: float, epsilon: float, delta: float) -
     log = log_peak(order) - order * epsilon
     for law, count in releases:
         transform = law.transform(np.array([order]), np.zeros(1), -36.0)
-        log += count * float(transform.log_moments[0] + transform.errors[0])
+        log += count * float(transform.log_moments[0] + transform.moment_errors[0])
     outside = sum(count * law.outside[0] for law, count in releases)
     return _exp(log + 1e-9 * (1 + abs(log))) + outside <= delta
 

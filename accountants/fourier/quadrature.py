@@ -10,6 +10,7 @@ Reference: docs/theorems/direct-inversion.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,12 +24,16 @@ from affidavit.accountants.fourier.privacy_loss import Atoms, NormalMixtureLaw
 
 Complex = NDArray[np.complex128]
 
-POINTS = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+POINTS = tuple(n * 2**k for k in range(8) for n in (96, 128))
 """Intervals of the rules that are tried; a test compares their weights with 40 digits."""
+_MOST_WORK = 30_000_000
+"""Frequencies times intervals."""
 LARGEST_PROBABILITY = 0.9
 """Of a sample; near 1 the loss of an unlikely place is a small difference of large numbers."""
 _CELLS, _LAYERS = 48, 128
 """Cells on which an integrand is bounded, and a density."""
+_CHUNK = 256
+"""Terms that are summed before others are added."""
 _NARROWER = 0.55 ** np.arange(7)
 """Ellipses that are tried, as shares of the widest."""
 _SQRT_TAU = math.sqrt(2 * math.pi)
@@ -48,10 +53,18 @@ def rule(intervals: int) -> tuple[Array, Array]:
     >>> abs(float(weights @ nodes**8) - 2 / 9) < 1e-15
     True
     """
+    half = intervals // 2
+    sines = np.sin(math.pi / intervals * np.arange(half + 1))
+    odd = np.zeros(intervals - 1)
+    odd[::2] = 1.0 / np.arange(1, intervals, 2)
+    # Those of Fejér's second rule, of one sign, and what its last cosine lacks.
+    weights = np.empty(half + 1)
+    weights[0] = end = 1.0 / (intervals**2 - 1)
+    weights[1:] = 2.0 / intervals * sines[1:] * fft.dst(odd, type=1)[:half]
+    weights[1::2] -= 2 * end
+    weights[2::2] += 2 * end
     nodes = np.sin(math.pi / (2 * intervals) * np.arange(-intervals, intervals + 1, 2))
-    weights = fft.irfft(2.0 / (1.0 - 4.0 * np.arange(intervals // 2 + 1) ** 2), intervals)
-    weights = np.append(weights, weights[0])
-    weights[0] = weights[-1] = weights[0] / 2
+    weights = np.append(weights, weights[-2::-1])
     return nodes, weights
 
 
@@ -59,14 +72,15 @@ def rule(intervals: int) -> tuple[Array, Array]:
 class Transform:
     """One law's transform at an order λ and frequencies θ, and its moments at given orders.
 
-    ``logs`` are log E[e^{(λ+iθ)(L-c)}] less its value at θ = 0, with c the ``centre`` (nats);
-    ``log_moments`` are log E[e^{oL}] at each order o. ``errors`` bound the relative errors of the
-    moments, the first also what the transform is off by, relative to its value at θ = 0.
+    ``logs`` (F,) are log of E[e^{(λ+iθ)(L-c)}] over its value at θ = 0, with c the ``centre``
+    (nats), and ``errors`` bound what these quotients are off by. ``log_moments`` (K,) are
+    log E[e^{oL}] at each order o, and ``moment_errors`` bound their relative errors.
     """
 
     logs: Complex
-    log_moments: Array
     errors: Array
+    log_moments: Array
+    moment_errors: Array
     centre: float
 
 
@@ -127,34 +141,46 @@ class AnalyticLaw:
 
         ``orders`` are (K,) and ``thetas`` (F,), both in 1/nat. ``bar`` is log of the error of the
         rule that is allowed, relative to a moment of about 1.
+
+        Raises ``Unanswered`` where that takes too much work.
         """
         turned = np.zeros(orders.size)
         turned[0] = thetas[-1]
         logs, points = self.log_errors(orders, turned, bar)
+        if thetas.size * points > _MOST_WORK:
+            raise Unanswered
         atoms = self.atoms(points)
         exponents = np.outer(orders, atoms.losses)
         peaks = exponents.max(axis=1)
-        shares = np.exp(exponents - peaks[:, None]) * atoms.weights
+        exponents -= peaks[:, None]
+        shares = np.exp(exponents) * atoms.weights
         totals = shares.sum(axis=1)
         log_moments = peaks + np.log(totals)
         shares /= totals[:, None]
-        centre = float(shares[0] @ atoms.losses)
+        own, moved = self._roundings(points, atoms.losses)
+        own = own + np.abs(exponents) + np.abs(orders)[:, None] * moved
+        rounded = (shares * own).sum(axis=1)
         errors = np.exp(np.minimum(logs - log_moments, 0.0))
-        errors += UNIT_ROUNDOFF * self._roundings(points, atoms.losses, shares, orders, turned)
-        spread = 8.0 * float(shares[0] @ np.abs(atoms.losses)) + 8.0 * abs(centre)
-        block = math.isqrt(thetas.size) + 1
-        errors[0] += UNIT_ROUNDOFF * (turned[0] * spread + 4.0 * thetas.size)
-        # Powers of one factor a place, in two levels.
-        one = np.exp(1j * thetas[1] * (atoms.losses - centre)) if thetas.size > 1 else np.ones(1)
-        inner = np.ones((block, points + 1), dtype=np.complex128)
-        inner[1:] = one
-        np.multiply.accumulate(inner, axis=0, out=inner)
-        outer = np.ones((-(-thetas.size // block), points + 1), dtype=np.complex128)
-        outer[1:] = inner[-1] * one
-        np.multiply.accumulate(outer, axis=0, out=outer)
-        values = ((outer * shares[0]) @ inner.T).ravel()[: thetas.size]
-        with np.errstate(divide="ignore"):
-            return Transform(np.log(values), log_moments, errors, centre)
+        tilted = shares[0]
+        centre = float(tilted @ atoms.losses)
+        apart = atoms.losses - centre
+        far = np.abs(apart)
+        # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1, of at most this size.
+        size = np.minimum(2.0, thetas * float(tilted @ far))
+        roundings = (8.0 * (2 * _CHUNK + points / _CHUNK) + 64.0) * size
+        roundings += np.minimum(
+            4.0 * rounded[0], thetas * float((tilted * far) @ (own[0] + rounded[0]))
+        )
+        powers = 8.0 * (1 + math.log2(thetas.size))
+        roundings += thetas * float(tilted @ (moved + powers * far))
+        one = float(thetas[1]) if thetas.size > 1 else 0.0
+        return Transform(
+            _log1p(_turned(tilted, one * apart, thetas.size)),
+            1.01 * (2.0 * errors[0] + UNIT_ROUNDOFF * roundings),
+            log_moments,
+            errors + UNIT_ROUNDOFF * (128.0 + rounded),
+            centre,
+        )
 
     def log_errors(self, orders: Array, thetas: Array, bar: float) -> tuple[Array, int]:
         """log of what the rule's error in E[e^{sL}] is at most, for s = o ± iθ of each pair, (K,).
@@ -258,19 +284,64 @@ class AnalyticLaw:
             case "replace":
                 return np.asarray(mu * (up / (a + up) + down / (a + down)))
 
-    def _roundings(
-        self, points: int, losses: Array, shares: Array, orders: Array, thetas: Array
-    ) -> Array:
-        """Roundings of each moment: of places, weights, losses, exponents and the sum.
+    def _roundings(self, points: int, losses: Array) -> tuple[Array, Array]:
+        """Roundings of a node's share, relative to it, and of its loss in nats, (points + 1,) each.
 
-        The slope of a loss is monotone in z, or even and monotone in \\|z\\| between μ and 2μ, so
-        twice the larger of the mean slopes beside a place bounds it.
+        Both are in units of ``UNIT_ROUNDOFF``. The slope of a loss is monotone in z, or even and
+        monotone in \\|z\\| between μ and 2μ, so twice the larger of the mean slopes beside a place
+        bounds it.
         """
         mu, z = self.law.mu, self.places(points)
         reach = self.half + abs(self.middle) + mu
         slopes = np.diff(losses) / np.diff(z)
         beside = np.maximum(np.append(slopes, slopes[-1]), np.append(slopes[:1], slopes))
-        apart = 48.0 * self.law.sampling_probability if self.law.kind == "replace" else 0.0
-        moved = 32.0 * np.abs(losses) + 8.0 * reach * np.minimum(2.0 * beside, 2.0 * mu)
-        own = 128.0 + 5.0 * points + 4.0 * reach * (shares @ (np.abs(z) + mu))
-        return np.asarray(own + (np.abs(orders) + thetas) * (shares @ moved + 10.0 * apart))
+        apart = 480.0 * self.law.sampling_probability if self.law.kind == "replace" else 0.0
+        moved = 32.0 * np.abs(losses) + 8.0 * reach * np.minimum(2.0 * beside, 2.0 * mu) + apart
+        return 128.0 + 4.0 * reach * (np.abs(z) + mu), moved
+
+
+def _turned(shares: Array, angles: Array, count: int) -> Complex:
+    """Σ share · (e^{ikx} - 1) over the angles x at each k < ``count``.
+
+    Sums are of some ``_CHUNK`` terms and then of these, so that rounding grows little with their
+    number.
+    """
+    if count == 1:
+        return np.zeros(1, dtype=np.complex128)
+    block = math.isqrt(count) + 1
+    sums = np.zeros((-(-count // block), block), dtype=np.complex128)
+    for part in _chunks(angles.size):
+        sines = np.sin(angles[part] / 2)
+        first = 2.0 * sines * (1j * np.cos(angles[part] / 2) - sines)
+        inner = _multiples(first, block + 1)
+        outer = _multiples(inner[-1], len(sums)) * shares[part]
+        sums += outer @ (1.0 + inner[:-1]).T + inner[:-1] @ shares[part]
+    return sums.ravel()[:count]
+
+
+def _multiples(first: Complex, count: int) -> Complex:
+    """e^{ikx} - 1 at k < ``count``, (count, n), of its values at k = 1: that of x + y is
+    e(1 + f) + f with those of x and y, e and f."""
+    result = np.zeros((count, first.size), dtype=np.complex128)
+    size, last = 1, first
+    while size < count:
+        more = result[size : 2 * size]
+        np.multiply(result[: len(more)], 1.0 + last, out=more)
+        more += last
+        size, last = 2 * size, last * (2.0 + last)
+    return result
+
+
+def _chunks(size: int) -> Iterator[slice]:
+    parts = max(1, size // _CHUNK)
+    ends = [size * k // parts for k in range(parts + 1)]
+    return map(slice, ends[:-1], ends[1:])
+
+
+def _log1p(x: Complex) -> Complex:
+    """log(1 + x): that of a number off by some roundings of x."""
+    result = np.log(1.0 + x)
+    near = np.abs(x) < 0.5
+    small = x[near]
+    result.real[near] = 0.5 * np.log1p(small.real * (2.0 + small.real) + small.imag**2)
+    return result
