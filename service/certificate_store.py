@@ -8,7 +8,7 @@ Rules it keeps:
 - A certificate, its entry in the log and the request that led to it are written in one
   transaction, or none of them is.
 - What is read is what was written: ``bundle`` and ``result`` are never changed or written
-  out anew.
+  out anew, and a row that nobody signed or logged is not read at all (``genuine``).
 - Two processes that issue the same certificate at once end with one issue; the second one
   gets the first one's, and its own request.
 - Issuing, approving and revoking one certificate happen one after the other (``hold``).
@@ -36,8 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import Approvals, parse_instant, statement_in
-from affidavit.plan import digest_of
+from affidavit.certificate import statement_in
 from affidavit.service.certificate_tables import (
     certificate_facets,
     certificates,
@@ -48,6 +47,7 @@ from affidavit.service.certificate_tables import (
 from affidavit.service.clock import NOW
 from affidavit.service.cursors import page_of
 from affidavit.service.database import Store, hold
+from affidavit.service.genuine import require_genuine, signed_facets
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.problems import Problem
@@ -144,11 +144,10 @@ class CertificateStore(Store):
 
     def issue(self, certificate_id: str, number: int, *, untrusted: bool) -> StoredCertificate:
         """One issue of that id, which a reservation or a run refers to."""
-        return next(
-            issue
-            for issue in self.issues(certificate_id)
-            if (issue.issue, issue.untrusted) == (number, untrusted)
-        )
+        query = _ISSUES.where(certificates.c.issue == number, certificates.c.untrusted == untrusted)
+        with self._reader.connect() as connection:
+            row = connection.execute(query, {"certificate_id": certificate_id}).mappings().one()
+            return _stored(connection, row)
 
     def repeat(
         self,
@@ -258,7 +257,7 @@ def current(
     """The current issue as it stands now, of that trust; trusted before untrusted for None."""
     parameters = {"certificate_id": certificate_id}
     row = connection.execute(_CURRENT[untrusted], parameters).mappings().first()
-    return None if row is None else _stored(row)
+    return None if row is None else _stored(connection, row)
 
 
 def get(connection: Connection, certificate_id: str) -> StoredCertificate:
@@ -283,14 +282,15 @@ def currents(
     ids = {"ids": sorted(set(certificate_ids))}
     for row in connection.execute(_CURRENTS, ids).mappings():
         if untrusted is None or row["untrusted"] is untrusted:
-            issues_by_id.setdefault(row["id"], _stored(row))
+            issues_by_id.setdefault(row["id"], _stored(connection, row))
     return issues_by_id
 
 
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
     """All issues of that id, the untrusted ones after the trusted, latest first."""
     parameters = {"certificate_id": certificate_id}
-    return [_stored(row) for row in connection.execute(_ISSUES, parameters).mappings()]
+    rows = connection.execute(_ISSUES, parameters).mappings().all()
+    return [_stored(connection, row) for row in rows]
 
 
 def has_requested(connection: Connection, requester: str, plan_digest: str) -> bool:
@@ -336,32 +336,8 @@ def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
     }
 
 
-def signed_facets(predicate: Mapping[str, Any]) -> dict[str, str]:
-    """What ``certificate_facets`` repeats of a signed statement."""
-    # A plan that names no optimizer means the first one.
-    mechanism = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
-    return {"mechanism": mechanism, "requester": predicate["requester"]}
-
-
-def signed_columns(predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``certificates`` repeats of a signed statement, to be searched by."""
-    plan, approvals = predicate["plan"], Approvals.of(predicate)
-    return {
-        "id": predicate["certificate_id"],
-        "untrusted": predicate["untrusted"],
-        "issue": predicate.get("issue", 1),
-        "verdict": predicate["verdict"],
-        "plan_digest": digest_of(plan),
-        "name": plan.get("name"),
-        "dataset": plan["dataset"].get("name"),
-        "adjacency": plan["adjacency"],
-        "approvals_required": approvals.required,
-        "approvals_given": len(approvals.given),
-        "not_after": parse_instant(predicate["validity"]["not_after"]),
-    }
-
-
-def _stored(row: RowMapping) -> StoredCertificate:
+def _stored(connection: Connection, row: RowMapping) -> StoredCertificate:
+    require_genuine(connection, row)
     return StoredCertificate(**{**row, "status": Status(row["status"])})
 
 

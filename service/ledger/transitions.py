@@ -31,8 +31,6 @@ from affidavit.service.ledger.state import (
     reservations,
 )
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.log.entries import entry_of, logged
-from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.teams import DEFAULT, may_see
 
 
@@ -183,15 +181,12 @@ def require_usable_now(
 ) -> StoredCertificate:
     """The certificate of ``issue`` or of its reservation, if a run of it may begin now.
 
-    Raises ``CertificateNotUsable``, and ``LogDamaged`` for one that was not logged: whoever can
-    write to the database may have inserted it.
+    Raises ``CertificateNotUsable``, and ``NotGenuine`` for one that somebody else put there.
     """
     named = issue.certificate_id if isinstance(issue, StoredReservation) else issue.id
     certificate = current(connection, named)
     require_usable(certificate, dataset, allow_untrusted=allow_untrusted, issue=issue)
     assert certificate is not None
-    if entry_of(certificate.bundle).content.decode() not in logged(connection, certificate.id):
-        raise LogDamaged(f"issue {certificate.issue} of {certificate.id} was not logged")
     return certificate
 
 

@@ -20,20 +20,13 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, select
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import (
-    Approval,
-    Approvals,
-    KeyFailure,
-    format_instant,
-    read_envelope,
-)
+from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
 from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.certificate_store import (
@@ -45,11 +38,11 @@ from affidavit.service.certificate_store import (
     insert_issues,
     issues,
     no_such,
-    signed_columns,
 )
 from affidavit.service.certificate_tables import requests
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
+from affidavit.service.genuine import NotGenuine
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.keys import Keyring
 from affidavit.service.lifecycle.issuance import sign_approved, statement_of
@@ -104,7 +97,7 @@ def approve(
         certificate = get(connection, certificate_id)
         _require_decidable(connection, certificate, request, actor)
         if request.decision == "approve":
-            _require_genuine(keyring, certificate)
+            _require_signed_here(keyring, certificate)
         _insert_decision(connection, certificate, request, actor, at)
         issued = None
         if request.decision == "approve":
@@ -132,22 +125,16 @@ def _issue(
     return issued
 
 
-def _require_genuine(keyring: Keyring, pending: StoredCertificate) -> None:
-    """Raise ``DecisionRefused`` for a row that whoever can write to the database inserted.
+def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
+    """Raise ``NotGenuine`` for an issue of a key that whoever can write to the database added.
 
     The last approval would sign what it says, under a key that verifiers trust.
     """
-    if pending.untrusted:
-        return  # it proves nothing to anybody, whoever signed it
-    envelope = read_envelope(json.loads(pending.bundle)["envelope"])
-    columns = signed_columns(json.loads(envelope.payload)["predicate"])
-    columns["envelope_digest"] = envelope.digest
-    same = all(getattr(pending, name) == value for name, value in columns.items())
-    if not (same and keyring.signed(pending.bundle)):
-        raise DecisionRefused(
+    # An untrusted one proves nothing to anybody, whoever signed it.
+    if not pending.untrusted and not keyring.signed(pending.bundle):
+        raise NotGenuine(
             "No key of this service signed the issue as it is stored.",
             "Tell the operator, and have the certificate reissued.",
-            code="not_genuine",
         )
 
 

@@ -27,7 +27,8 @@ from affidavit.certificate import (
     statement_in,
 )
 from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
-from affidavit.service.certificate_store import StoredCertificate, signed_columns
+from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.genuine import signed_columns
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.teams import DEFAULT, in_id
 

@@ -37,6 +37,9 @@ from affidavit.service.lifecycle.status import (
     revocations,
     status_lists,
 )
+from affidavit.service.log.entries import log_entries
+from affidavit.service.log.entry_types import revocation_entry
+from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.teams import acting_for
 
 VALIDITY = timedelta(hours=1)
@@ -54,7 +57,10 @@ class StatusLists(Store):
         self._issuer = issuer
 
     def at(self, now: datetime) -> bytes:
-        """The list that is valid at ``now``; raises ``KeyFailure`` if nothing can be signed."""
+        """The list that is valid at ``now``; raises ``KeyFailure`` if nothing can be signed.
+
+        Raises ``LogDamaged`` if a revocation is missing.
+        """
         with acting_for(None):
             return self._at(now)
 
@@ -83,6 +89,7 @@ class StatusLists(Store):
         """
         with self._writer.begin() as connection:
             newest = _newest(connection)
+            _require_all_revocations(connection)
             content = _content(connection, signers, now)
             issued_at = now.replace(microsecond=0)
             times = {"issued_at": issued_at, "next_update": issued_at + VALIDITY}
@@ -125,6 +132,15 @@ def _is_fresh(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: 
         and newest.key_id == key.key_id
         and newest.content_digest == digest_of(content)
     )
+
+
+def _require_all_revocations(connection: Connection) -> None:
+    """Raise ``LogDamaged`` where a revocation that was logged is not in the database any more."""
+    query = select(log_entries.c.content).where(log_entries.c.kind == "revocation")
+    logged = set(connection.execute(query).scalars())  # first, so that no row is younger
+    rows = connection.execute(select(revocations))
+    if not logged <= {revocation_entry(row).content.decode() for row in rows}:
+        raise LogDamaged("a revocation that was logged is not in the database")
 
 
 def _content(connection: Connection, signers: Iterable[str], now: datetime) -> dict[str, Any]:

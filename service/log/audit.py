@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
-from math import isclose, isfinite
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, and_, func, select
 
 from affidavit.certificate import (
-    BadEnvelope,
     BadProvenance,
     KeyRole,
     KeysetError,
@@ -36,16 +34,13 @@ from affidavit.certificate import (
     SearchOpening,
     SignedKeyset,
     follow_keyset,
-    format_instant,
-    read_envelope,
     read_keyset,
     read_provenance,
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
-from affidavit.plan import MalformedPlan
-from affidavit.service.certificate_store import signed_columns, signed_facets
 from affidavit.service.certificate_tables import certificate_facets, certificates, signing_keys
 from affidavit.service.clock import now_of
+from affidavit.service.genuine import UNREADABLE, SignedContents
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
 from affidavit.service.ledger.repository import grant_entry
@@ -254,20 +249,6 @@ def _unsequenced_entries(connection: Connection) -> Iterator[AuditFinding]:
 # ---- the rows ------------------------------------------------------------------------
 
 CHUNK = 1000
-ROUNDING = 1e-9
-"""How much smaller than its signed decimal a number may be."""
-UNREADABLE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ArithmeticError,
-    MemoryError,
-    RecursionError,
-    BadEnvelope,
-    MalformedPlan,
-)
-"""The errors that reading a tampered row can raise."""
 
 
 @contextmanager
@@ -513,69 +494,15 @@ def _compare_certificates(connection: Connection) -> Iterator[AuditFinding]:
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
         where = f"certificates {row.id} issue {row.issue}"
         try:
-            differing = _differing_columns(row, uses[row.id], keys)
+            contents = SignedContents.of(row._mapping)
+            differing = contents.contradicted_by(row._mapping, keys)
+            if not uses[row.id] >= contents.waivers:
+                differing.append("waiver_uses")
         except UNREADABLE as error:
             yield AuditFinding("row_changed", where, f"it cannot be read: {error}.")
             continue
         if differing:
             yield AuditFinding("row_changed", where, f"its signed bytes contradict: {differing}.")
-
-
-def _differing_columns(row: Any, waivers: Set[str], keys: Sequence[PublicKey]) -> list[str]:
-    bundle = json.loads(bytes(row.bundle))
-    envelope = read_envelope(bundle["envelope"])
-    predicate = json.loads(envelope.payload)["predicate"]
-    signed = {
-        **signed_columns(predicate),
-        **signed_facets(predicate),
-        "envelope_digest": envelope.digest,
-        "key_id": envelope.key_id,
-    }
-    differing = [name for name, value in signed.items() if getattr(row, name) != value]
-    if not envelope.signers(keys):
-        differing.append("signature")
-    if not waivers >= {item["waiver"]["id"] for item in predicate.get("waived", ())}:
-        differing.append("waiver_uses")
-    if format_instant(row.created_at) != predicate["validity"]["not_before"]:
-        differing.append("created_at")
-    result = json.loads(row.result)
-    if result["certificate"]["bundle"] != bundle or result["verdict"] != predicate["verdict"]:
-        differing.append("result")
-    if not _has_noise(result["noise_multiplier"], predicate["noise_multiplier"]):
-        differing.append("noise_multiplier")
-    guarantee = predicate["guarantee"]
-    if guarantee is None:
-        # δ is then the plan's own, and no ε is claimed.
-        claims_epsilon = row.epsilon_upper is not None or bool(result["epsilon"])
-        return differing + ["epsilon"] * claims_epsilon
-    for name, column in (("epsilon", row.epsilon_upper), ("delta", row.delta)):
-        upper = guarantee[name]["upper"]
-        if not _rounds_to(column, upper):
-            differing.append(name)
-        if not _rounds_to((result[name] or {}).get("upper"), upper):
-            differing.append("result")
-    return differing
-
-
-def _rounds_to(value: float | None, signed: str | None) -> bool:
-    """Whether the signed decimal, which is rounded up, can stand for ``value``."""
-    if signed is None or not isfinite(float(signed)):
-        return value is None or not isfinite(value)
-    return value is not None and float(signed) * (1 - ROUNDING) <= value <= float(signed)
-
-
-def _has_noise(shown: Mapping[str, Any], signed: Mapping[str, Any]) -> bool:
-    """Whether ``shown`` has the names and numbers of ``signed``, which has rounded them."""
-    releases = list(zip(shown["releases"], signed["releases"], strict=True))
-    pairs = [(shown["joint"], signed["joint"])]
-    pairs += [(ours[end], theirs[end]) for ours, theirs in releases for end in _NOISE]
-    return all(ours["name"] == theirs["name"] for ours, theirs in releases) and all(
-        value is decimal is None or isclose(value, float(decimal), rel_tol=ROUNDING)
-        for value, decimal in pairs
-    )
-
-
-_NOISE = ("required", "given")
 
 
 def _compare_runs(connection: Connection) -> Iterator[AuditFinding]:

@@ -29,7 +29,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -56,7 +56,7 @@ from affidavit.service.certificate_tables import (
 )
 from affidavit.service.database import Store, hold
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.log.entries import insert_logged, logged
+from affidavit.service.log.entries import insert_logged, log_entries, logged
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
@@ -200,26 +200,19 @@ class PolicyStore(Store):
 
     def versions(self) -> list[StoredPolicy]:
         """Every version of every policy, newest first; the built-in policy is last."""
-        with self._reader.connect() as connection:
-            rows = connection.execute(_with_key(policies).order_by(policies.c.id.desc()))
-            keys = self._key_records()
-            return [*(_policy(row, keys) for row in rows), StoredPolicy(policy=BUILT_IN)]
+        stored = self.read(self._policies, _with_key(policies).order_by(policies.c.id.desc()))
+        return [*stored, StoredPolicy(policy=BUILT_IN)]
 
     def version(self, name: str, version: int) -> StoredPolicy | None:
         """One version of a policy, or None."""
         if (name, version) == (BUILT_IN.name, BUILT_IN.version):
             return StoredPolicy(policy=BUILT_IN)
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
-        with self._reader.connect() as connection:
-            row = connection.execute(query).first()
-            return None if row is None else _policy(row, self._key_records())
+        return next(iter(self.read(self._policies, query)), None)
 
     def granted(self) -> list[StoredWaiver]:
         """Every waiver, newest first."""
-        with self._reader.connect() as connection:
-            rows = connection.execute(_waivers().order_by(waivers.c.id.desc()))
-            keys = self._key_records()
-            return [_waiver(row, keys) for row in rows]
+        return self.read(self._waivers, _waivers().order_by(waivers.c.id.desc()))
 
     def waiver(self, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
@@ -228,21 +221,35 @@ class PolicyStore(Store):
     def waiver_in(self, connection: Connection, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
         query = _waivers().where(waivers.c.waiver_id == waiver_id)
-        row = connection.execute(query).first()
-        return None if row is None else _waiver(row, self._key_records())
+        return next(iter(self._waivers(connection, query)), None)
 
     def _load(self, connection: Connection, head: Head) -> PolicySet:
-        keys = self._key_records()
         name, version = policies.c.name, policies.c.version
         newest = tuple_(name, version).in_(select(name, func.max(version)).group_by(name))
-        rows = connection.execute(_with_key(policies).where(newest))
-        active = [_logged(connection, _policy(row, keys), policy_entry(row)).policy for row in rows]
-        unrevoked = connection.execute(_waivers().where(waiver_revocations.c.id.is_(None)))
-        granted = [
-            _logged(connection, _waiver(row, keys), waiver_entry(row)).waiver for row in unrevoked
+        active = [
+            item.policy for item in self._policies(connection, _with_key(policies).where(newest))
         ]
+        unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
+        granted = [item.waiver for item in self._waivers(connection, unrevoked)]
         by_name = {policy.name: policy for policy in active}
         return PolicySet(head, by_name, tuple(granted), self._now)
+
+    def _policies(self, connection: Connection, query: Select[Any]) -> list[StoredPolicy]:
+        keys, stored = self._key_records(), []
+        for row in connection.execute(query).all():
+            stored.append(_policy(row, keys))
+            _require_logged(connection, policy_entry(row))
+        return stored
+
+    def _waivers(self, connection: Connection, query: Select[Any]) -> list[StoredWaiver]:
+        # Read first: what is revoked meanwhile is then in the rows at least.
+        keys, stored, revoked = self._key_records(), [], _revoked_in_log(connection)
+        for row in connection.execute(query).all():
+            stored.append(_waiver(row, keys))
+            _require_logged(connection, waiver_entry(row))
+            if row.revoked_at is None and row.waiver_id in revoked:
+                raise PolicyTampered(f"the revocation of the waiver {row.waiver_id} is gone")
+        return stored
 
     def _key_records(self) -> dict[str, Mapping[str, Any]]:
         return {record["key_id"]: record for record in self._keys()}
@@ -375,17 +382,20 @@ def _predicate(envelope: bytes) -> Any:
     return json.loads(read_envelope(json.loads(envelope)).payload)["predicate"]
 
 
-Stored = TypeVar("Stored", "StoredPolicy", "StoredWaiver")
+def _require_logged(connection: Connection, entry: LogEntry) -> None:
+    """Raise ``PolicyTampered`` unless ``entry`` is in the log.
 
-
-def _logged(connection: Connection, stored: Stored, entry: LogEntry) -> Stored:
-    """``stored``, whose ``entry`` is in the log; raises ``PolicyTampered``.
-
-    Its signature alone says little: whoever inserts rows can add a key of their own, too.
+    A signature alone says little: whoever inserts rows can add a key of their own, too.
     """
     if entry.content.decode() not in logged(connection, entry.subject):
         raise PolicyTampered(f"the {entry.kind} {entry.subject} was not logged")
-    return stored
+
+
+def _revoked_in_log(connection: Connection) -> set[str]:
+    """The ids of the waivers whose revocation was logged."""
+    query = select(log_entries.c.content).where(log_entries.c.kind == "waiver")
+    entries = map(json.loads, connection.execute(query).scalars())
+    return {entry["subject"] for entry in entries if entry["body"].get("event") == "revoked"}
 
 
 def _policy(row: Row[Any], keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import methodcaller
@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import SigningKey, sign_envelope
+from affidavit.certificate import SigningKey, format_instant, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service import database
 from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
@@ -27,6 +27,7 @@ from affidavit.service.certificate_tables import (
     signing_keys,
 )
 from affidavit.service.database import open_engine, reader, writer
+from affidavit.service.genuine import signed_columns
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.operation.database_admin import (
     SchemaNotAtHead,
@@ -49,49 +50,50 @@ def store(engine: Engine) -> CertificateStore:
 
 
 SIGNER = SigningKey.generate()
+KEY = SIGNER.public.as_record()
+FOREVER = NOON.replace(year=9999)
+BOUNDS = {"epsilon": "8", "delta": "1e-5"}
 
 
-def bundle(label: str) -> bytes:
-    """A signed bundle of a statement that has what the log's entry is made of."""
+def certificate(number: int = 0, requester: str = "é", **changes: Any) -> StoredCertificate:
+    """A certificate that says what the columns repeat, and nothing else."""
+    values = {"name": "a", "verdict": "certified", "issue": 1, "untrusted": False, **changes}
+    created, end = NOON + timedelta(seconds=number // 2), changes.get("not_after", FOREVER)
+    plan = {"name": values["name"], "dataset": {"name": "d"}, "adjacency": "add_remove"}
+    noise: dict[str, Any] = {"joint": None, "releases": []}
     predicate = {
-        "certificate_id": ID,
-        "verdict": "certified",
-        "requester": label,
-        "plan": {},
+        "certificate_id": f"sha256:{number:064x}",
+        **{name: values[name] for name in ("verdict", "issue", "untrusted")},
+        "requester": requester,
+        "plan": {**plan, "number": number},
         "policy": {},
-        "validity": {"not_before": "2025-01-01T12:00:00Z"},
+        "approvals": [],
+        "guarantee": {name: {"upper": value} for name, value in BOUNDS.items()},
+        "noise_multiplier": noise,
+        "validity": {"not_before": format_instant(created), "not_after": format_instant(end)},
     }
     envelope = sign_envelope(canonical_json({"predicate": predicate}), SIGNER)
-    return canonical_json({"envelope": envelope.as_document()})
-
-
-def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
-    created = StoredCertificate(
-        id=f"sha256:{number:064x}",
-        untrusted=False,
-        issue=1,
+    bundle = {"envelope": envelope.as_document()}
+    result = {
+        **{name: {"upper": float(value)} for name, value in BOUNDS.items()},
+        **{name: predicate[name] for name in ("verdict", "policy")},
+        "noise_multiplier": noise,
+        "certificate": {"bundle": bundle},
+    }
+    return StoredCertificate(
+        **signed_columns(predicate),
         status=Status.ACTIVE,
-        plan_digest=f"sha256:{number:064x}",
-        name="a",
-        dataset="d",
-        adjacency="add_remove",
-        verdict="certified",
         epsilon_upper=8.0,
         delta=1e-5,
-        created_at=NOON + timedelta(microseconds=number // 2),
-        not_after=NOON.replace(year=9999),
-        envelope_digest=f"sha256:{number:064x}",
-        approvals_required=0,
-        approvals_given=0,
-        key_id="k",
-        bundle=bundle("é"),
-        result='{"verdict": "certified"}',
+        created_at=created,
+        envelope_digest=envelope.digest,
+        key_id=SIGNER.key_id,
+        bundle=canonical_json(bundle),
+        result=json.dumps(result),
     )
-    return replace(created, **changes)
 
 
 REQUEST = PlanRequest(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
-KEY = {"key_id": "k"}
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -118,7 +120,7 @@ def test_adding_it_again_keeps_the_first_and_records_the_request(
 ) -> None:
     first = certificate()
     store.add(first, KEY, REQUEST)
-    assert store.add(certificate(bundle=bundle("other")), KEY, REQUEST) == (first, False)
+    assert store.add(certificate(requester="other"), KEY, REQUEST) == (first, False)
     expected = {"signing_keys": 1, "certificates": 1, "requests": 2}
     assert counts(engine) == expected
 
@@ -131,7 +133,7 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
             outcomes = list(
                 racers.map(
                     lambda pair: CertificateStore(pair[1]).add(
-                        certificate(bundle=bundle(str(pair[0]))), KEY, REQUEST
+                        certificate(requester=str(pair[0])), KEY, REQUEST
                     ),
                     enumerate(engines),
                 )
@@ -167,7 +169,7 @@ def test_first_certificates_of_one_key_that_race_are_all_kept(
 
 
 def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
-    unsure, sure = certificate(untrusted=True), certificate(bundle=bundle("trusted"))
+    unsure, sure = certificate(untrusted=True), certificate(requester="trusted")
     store.add(unsure, KEY, REQUEST)
     assert store.find(unsure.id) == unsure
     assert store.repeat(unsure.id, REQUEST, untrusted_too=True) == unsure
@@ -227,9 +229,9 @@ def test_filters_narrow(store: CertificateStore) -> None:
     assert ids() == ["4", "1"]
     assert ids(verdict="refused") == ["1"]
     assert ids(name="a") == ["4"]
-    assert ids(plan_digest=certificate(1).plan_digest) == ["1"]
+    assert ids(plan_digest=certificate(1, name="b").plan_digest) == ["1"]
     assert ids(created_after=NOON) == ["4"]
-    assert ids(created_before=NOON + timedelta(microseconds=1)) == ["1"]
+    assert ids(created_before=NOON + timedelta(seconds=1)) == ["1"]
     assert ids(verdict="refused", name="a") == []
 
 
@@ -298,7 +300,7 @@ def test_insert_or_replace_is_refused_whatever_the_stranger_sets(
             stranger.execute(statement)
     stranger.rollback()
     (stored,) = stranger.execute(f"SELECT {columns[0]} FROM {table}").fetchone()
-    assert stored in (1, ID, "k")
+    assert stored in (1, ID, SIGNER.key_id)
     stranger.close()
 
 

@@ -153,13 +153,13 @@ def test_eight_that_issue_again_at_once_end_with_one_more_issue(
     database_url: str, engine: Engine
 ) -> None:
     store = CertificateStore(engine)
-    former = old(status=Status.EXPIRED)
+    former = old()
     store.add(former, KEY, REQUEST)
     assert store.repeat(former.id, REQUEST, untrusted_too=False) is None
     engines, together = [open_engine(database_url) for _ in range(8)], Barrier(8)
 
     def again(number: int) -> Any:
-        mine = certificate(issue=2, result=f'{{"by": {number}}}')
+        mine = certificate(issue=2, requester=str(number))
         together.wait()
         return CertificateStore(engines[number]).add(mine, KEY, REQUEST)
 

@@ -24,7 +24,7 @@ from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.operation import readiness
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings
-from tests.service.conftest import EACH_SCOPE
+from tests.service.conftest import EACH_SCOPE, ON_SQLITE
 from tests.waiting import wait_until
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
@@ -153,6 +153,41 @@ def test_reservations_and_runs_are_of_what_was_logged(ask: Any, plan: Any) -> No
         assert any(found in message for message in messages)
 
 
+@ON_SQLITE
+def test_what_nobody_signed_is_not_shown(ask: Any, plan: Any) -> None:
+    """Whoever can write to the database has nobody read what they wrote of a certificate."""
+    made = ask("POST", "/v1/certificates", "submit", plan()).json()["certificate"]["id"]
+    for column, forged in (
+        ("verdict", "'refused'"),
+        ("epsilon_upper", "epsilon_upper / 2"),
+        ("not_after", "'2999-01-01'"),
+        ("result", "replace(result, 'certified', 'approved')"),
+    ):
+        row = select(certificates).where(certificates.c.id == made)
+        with ask.services.engine.connect() as connection:
+            was = connection.execute(row).mappings().one()[column]
+        own(ask, f"UPDATE certificates SET {column} = {forged}")
+        for method, path in (("GET", ""), ("GET", "/issues"), ("GET", "/bundle")):
+            answer = ask(method, f"/v1/certificates/{made}{path}", "audit")
+            assert (answer.status_code, answer.json()["code"]) == (409, "not_genuine"), answer.text
+        again = ask("POST", "/v1/certificates", "submit", plan())
+        assert (again.status_code, again.json()["code"]) == (409, "not_genuine"), again.text
+        with writer(ask.services.engine).begin() as connection:
+            connection.execute(certificates.update().values({column: was}))
+        assert ask("GET", f"/v1/certificates/{made}", "audit").status_code == 200
+
+
+@ON_SQLITE
+def test_no_status_list_lacks_a_revocation_that_was_logged(ask: Any, plan: Any) -> None:
+    made = ask("POST", "/v1/certificates", "submit", plan()).json()["certificate"]["id"]
+    why = {"code": "plan_error", "reason": "oops"}
+    assert ask("POST", f"/v1/certificates/{made}/revocation", "approve", why).status_code == 201
+    assert ask("GET", "/v1/status", "audit").status_code == 200
+    own(ask, "DELETE FROM revocations")
+    answer = ask("GET", "/v1/status", "audit")
+    assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
+
+
 def test_an_issue_that_was_not_logged_spends_nothing(ask: Any, plan: Any) -> None:
     """Whoever can insert rows can sign one with a key of their own."""
     made, reservation = reserved(ask, plan)
@@ -167,7 +202,7 @@ def test_an_issue_that_was_not_logged_spends_nothing(ask: Any, plan: Any) -> Non
     run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
     for path, body in (("/v1/ledgers/toy/reservations", {"certificate": made}), ("/v1/runs", run)):
         answer = ask("POST", path, "submit", body)
-        assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged"), answer.text
+        assert (answer.status_code, answer.json()["code"]) == (409, "not_genuine"), answer.text
     released = ask("POST", f"/v1/reservations/{reservation}/release", "submit", {})
     assert released.status_code == 200, released.text
 

@@ -307,6 +307,8 @@ def test_what_a_stranger_signed_and_only_the_database_has_certifies_nothing(
                 expires_at=format_instant(at + timedelta(days=1)),
             )
             insert_waiver(connection, waiver, "default", stranger, at)
+    shown = "policies" if what == "policy" else "waivers"
+    assert code(house.ask("ann", "GET", f"/v1/{shown}")) == (503, "policy_altered")
     assert code(house.ask("sam", "POST", "/v1/certificates", plan())) == (503, "policy_altered")
 
 

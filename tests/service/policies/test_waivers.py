@@ -269,7 +269,8 @@ def test_a_waiver_granted_to_two_teams_in_a_second_is_of_the_first(
 
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:
     house.activate(epsilon_cap=0.5)
-    created = house.waive().json()["waiver"]
+    granted = house.waive().json()
+    created = granted["waiver"]
     for column, value in (("expires_at", format_instant(datetime.now(UTC) + timedelta(days=300))),
                           ("created_by", "token:sue")):  # fmt: skip
         stored = created[column]
@@ -284,6 +285,11 @@ def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) ->
     assert found(house) == []
     house.tamper("waiver_uses", "DELETE FROM waiver_uses")
     assert ["waiver_uses" in finding.message for finding in found(house)] == [True]
+    assert house.ask("amy", "DELETE", f"/v1/waivers/{granted['id']}?reason=x").is_success
+    house.tamper("waiver_revocations", "DELETE FROM waiver_revocations")
+    house.restarted()
+    for method, path, body in (("POST", "/v1/certificates", plan()), ("GET", "/v1/waivers", None)):
+        assert code(house.ask("sam", method, path, body)) == (503, "policy_altered")
 
 
 def found(house: Any) -> list[AuditFinding]:

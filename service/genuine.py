@@ -1,0 +1,214 @@
+"""Whether a row of ``certificates`` says what was signed and logged.
+
+Whoever can write to the database can insert a row or change one. So a row is read only if its
+columns and its result say what its envelope says, a stored key signed the envelope, and the
+envelope's entry is in the log, where monitors see the key: a stored key may be anybody's.
+
+Signed bytes never change, so a row is verified once by each process. Lists are an index: they show
+columns alone, which the audit compares with the signed bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isclose, isfinite
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Pool, RowMapping, bindparam, select
+from sqlalchemy.exc import NoResultFound
+
+from affidavit.certificate import (
+    Approvals,
+    BadEnvelope,
+    KeyFailure,
+    KeyRole,
+    PublicKey,
+    format_instant,
+    parse_instant,
+    read_envelope,
+)
+from affidavit.certificate.dsse import Envelope
+from affidavit.certificate.log import certificate_entry
+from affidavit.plan import MalformedPlan, digest_of
+from affidavit.service.certificate_tables import certificates, signing_keys
+from affidavit.service.errors import DomainError
+from affidavit.service.log.entries import logged
+
+MOST_VERIFIED = 100_000
+"""Rows of a database that are known to be genuine."""
+ROUNDING = 1e-9
+"""How much smaller than its signed decimal a number may be."""
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+    BadEnvelope,
+    MalformedPlan,
+)
+"""The errors that reading a tampered row can raise."""
+
+
+class NotGenuine(DomainError):
+    """A stored certificate is not as it was signed and logged: run affidavit audit verify."""
+
+    code = "not_genuine"
+
+
+def require_genuine(connection: Connection, row: RowMapping) -> None:
+    """Raise ``NotGenuine`` unless ``row`` is as it was signed and logged."""
+    verified = _VERIFIED.setdefault(connection.engine.pool, set())
+    digest = sha256(row["bundle"])
+    digest.update(row["result"].encode())
+    digest.update(repr([row[name] for name in _COLUMNS]).encode())
+    if digest.digest() in verified:
+        return
+    if not _is_genuine(connection, row):
+        raise NotGenuine(
+            f"The database says of issue {row['issue']} of {row['id']} what nobody signed.",
+            "Tell the operator: run affidavit audit verify, and restore a backup.",
+        )
+    if len(verified) >= MOST_VERIFIED:
+        verified.clear()
+    verified.add(digest.digest())
+
+
+_VERIFIED: WeakKeyDictionary[Pool, set[bytes]] = WeakKeyDictionary()
+"""By database the digests of genuine rows."""
+
+
+def _is_genuine(connection: Connection, row: RowMapping) -> bool:
+    try:
+        contents = SignedContents.of(row)
+        record = connection.execute(_KEY, {"key_id": contents.envelope.key_id}).scalar_one()
+        key = PublicKey.from_record(json.loads(record))
+        entry = certificate_entry(contents.envelope, contents.statement)
+        keys = [key] if key.may(KeyRole.CERTIFICATE) else []
+        return not contents.contradicted_by(row, keys) and (
+            entry.content.decode() in logged(connection, entry.subject)
+        )
+    except (*UNREADABLE, KeyFailure, NoResultFound):
+        return False
+
+
+_COLUMNS = [column.name for column in certificates.c if column.name not in ("bundle", "result")]
+_KEY = select(signing_keys.c.record).where(signing_keys.c.key_id == bindparam("key_id"))
+
+
+def signed_facets(predicate: Mapping[str, Any]) -> dict[str, str]:
+    """What ``certificate_facets`` repeats of a signed statement."""
+    # A plan that names no optimizer means the first one.
+    mechanism = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
+    return {"mechanism": mechanism, "requester": predicate["requester"]}
+
+
+def signed_columns(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``certificates`` repeats of a signed statement, to be searched by."""
+    plan, approvals = predicate["plan"], Approvals.of(predicate)
+    return {
+        "id": predicate["certificate_id"],
+        "untrusted": predicate["untrusted"],
+        "issue": predicate.get("issue", 1),
+        "verdict": predicate["verdict"],
+        "plan_digest": digest_of(plan),
+        "name": plan.get("name"),
+        "dataset": plan["dataset"].get("name"),
+        "adjacency": plan["adjacency"],
+        "approvals_required": approvals.required,
+        "approvals_given": len(approvals.given),
+        "not_after": parse_instant(predicate["validity"]["not_after"]),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedContents:
+    """What a row has signed: its bundle, the envelope in it, and the envelope's statement."""
+
+    bundle: Any
+    envelope: Envelope
+    statement: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: RowMapping) -> Self:
+        """The signed contents of a row; raises one of ``UNREADABLE``."""
+        bundle = json.loads(row["bundle"])
+        envelope = read_envelope(bundle["envelope"])
+        statement = json.loads(envelope.payload)
+        return cls(bundle=bundle, envelope=envelope, statement=statement)
+
+    @property
+    def waivers(self) -> set[str]:
+        """The ids of the waivers that the certificate relies on."""
+        return {item["waiver"]["id"] for item in self.statement["predicate"].get("waived", ())}
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns, and those of ``certificate_facets``, that repeat the signed bytes."""
+        predicate = self.statement["predicate"]
+        return {
+            **signed_columns(predicate),
+            **signed_facets(predicate),
+            "envelope_digest": self.envelope.digest,
+            "key_id": self.envelope.key_id,
+        }
+
+    def contradicted_by(self, row: RowMapping, keys: Sequence[PublicKey]) -> list[str]:
+        """What of ``row`` contradicts its signed bytes; ``signature`` if no key signed."""
+        predicate = self.statement["predicate"]
+        differing = [name for name, value in self.columns.items() if row.get(name, value) != value]
+        if not self.envelope.signers(keys):
+            differing.append("signature")
+        if format_instant(row["created_at"]) != predicate["validity"]["not_before"]:
+            differing.append("created_at")
+        result = json.loads(row["result"])
+        same = result["certificate"]["bundle"] == self.bundle and all(
+            result.get(name) == predicate.get(name) for name in _SAID_TWICE
+        )
+        if not same:
+            differing.append("result")
+        if not _has_noise(result["noise_multiplier"], predicate["noise_multiplier"]):
+            differing.append("noise_multiplier")
+        guarantee = predicate["guarantee"]
+        if guarantee is None:
+            # δ is then the plan's own, and no ε is claimed.
+            claims_epsilon = row["epsilon_upper"] is not None or bool(result["epsilon"])
+            return differing + ["epsilon"] * claims_epsilon
+        for name, column in (("epsilon", row["epsilon_upper"]), ("delta", row["delta"])):
+            upper = guarantee[name]["upper"]
+            if not _rounds_to(column, upper):
+                differing.append(name)
+            if not _rounds_to((result[name] or {}).get("upper"), upper):
+                differing.append("result")
+        return differing
+
+
+_SAID_TWICE = ("verdict", "reasons", "obligations", "assumptions", "policy", "waived")
+"""Fields that a result and its signed statement have alike."""
+
+
+def _rounds_to(value: float | None, signed: str | None) -> bool:
+    """Whether the signed decimal, which is rounded up, can stand for ``value``."""
+    if signed is None or not isfinite(float(signed)):
+        return value is None or not isfinite(value)
+    return value is not None and float(signed) * (1 - ROUNDING) <= value <= float(signed)
+
+
+def _has_noise(shown: Mapping[str, Any], signed: Mapping[str, Any]) -> bool:
+    """Whether ``shown`` has the names and numbers of ``signed``, which has rounded them."""
+    releases = list(zip(shown["releases"], signed["releases"], strict=True))
+    pairs = [(shown["joint"], signed["joint"])]
+    pairs += [(ours[end], theirs[end]) for ours, theirs in releases for end in _NOISE]
+    return all(ours["name"] == theirs["name"] for ours, theirs in releases) and all(
+        value is decimal is None or isclose(value, float(decimal), rel_tol=ROUNDING)
+        for value, decimal in pairs
+    )
+
+
+_NOISE = ("required", "given")
