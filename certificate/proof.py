@@ -24,6 +24,7 @@ from affidavit.accountants import (
     DOMINATING_PAIRS,
     MOST_ROWS,
     Bracket,
+    CutLots,
     Draws,
     Patterns,
     Products,
@@ -264,7 +265,25 @@ def _moves_no_more(
             takes_part_no_more(leaf, blocks, by_distance(products), draws, apart)
             for products in _products(at)
         )
-    return all(moves_no_more(leaf, blocks, products, draws) for products in _products(at))
+    cut = _cut_lots(lowered, index)
+    return all(moves_no_more(leaf, blocks, products, draws, cut) for products in _products(at))
+
+
+def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
+    """The lots of phase ``index``, if they are cut."""
+    plan, own = lowered.plan, lowered.phases[index]
+    size, largest = plan.dataset.size, plan.phases[index].sampling.max_lot_size
+    if size is None or largest is None or own.steps is None:
+        return None
+    adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
+    return CutLots(
+        steps=own.steps,
+        probability=schedule.highest_probability(plan, plan.phases[index]),
+        largest=largest,
+        records=records,
+        others=size if adds else size - records,
+        moved=records * (2 if adds else 1),
+    )
 
 
 def _is_told(

@@ -14,7 +14,8 @@ any other C, ``cyclic_poisson``       the same over ‖C_S‖, S the steps of a 
                                       sens for (⌈T/b⌉, b), whichever costs less
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖, under
 ``b_min_sep``                         ``b_min_sep`` drawn with the most that a step's draw can have
-any C, any of the last three          or a mixture over how a record happened to be drawn
+any C, any of the last three          or a mixture over how a record happened to be drawn, beside
+                                      what it moves in a few lots that are cut
 b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer steps, disclosed,
 with b ≥ b̂                            of multiplier σ_joint over what these steps' columns share
 b̂-banded C, the same              or the moments of the loss, where few columns share rows
@@ -44,6 +45,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
+from affidavit.mechanisms.cut_lots import Cut, Uncut, cut_lots, displacement, seen_alone, uncut
 from affidavit.mechanisms.samplers import Sampled, distance_of, is_amplified
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
@@ -55,6 +57,7 @@ from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import Participation, participation_of
 from affidavit.mechanisms.strategies.participation_mixture import (
     ParticipationMixture,
+    displaced_mixture,
     participation_mixture,
     separated_mixture,
     shown_mixture,
@@ -102,9 +105,10 @@ from affidavit.plan import (
 class Streamed:
     """A phase at its length: strategy, participation, sensitivity, and what it is certified as.
 
-    ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency, also in
-    clip norms; under ``cyclic_poisson`` with amplification it is the largest column norm.
-    ``turn`` is b in steps. ``unsampled`` is sens(C) without amplification where it may cost less.
+    ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency and of cut
+    lots, also in clip norms; under ``cyclic_poisson`` with amplification it is the largest column
+    norm. ``turn`` is b in steps. ``unsampled`` is sens(C) without amplification where it may cost
+    less.
     """
 
     strategy: Strategy
@@ -169,29 +173,33 @@ class Correlation:
 
     def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
         """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
-        if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
-            return
         if self.plan.adjacency == "replace_one":
+            return
+        lots = {0: 0.0}
+        if isinstance(step, Cut):
+            lots = cut_lots(step, at.strategy.steps)
+            step = uncut(step)
+        if not isinstance(step, Uncut):
             return
         with suppress(TooLarge):
             mixture = self._mixture(step, at)
-            yield GaussianMixture(
-                weights=mixture.weights,
-                noise_multiplier=joint / mixture.spacing * _DOWN,
-                conceded=mixture.conceded,
-            )
+            for number, more in lots.items():
+                moved = displaced_mixture(mixture, number * at.distance * _longest(at.strategy))
+                if moved is not None:
+                    yield GaussianMixture(
+                        weights=moved.weights,
+                        noise_multiplier=joint / moved.spacing * _DOWN,
+                        conceded=moved.conceded + more,
+                    )
         if self._is_apart(at.strategy):
             with suppress(TooLarge):
                 yield from self._with_disclosed_steps(step.sampling_probability, at, joint)
 
-    def _mixture(
-        self, step: PoissonSubsampledGaussian | PoissonSampledGroupGaussian, at: Streamed
-    ) -> ParticipationMixture:
+    def _mixture(self, step: Uncut, at: Streamed) -> ParticipationMixture:
         """How far a record may move the run that is drawn as in ``step``; raises ``TooLarge``."""
         probability, apart = step.sampling_probability, self._phase.sampling.separation
         if apart is not None and self._is_apart(at.strategy):
-            longest = _sensitivity(at.strategy, Participation.single()).value
-            return separated_mixture(longest, at.strategy.steps, probability, apart)
+            return separated_mixture(_longest(at.strategy), at.strategy.steps, probability, apart)
         records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
         return participation_mixture(
             at.strategy, turn=at.turn, probability=probability, records=records
@@ -264,7 +272,7 @@ class Correlation:
         def leaf(multiplier: float) -> Leaf:
             if chance is None:
                 assert draw.step is not None
-                return draw.step.event(multiplier)
+                return seen_alone(draw.step.event(multiplier))
             return PoissonSubsampledGaussian(
                 sampling_probability=chance,
                 noise_multiplier=multiplier,
@@ -310,8 +318,8 @@ class Correlation:
             most = schedule.highest_probability(self.plan, self._phase)
             mixture = shown_separated(shown, most, apart, farthest)
         else:
-            step = None if draw.step is None else draw.step.event(joint)
-            if not isinstance(step, PoissonSubsampledGaussian | PoissonSampledGroupGaussian):
+            step = None if draw.step is None else seen_alone(draw.step.event(joint))
+            if not isinstance(step, Uncut):
                 return None
             mixture = _shown_mixture(
                 at.strategy,
@@ -357,7 +365,7 @@ class Correlation:
             participation=turns,
             sensitivity=sensitivity,
             route=route,
-            distance=distance_of(self.plan),
+            distance=_distance(draw) or distance_of(self.plan),
             turn=draw.turn,
             unsampled=unsampled,
         )
@@ -521,20 +529,27 @@ def _white_noise(strategy: Strategy, draw: Draw) -> Sensitivity | None:
         return None
 
 
+def _distance(draw: Draw) -> int | None:
+    """How far a unit moves the sum of a lot that may be cut, in clip norms; None of other lots."""
+    step = None if draw.step is None else draw.step.event(1.0)
+    return displacement(step) if isinstance(step, Cut) else None
+
+
 def _costs(
     draw: Draw, white: Sensitivity, whole: Sensitivity, steps: int
 ) -> Literal["less", "more", "either"]:
     """How sampled rounds of white noise compare with the run without amplification.
 
     They cost less where more rounds than cost as much are drawn with no chance above
-    ``RARELY``, and more where no more of them are.
+    ``RARELY``, and more where no more of them are. Of cut lots that is not known.
     """
     assert draw.step is not None
+    cut = _distance(draw) is not None
     rounds, probability = -(-steps // draw.turn), min(1.0, draw.step.probability or 1.0)
     drawn = math.floor((whole.value / white.value) ** 2)
     if white is whole or drawn >= rounds or bdtrc(drawn, rounds, probability) < RARELY:
         return "less"
-    return "more" if bdtr(drawn, rounds, probability) < RARELY else "either"
+    return "more" if not cut and bdtr(drawn, rounds, probability) < RARELY else "either"
 
 
 @lru_cache(maxsize=8)
@@ -565,6 +580,11 @@ _MOST_SHOWN = 16.0
 """Of what several phases show the largest move, over the noise, for accountants to reach it."""
 MOST_NORMS = 16
 """Different column norms of one group that a lower bound tells apart."""
+
+
+def _longest(strategy: Strategy) -> float:
+    """An upper bound of the largest column norm."""
+    return _sensitivity(strategy, Participation.single()).value
 
 
 def _column_norm(strategy: Strategy) -> float:

@@ -140,9 +140,9 @@ class GaussianMixture(_Checked):
     """One Gaussian release that one record moves by k units with probability ``weights``[k].
 
     The two orders of (Σ_k weights[k] N(k), N(0)), ``noise_multiplier`` the noise standard
-    deviation over the unit. The weights are positive and add up to one but for the probability
-    ``conceded`` of larger moves, of which nothing is claimed. It serves add_remove and zero_out.
-    Source: docs/theorems/group-sampling.md.
+    deviation over the unit. The weights are positive and add up to one. A record may move
+    it further with the probability ``conceded``, which adds to δ. It serves add_remove and
+    zero_out. Source: docs/theorems/group-sampling.md.
     """
 
     weights: tuple[float, ...]
@@ -153,14 +153,10 @@ class GaussianMixture(_Checked):
         _Checked.__post_init__(self)
         if not 2 <= len(self.weights) <= MOST_WEIGHTS:
             raise ValueError(f"a mixture has 2 to {MOST_WEIGHTS} weights, got {len(self.weights)}")
-        if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= MOST_CONCEDED):
+        if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= 1e-15):
             raise ValueError("weights must be positive and add up to one")
-        if not 0 <= self.conceded <= MOST_CONCEDED:
-            raise ValueError(f"conceded must lie in [0, {MOST_CONCEDED}], got {self.conceded!r}")
-
-
-MOST_CONCEDED = 1e-15
-"""How far the weights of a mixture may be from one, by rounding and by what they concede."""
+        if not 0 <= self.conceded < 1:
+            raise ValueError(f"conceded must lie in [0, 1), got {self.conceded!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from .lattice import Measure as Measure
 from .lattice import Unproved as Unproved
 from .lattice import bad_witness as bad_witness
 from .lattice import no_statement as no_statement
+from .participation import CutLots as CutLots
 from .participation import Draws as Draws
 from .participation import Products as Products
 from .participation import matrix_products as matrix_products

@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 
+from affidavit.accountants.checker.dominating_pairs import at_least
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 from affidavit.accountants.checker.sensitivity import (
     MOST_ROWS,
@@ -27,8 +28,8 @@ from affidavit.accountants.checker.sensitivity import (
 )
 from affidavit.plan import GaussianMixture
 
-MOST_STEPS, MOST_PARTICIPATIONS = 20_000, 400
-"""Of Toeplitz C, and of one record in the mean: some seconds."""
+MOST_STEPS, MOST_PARTICIPATIONS, MOST_CUT = 20_000, 400, 100
+"""Of Toeplitz C, and of one record in the mean, and of these in cut lots: some seconds."""
 _BANDS = 64
 """Of the later of two steps, of Toeplitz C: products are as large as those of the first in it."""
 _SIZES = 4096
@@ -46,6 +47,36 @@ class Draws:
 
     most: int
     probability: Fraction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutLots:
+    """Poisson samples at ``probability`` that are cut to a ``largest`` lot, one in each step.
+
+    A unit has so many ``records``, beside so many ``others``. Where it is drawn into a lot that may
+    be cut, it moves the sum by at most ``moved`` clip norms.
+    """
+
+    steps: int
+    probability: Fraction
+    largest: int
+    records: int
+    others: int
+    moved: int
+
+    def fewest(self, conceded: arb) -> tuple[int, arb]:
+        """A number of such lots, and the chance of more, certainly no more than ``conceded``.
+
+        Raises ``Unproved`` where that is too many.
+        """
+        drawn = 1 - (1 - rational(self.probability)) ** self.records
+        room = self.largest - self.records + 1
+        chance = drawn * at_least(room, self.others, rational(self.probability))
+        for number in range(MOST_CUT + 1):
+            more = at_least(number + 1, self.steps, chance)
+            if more <= conceded:
+                return number, more
+        raise no_statement("so many cut lots with one record")
 
 
 def toeplitz_products(
@@ -116,30 +147,39 @@ def moves_no_more(
     blocks: Iterable[tuple[int, Fraction]],
     products: Products,
     draws: Draws,
+    cut: CutLots | None = None,
 ) -> bool:
     """Whether a record certainly moves the run by no more than the units of ``leaf`` say.
 
     ``blocks`` are so many blocks of a lot with a noise multiplier each, in whose joint deviation
-    the unit is counted. Raises ``Unproved`` where it would take too long.
+    the unit is counted. Lots may be ``cut``. Raises ``Unproved`` where it would take too long.
     """
     missed = 1 - rational(draws.probability)
     mean = -draws.most * missed.log()
     if not mean < MOST_PARTICIPATIONS:
         raise no_statement("so many participations of one record")
     largest, moments = _moments(products)
-    # The squares of the leaf's distances in clip norms, over the largest product.
-    unit = 1 / (rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest)
-    squares = [unit * place**2 for place in range(len(leaf.weights))]
-    above = [arb(leaf.conceded)]
+    conceded, displaced = arb(leaf.conceded), 0
+    if cut is not None:
+        lots, more = cut.fewest(conceded)
+        conceded, displaced = conceded - more, lots * cut.moved
+    # The leaf's distances, and what is left of them beside cut lots, over the longest column.
+    square = 1 / (
+        rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest
+    )
+    left = [square.sqrt() * place - displaced for place in range(len(leaf.weights))]
+    squares = [distance.max(arb(0)) ** 2 for distance in left]
+    above = [conceded]
     for weight in leaf.weights[:0:-1]:
         above.append(above[-1] + weight)
     bounds = above[::-1]
     drawn = 1 - missed**draws.most
-    if not drawn <= bounds[0]:
-        return False
     most = int(float(mean) + 20 * float(mean) ** 0.5) + 40
     tails = _tails(squares, mean, most, moments)
-    return all(tail.min(drawn) <= bound for tail, bound in zip(tails[1:], bounds[1:], strict=True))
+    return all(
+        (tail.min(drawn) if distance >= 0 else 1) <= bound
+        for distance, tail, bound in zip(left, tails, bounds, strict=True)
+    )
 
 
 def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -33,6 +33,7 @@ from scipy.special import bdtrc, gammaln, pdtrc
 
 from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
 from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
+from affidavit.plan import MOST_WEIGHTS
 
 Array = NDArray[np.float64]
 
@@ -121,6 +122,14 @@ def separated_mixture(
 
     drawn = float(_taken_more_than(np.zeros(1), steps, probability, separation)[0])
     return _on_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
+
+
+def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
+    """``mixture`` with every distance larger by so many clip norms; None where it has too many."""
+    units = math.ceil(by / mixture.spacing * (1 + 4 * UNIT))
+    if units + len(mixture.weights) > MOST_WEIGHTS:
+        return None
+    return replace(mixture, weights=(1e-300,) * units + mixture.weights)
 
 
 def shown_separated(

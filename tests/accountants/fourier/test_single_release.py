@@ -229,7 +229,7 @@ def test_events_with_a_choice_are_read_as_they_were_written() -> None:
         {"weights": (1.0,)},
         {"weights": (0.5, 0.4)},
         {"weights": (1.0, 0.0)},
-        {"weights": (0.5, 0.5), "conceded": 0.1},
+        {"weights": (0.5, 0.5), "conceded": 1.0},
         {"weights": (0.5, 0.5), "noise_multiplier": 0.0},
     ],
 )
