@@ -170,6 +170,29 @@ def test_poisson_samples() -> None:
     assert found >= 1.000004e-5 * (1 - 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("adjacency", "rate", "noise", "steps", "epsilon", "delta"),
+    [
+        ("add_remove", 0.01, 2.0, 10_000, 1.0, 0.010224911209191894),
+        ("add_remove", 0.01, 2.0, 100_000, 1.0, 0.39205728853284305),
+        ("replace_one", 0.01, 2.0, 10_000, 0.8, 0.16803207353601804),
+        ("replace_one", 0.02, 2.0, 10_000, 1.0, 0.5113118821506575),
+        ("replace_one", 0.01, 4.0, 10_000, 1.9931200626285734, 1e-5),
+    ],
+)
+def test_poisson_samples_by_their_fourier_transform(
+    adjacency: str, rate: float, noise: float, steps: int, epsilon: float, delta: float
+) -> None:
+    """``tests/test_compute_delta.py`` of Koskela et al.'s fourier_accountant (arXiv:1906.03049).
+
+    The last is printed in its ``examples/simple_usage_example.py``, for 1,000 steps.
+    """
+    sampling = {"scheme": "poisson", "probability": rate}
+    given: dict[str, Any] = {"adjacency": adjacency, "sampling": sampling}
+    found = answer(affidavit.delta, **given, steps=steps, noise_multiplier=noise, epsilon=epsilon)
+    assert found.lower * (1 - 1e-7) <= delta <= found * (1 + 1e-7)
+
+
 def tree(epochs: int, steps: int, noise: float, *, restart: bool) -> tuple[Any, float]:
     """Ours, and ``compute_epsilon_tree`` of google-research/DP-FTRL (arXiv:2103.00039)."""
     found = answer(
