@@ -6,6 +6,7 @@ from .assessment import malformed_result as malformed_result
 from .assessment import verdict_sentence as verdict_sentence
 from .atomic_write import fsync_directory as fsync_directory
 from .atomic_write import locked as locked
+from .atomic_write import write_all as write_all
 from .atomic_write import write_atomically as write_atomically
 from .calibration import Solver as Solver
 from .certification import certify as certify

@@ -56,6 +56,13 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     fsync_directory(path.parent)
 
 
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of ``content``, of which one call may write less; raises ``OSError``."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def fsync_directory(folder: Path) -> None:
     """Have the names in ``folder`` on the disk; raises ``OSError``. Windows opens no folder."""
     if not hasattr(os, "O_DIRECTORY"):

@@ -22,6 +22,7 @@ from affidavit.plan import (
     Plan,
     PlanFields,
     Reason,
+    RefusedPlan,
     as_document,
     plan_from,
     with_fields,
@@ -37,11 +38,6 @@ LINKS: dict[tuple[Adjacency, Adjacency], int] = {
     ("replace_one", "zero_out"): 1,
 }
 """How many neighbours of a plan's relation lead to one of another; the rest are not reached."""
-
-
-class _NotBounded(Exception):
-    def __init__(self, reasons: tuple[Reason, ...]) -> None:
-        self.reasons = reasons
 
 
 def with_group(assessment: Assessment, records: int, relation: Adjacency) -> Assessment:
@@ -72,7 +68,7 @@ def group_bound(plan: Plan, delta: float, records: int, relation: Adjacency) -> 
     plan = _changed(plan, target={"delta": delta})
     try:
         epsilon, confidence = _bound(plan, delta, records, relation)
-    except _NotBounded as refusal:
+    except RefusedPlan as refusal:
         return GroupBound(records=records, relation=relation, epsilon=None, reasons=refusal.reasons)
     return GroupBound(records=records, relation=relation, epsilon=epsilon, confidence=confidence)
 
@@ -82,7 +78,7 @@ def _bound(
 ) -> tuple[Bracket, Confidence | None]:
     try:
         bound, confidence = _epsilon(_anew(plan, records, relation))
-    except _NotBounded as refusal:
+    except RefusedPlan as refusal:
         if (chain := _chained(plan, delta, records, relation)) is None:
             raise
         if not math.isfinite(chain.upper):
@@ -106,7 +102,7 @@ def _anew(plan: Plan, records: int, relation: Adjacency) -> Plan:
             return _changed(plan, adjacency=relation)
         return _changed(plan, adjacency=relation, unit="user", contributions_per_user=count)
     except MalformedPlan as error:
-        raise _NotBounded(error.reasons) from None
+        raise RefusedPlan(*error.reasons) from None
 
 
 def _epsilon(plan: Plan) -> tuple[Bracket, Confidence | None]:
@@ -116,7 +112,7 @@ def _epsilon(plan: Plan) -> tuple[Bracket, Confidence | None]:
         or result.verdict in ("refused", "undecided")
         or not math.isfinite(result.epsilon.upper)
     ):
-        raise _NotBounded(result.reasons or (_UNBOUNDED,))
+        raise RefusedPlan(*(result.reasons or (_UNBOUNDED,)))
     return result.epsilon, result.confidence
 
 
@@ -134,7 +130,7 @@ def _chained(plan: Plan, delta: float, records: int, relation: Adjacency) -> Bra
             delta,
             links * records,
         )
-    except _NotBounded:
+    except RefusedPlan:
         return None
     contains = relation == plan.adjacency or (plan.adjacency, relation) == (
         "zero_out",

@@ -28,8 +28,9 @@ from affidavit.certificate.policy.evaluation import (
     Approvals,
     PolicyEvaluation,
 )
+from affidavit.certificate.runs.step_requirements import certified_plan
 from affidavit.mechanisms import joint_noise_multiplier
-from affidavit.plan import MalformedPlan, digest_of, plan_from
+from affidavit.plan import MalformedPlan, digest_of
 
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
@@ -138,12 +139,14 @@ _ENDS = ("lower", "upper")
 
 
 def follows_from_plan(predicate: Mapping[str, Any]) -> bool:
-    """Whether what is certified meets the plan's target, and σ_joint is of the noise it gives.
+    """Whether what is certified meets the plan's target, and σ_joint is of the noise stated.
 
     Only the accountants can tell more. A plan that this release cannot read is passed over.
     """
     try:
-        plan = plan_from(predicate["plan"])
+        if predicate["guarantee"] is None:
+            return True
+        plan = certified_plan(dict(predicate))
         if predicate["verdict"] == "certified":
             for name in ("epsilon", "delta"):
                 target = getattr(plan.target, name)

@@ -32,7 +32,7 @@ from pebble import ProcessExpired, ProcessPool
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from affidavit.certificate import certify, malformed_result
+from affidavit.certificate import certify, malformed_result, write_all
 from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
@@ -98,11 +98,9 @@ def batch(
 
 
 def _append(stream: FileIO, result: dict[str, Any]) -> None:
-    """Write a result as a whole line; one call may write less."""
-    left = memoryview(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+    """Write a result as a whole line."""
     try:
-        while left:
-            left = left[stream.write(left) :]
+        write_all(stream.fileno(), json.dumps(result, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
         stop_unwritable(str(stream.name), error)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
 from affidavit.mechanisms import Mechanism, all_mechanisms
-from affidavit.plan import code_meanings, plan_schema
+from affidavit.plan import code_meanings, plan_schema, references
 from affidavit.plan import explain as meanings_of
 
 VERDICTS = {
@@ -49,9 +49,9 @@ def _find(parts: dict[str, Any], field: str) -> Any:
     below = [parts["PlanOfOnePhase"]] if owners else list(parts.values())
     for owner in owners:
         below = [
-            parts[reference.rpartition("/")[2]]
+            parts[name]
             for part in below
-            for reference in _references(part.get("properties", {}).get(owner, {}))
+            for name in references(part.get("properties", {}).get(owner, {}))
         ]
     for part in below:
         if name in part.get("properties", {}):
@@ -73,14 +73,6 @@ def _written_out(part: Any, parts: dict[str, Any]) -> Any:
         key: value for key, value in part.items() if key not in ("$ref", "discriminator")
     }
     return {key: _written_out(value, parts) for key, value in whole.items()}
-
-
-def _references(part: Any) -> list[str]:
-    """Every ``$ref`` below a part of the schema."""
-    if isinstance(part, dict):
-        own = [part["$ref"]] if "$ref" in part else []
-        return own + [name for value in part.values() for name in _references(value)]
-    return [name for item in part for name in _references(item)] if isinstance(part, list) else []
 
 
 def explain(

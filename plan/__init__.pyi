@@ -29,7 +29,6 @@ from .document import Allocation as Allocation
 from .document import AuditCanaries as AuditCanaries
 from .document import LargeDelta as LargeDelta
 from .document import Phase as Phase
-from .document import PlanDocument as PlanDocument
 from .document import PrivacyUnit as PrivacyUnit
 from .document import Release as Release
 from .document import Scheme as Scheme
@@ -80,6 +79,7 @@ from .parse import locate as locate
 from .parse import located as located
 from .parse import parse_plan as parse_plan
 from .parse import plan_from as plan_from
+from .parse import references as references
 from .parse import syntax_of as syntax_of
 from .schedule import FIXED_ORDER as FIXED_ORDER
 from .schedule import ONE_LOT_AN_EPOCH as ONE_LOT_AN_EPOCH
@@ -95,12 +95,10 @@ from .serialization import with_keywords as with_keywords
 from .strategies import INVERSE_ROUNDING as INVERSE_ROUNDING
 from .strategies import NOISE_KINDS as NOISE_KINDS
 from .strategies import Bidiagonal as Bidiagonal
-from .strategies import BufferedLinearToeplitz as BufferedLinearToeplitz
 from .strategies import Dense as Dense
 from .strategies import Independent as Independent
 from .strategies import Matrix as Matrix
 from .strategies import NoiseForm as NoiseForm
-from .strategies import SquareRoot as SquareRoot
 from .strategies import ToeplitzInverse as ToeplitzInverse
 from .strict_parsing import MAX_JSON_BYTES as MAX_JSON_BYTES
 from .strict_parsing import MAX_YAML_BYTES as MAX_YAML_BYTES

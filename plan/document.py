@@ -238,14 +238,17 @@ class PlanDocument(StrictModel):
         prefix = ("phases", phase) if len(self.phases) > 1 else ()
         return pointer_to(*prefix, *tokens)
 
-    def with_noise_multipliers(self, multiplier: Callable[[int, Release], float]) -> Self:
-        """This, each release with what ``multiplier`` says of its phase's number and itself."""
+    def with_noise_multipliers(self, multiplier: Callable[[int, Release], float | None]) -> Self:
+        """This, each release with what ``multiplier`` says of its phase's number and itself.
+
+        One of which it says None stays as it is.
+        """
         phases = []
         for index, phase in enumerate(self.phases):
             releases = (
-                release.model_copy(
-                    update={"noise_multiplier": multiplier(index, release), "noise_std": None}
-                )
+                release
+                if (sigma := multiplier(index, release)) is None
+                else release.model_copy(update={"noise_multiplier": sigma, "noise_std": None})
                 for release in phase.releases
             )
             phases.append(phase.model_copy(update={"releases": tuple(releases)}))

@@ -141,19 +141,19 @@ def _places() -> dict[str, str]:
             for name, field in part.get("properties", {}).items():
                 if name not in places:
                     places[name] = prefix + name
-                    below = _references(field)
+                    below = references(field)
                     deeper += [(f"{prefix}{name}.", parts[reference]) for reference in below]
         level = deeper
     return places
 
 
-def _references(schema: Any) -> list[str]:
-    """The names of the models that a part of a schema refers to."""
+def references(schema: Any) -> list[str]:
+    """The names of the models that a part of a schema refers to, however deep."""
     if isinstance(schema, dict):
-        own = [schema["$ref"]] if "$ref" in schema else []
-        return own + [name for part in schema.values() for name in _references(part)]
+        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
+        return own + [name for part in schema.values() for name in references(part)]
     parts = schema if isinstance(schema, list) else []
-    return [name for part in parts for name in _references(part)]
+    return [name for part in parts for name in references(part)]
 
 
 _PLAN = Kind("a plan", _places, "`affidavit schema`")

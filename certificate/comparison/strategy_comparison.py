@@ -188,6 +188,10 @@ MOST_POINTS = 400
 MOST_COEFFICIENTS = 4096
 """Coefficients of a recurrence written into a document; a file holds more."""
 
+SHARED = ("verdict", "plan_digest", "epsilon", "delta", "confidence", "adjacency",
+          "noise_multiplier", "mu", "reasons", "warnings")  # fmt: skip
+"""What the document has of the plan's own result."""
+
 Progress = Callable[[str], None]
 
 
@@ -210,14 +214,7 @@ class StrategyComparison:
         result = self.assessment.as_result()
         streaming, own = self.strategy.streaming, self.rows[0]
         return {
-            "verdict": result["verdict"],
-            "plan_digest": result["plan_digest"],
-            "epsilon": result["epsilon"],
-            "delta": result["delta"],
-            "confidence": result["confidence"],
-            "adjacency": result["adjacency"],
-            "noise_multiplier": result["noise_multiplier"],
-            "mu": result["mu"],
+            **{name: result[name] for name in SHARED},
             "strategy": {
                 **result.get("strategy", {"kind": "independent"}),
                 "steps": self.strategy.steps,
@@ -237,8 +234,6 @@ class StrategyComparison:
             },
             "comparison": [row.as_dict() for row in self.rows],
             "remarks": list(self.remarks),
-            "reasons": result["reasons"],
-            "warnings": result["warnings"],
         }
 
     def picture(self) -> str:

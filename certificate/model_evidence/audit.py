@@ -12,11 +12,11 @@ Number of guesses, δ and confidence are fixed before. Whatever is refuted wrong
 event, so that the bounds hold together (``docs/theorems/one-run-audit.md``). They are about what
 changes with a record's presence: ``add_remove`` and ``zero_out``.
 
->>> lower_epsilon(right=100, guesses=100, canaries=1000, delta=0.0, confidence=0.95)
+>>> lower_epsilon(right=100, guesses=100, canaries=1000, delta=0.0)
 3.4929...
->>> lower_epsilon(right=50, guesses=100, canaries=1000, delta=1e-5, confidence=0.95)
+>>> lower_epsilon(right=50, guesses=100, canaries=1000, delta=1e-5)
 0.0
->>> lower_mu(right=100, guesses=100, canaries=1000, confidence=0.95)
+>>> lower_mu(right=100, guesses=100, canaries=1000)
 1.2255...
 
 References: Steinke, Nasr and Jagielski, arXiv:2305.08846 (the audit); Mahloujifar, Melis and
@@ -181,22 +181,13 @@ def audit_canaries(canaries: Canaries, losses: Sequence[float], *, delta: float)
     order = sorted(range(canaries.count), key=lambda index: losses[index])
     right = sum(included[index] for index in order[:half])
     right += sum(not included[index] for index in order[-half:])
+    made = {"right": right, "guesses": canaries.guesses, "canaries": canaries.count}
     return Audit(
-        canaries=canaries.count,
-        guesses=canaries.guesses,
-        right=right,
+        **made,
         delta=delta,
         confidence=CONFIDENCE,
-        epsilon=lower_epsilon(
-            right=right,
-            guesses=canaries.guesses,
-            canaries=canaries.count,
-            delta=delta,
-            confidence=CONFIDENCE,
-        ),
-        mu=lower_mu(
-            right=right, guesses=canaries.guesses, canaries=canaries.count, confidence=CONFIDENCE
-        ),
+        epsilon=lower_epsilon(**made, delta=delta),
+        mu=lower_mu(**made),
     )
 
 
@@ -204,32 +195,30 @@ Inverse = Callable[[float], float]
 """From y to the least x at which a test of type I error x may have power y."""
 
 
-def lower_epsilon(
-    *, right: int, guesses: int, canaries: int, delta: float, confidence: float
-) -> float:
+def lower_epsilon(*, right: int, guesses: int, canaries: int, delta: float) -> float:
     """The ε, in nats, below which (ε, ``delta``)-private training is refuted; 0 where none is."""
 
     def inverse_at(epsilon: float) -> Inverse:
         down, up = math.exp(-epsilon), math.exp(epsilon)
         return lambda y: max(0.0, (y - delta) * down, 1 - delta - up * (1 - y))
 
-    return _largest_refuted(inverse_at, right, guesses, canaries, 1 - confidence)
+    return _largest_refuted(inverse_at, right, guesses, canaries)
 
 
-def lower_mu(*, right: int, guesses: int, canaries: int, confidence: float) -> float:
+def lower_mu(*, right: int, guesses: int, canaries: int) -> float:
     """The μ below which μ-Gaussian private training is refuted; 0 where none is."""
 
     def inverse_at(mu: float) -> Inverse:
         return lambda y: float(ndtr(ndtri(y) - mu))
 
-    return _largest_refuted(inverse_at, right, guesses, canaries, 1 - confidence)
+    return _largest_refuted(inverse_at, right, guesses, canaries)
 
 
 def _largest_refuted(
-    inverse_at: Callable[[float], Inverse], right: int, guesses: int, canaries: int, alarm: float
+    inverse_at: Callable[[float], Inverse], right: int, guesses: int, canaries: int
 ) -> float:
     """The safe side of where a family that is less private the larger its parameter is refuted."""
-    low, high = 0.0, LARGEST
+    low, high, alarm = 0.0, LARGEST, 1 - CONFIDENCE
     if not refuted(inverse_at(low), right, guesses, canaries, alarm):
         return 0.0
     for _ in range(HALVINGS):

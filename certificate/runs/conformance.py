@@ -135,7 +135,7 @@ class Conformance:
 def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     """Compare ``record`` with a verified certificate's ``predicate``.
 
-    Raises ``NotClosed`` and ``PlanError`` where the certificate has no closed plan.
+    Raises ``PlanNotClosed`` and ``PlanError`` where the certificate has no closed plan.
     """
     replay, findings = RecordCheck(predicate), []
     head, broken = None, False

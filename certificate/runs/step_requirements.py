@@ -211,16 +211,9 @@ def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:
     required = {
         (entry.get("phase", 0), entry["name"]): float(entry["required"]) for entry in solved
     }
-    phases = []
-    for index, phase in enumerate(plan.phases):
-        releases = tuple(
-            release
-            if release.has_noise
-            else release.model_copy(update={"noise_multiplier": required[index, release.name]})
-            for release in phase.releases
-        )
-        phases.append(phase.model_copy(update={"releases": releases}))
-    return plan.model_copy(update={"phases": tuple(phases)})
+    return plan.with_noise_multipliers(
+        lambda index, release: None if release.has_noise else required[index, release.name]
+    )
 
 
 class NotTrainable(CodedError):

@@ -300,7 +300,7 @@ def sources_of(name: str, *, explicit: bool) -> Iterator[Source]:
     """The plans in the file ``name``; raises ``MalformedPlan`` where one cannot be read.
 
     A file that was ``explicit`` by name holds a plan, or it is malformed; one that was come
-    across is left isolate unless it looks as if it held one.
+    across is passed over unless it looks as if it held one.
     """
     yield from _sources(name, read_bytes(name), explicit=explicit)
 

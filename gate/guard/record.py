@@ -34,6 +34,7 @@ from affidavit.certificate import (
     encode_line,
     format_instant,
     fsync_directory,
+    write_all,
 )
 from affidavit.gate.guard.errors import GuardStop
 from affidavit.gate.guard.obligations import CertifiedRun
@@ -71,9 +72,7 @@ class RunRecord:
             raise GuardStop("step_lost", "the record has ended.", "Start a new run.")
         line, digest = encode_line(entry, self.head)
         try:
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._stream, left) :]
+            write_all(self._stream, line)
             if durable:
                 os.fsync(self._stream)
         except OSError as error:

@@ -52,11 +52,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from affidavit.certificate import fsync_directory
+from affidavit.certificate import fsync_directory, write_all
 from affidavit.trainer.distributed.peers import Peers, while_all_live
 from affidavit.trainer.distributed.shards import Shards, is_sharded, local
 from affidavit.trainer.errors import RunFailure
-from affidavit.trainer.run_folder.run_log import RunLog, unwritable, write_all
+from affidavit.trainer.run_folder.run_log import RunLog, unwritable
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"

@@ -28,6 +28,7 @@ from affidavit.certificate import (
     decode_line,
     encode_line,
     fsync_directory,
+    write_all,
 )
 from affidavit.trainer.errors import RunFailure
 
@@ -148,13 +149,6 @@ class RunLog:
         """Release the folder's lock."""
         os.close(self._stream)
         os.close(self._lock)
-
-
-def write_all(stream: int, content: bytes) -> None:
-    """Write all of ``content``; one call may write less."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(stream, left) :]
 
 
 def holds_a_run(folder: Path) -> bool:

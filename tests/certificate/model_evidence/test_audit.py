@@ -101,9 +101,7 @@ def steinke(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 def test_the_bound_is_about_that_of_steinke_nasr_and_jagielski_or_better(
     right: int, guesses: int, canaries: int, delta: float
 ) -> None:
-    bound = lower_epsilon(
-        right=right, guesses=guesses, canaries=canaries, delta=delta, confidence=1 - ALARM
-    )
+    bound = lower_epsilon(right=right, guesses=guesses, canaries=canaries, delta=delta)
     other = brentq(lambda e: steinke(right, guesses, canaries, e, delta) - ALARM, 0, 20)
     assert 0.98 * other < bound < 1.15 * other
 
@@ -137,14 +135,11 @@ def test_what_refutes_a_trade_off_refutes_every_more_private_one(
     assert refuted(inverse_of(epsilon, delta), min(right + 1, guesses), guesses, canaries, ALARM)
 
 
-def test_a_bound_is_lower_with_more_delta_and_more_confidence() -> None:
-    def bound(delta: float = 1e-5, confidence: float = 0.95) -> float:
-        return lower_epsilon(
-            right=95, guesses=100, canaries=400, delta=delta, confidence=confidence
-        )
+def test_a_bound_is_lower_with_more_delta() -> None:
+    def bound(delta: float) -> float:
+        return lower_epsilon(right=95, guesses=100, canaries=400, delta=delta)
 
     assert bound(1e-3) < bound(1e-5) < bound(0.0)
-    assert bound(confidence=0.999) < bound()
 
 
 def test_coins_are_fair_and_known_from_the_nonce_alone() -> None:

@@ -225,6 +225,19 @@ def test_step_7_numbers_that_the_plan_cannot_have(
     assert (refused.step, refused.code) == (7, "bad_statement")
 
 
+def test_step_7_joint_noise_that_the_solved_noise_does_not_have(
+    make_plan: Any, key: SigningKey
+) -> None:
+    left_out = [{"name": "all", "count": 4, "clip_norm": 1.0}]
+    result = certify(make_plan(releases=left_out), second_opinion=False)
+    issued = issue(
+        result, key, requester="tests", issued_at=datetime.now(UTC).replace(microsecond=0)
+    )
+    assert verify(issued.bundle, [key.public]).predicate["verdict"] == "certified"
+    noise = {**issued.statement["predicate"]["noise_multiplier"], "joint": "13.6"}
+    assert rejected(resigned(issued, key, noise_multiplier=noise), key).code == "bad_statement"
+
+
 def test_step_9_validity(certificate: Certificate, key: SigningKey) -> None:
     now = datetime.now(UTC)
     assert rejected(certificate.bundle, key, now=now - timedelta(days=1)).code == "not_yet_valid"

@@ -348,4 +348,4 @@ def test_shuffled_lots_are_found_by_trainings_that_share_nothing() -> None:
 
 def test_one_training_cannot_show_shuffled_lots() -> None:
     """At the δ at which they cost most, all guesses may be right in one training of a δ share."""
-    assert lower_epsilon(right=60, guesses=60, canaries=60, delta=0.5, confidence=0.95) == 0
+    assert lower_epsilon(right=60, guesses=60, canaries=60, delta=0.5) == 0
