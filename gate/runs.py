@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,20 +150,9 @@ def _require_record(report: RunProvenance, path: Path) -> None:
 def _document(report: RunProvenance, *, weights: bool, record: bool) -> dict[str, Any]:
     checked = ["signature", *(["weights"] if weights else []), *(["record"] if record else [])]
     return {
-        "run": report.run,
-        "conformant": report.conformant,
-        "findings": report.summary,
-        "steps_to_charge": report.steps_to_charge,
-        "certificate": report.certificate,
-        "plan_digest": report.plan_digest,
-        "data": report.data,
-        "model": report.model,
-        "code": report.code,
+        **asdict(report),
         "subject": f"{report.subject[0]} sha256:{report.subject[1]}",
-        "record": report.record,
-        "worker": report.worker,
-        "key": report.key_id,
-        "finished": report.finished_at.isoformat(),
+        "finished": report.finished.isoformat(),
         "checked": ", ".join(checked),
     }
 

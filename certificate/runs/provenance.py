@@ -59,24 +59,25 @@ class BadProvenance(ValueError):
 class RunProvenance:
     """What a signed provenance says of a run; ``record`` is the last digest of its record.
 
-    ``subject`` is the name and the sha256 of what it is about, ``code`` the digest of the trainer
-    that the record names, ``key_id`` the key that signed, and ``finished_at`` when, as it says.
+    ``findings`` are their codes in words, ``subject`` the name and the sha256 of what it is about,
+    ``code`` the digest of the trainer that the record names, ``key`` the id of the key that signed,
+    and ``finished`` when, as it says.
     """
 
     run: str
+    conformant: bool
+    findings: str
+    steps_to_charge: int
     certificate: str
     plan_digest: str
-    conformant: bool
-    steps_to_charge: int
-    record: str | None
-    summary: str
-    subject: tuple[str, str]
     data: str
     model: str
     code: str
+    subject: tuple[str, str]
+    record: str | None
     worker: str
-    key_id: str
-    finished_at: datetime
+    key: str
+    finished: datetime
 
 
 def sign_provenance(
@@ -162,11 +163,7 @@ def read_provenance(
     except (KeyError, IndexError, TypeError, ValueError, MalformedPlan):
         raise BadProvenance("this is not the provenance of a run.") from None
     now = datetime.now(UTC)
-    if (
-        key.development
-        or key.revoked_at(now)
-        or not key.covers(result.finished_at if later else now)
-    ):
+    if key.development or key.revoked_at(now) or not key.covers(result.finished if later else now):
         raise BadProvenance(
             "the key is not allowed to sign now: outside its window, revoked, or for trials."
         )
@@ -201,12 +198,12 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         conformant=conformant,
         steps_to_charge=steps,
         record=result["head"],
-        summary=named[:500] or "the record conforms.",
+        findings=named[:500] or "the record conforms.",
         subject=(str(subject["name"]), str(subject["digest"]["sha256"])),
         data=str(parameters["data"]),
         model=str(parameters["model"]),
         code=str(code["annotations"]["recorded"]),
         worker=str(details["builder"]["id"]),
-        key_id=key_id,
-        finished_at=parse_instant(details["metadata"]["finishedOn"]),
+        key=key_id,
+        finished=parse_instant(details["metadata"]["finishedOn"]),
     )

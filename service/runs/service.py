@@ -200,7 +200,7 @@ class RunService:
             signed = read_provenance(report.provenance, self._worker_keys.public_keys())
         except UnsignedProvenance as error:
             raise BadProvenance(str(error), "Sign with the worker's key.") from None
-        if signed.key_id in self._revoked():
+        if signed.key in self._revoked():
             raise BadProvenance(
                 "a keyset revokes the key that signed it.", "Give the worker a new key."
             )

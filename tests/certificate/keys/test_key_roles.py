@@ -145,7 +145,7 @@ def provenance_of_a_run(key: SigningKey) -> dict[str, Any]:
 def test_a_revoked_run_key_signs_nothing_whatever_date_it_states() -> None:
     key = KEYS[KeyRole.RUN]
     signed = provenance_of_a_run(key)
-    finished = read_provenance(signed, [key.public]).finished_at
+    finished = read_provenance(signed, [key.public]).finished
     ended = replace(key.public, not_after=finished)
     soon = replace(key.public, revoked_from=finished + HOUR)
     assert read_provenance(signed, [ended], later=True).run == "r"
