@@ -2,17 +2,13 @@
 
 A parameter of a script's functions and constructors has what every call gives it, in whichever
 file: what a call in another file of its repository gives is a value, or the reason why it is none.
-Files of tests do not count."""
+"""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import stat
 from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from affidavit.importers.base import is_number, not_imported
@@ -20,7 +16,8 @@ from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, keywords_of, last_name, unpacks
-from affidavit.importers.script_files import definition_of, parsed_file, valued
+from affidavit.importers.script_callers import callers
+from affidavit.importers.script_files import definition_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
 from affidavit.importers.training_loop import around, steps_of
@@ -33,6 +30,7 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
 }
 """Where each quantity stands in a plan."""
 LENGTHS = ("steps", "epochs")
+WORD = re.compile(r"\w+")
 OTHER_TRAINING = NAMES["other_training"]
 
 
@@ -323,106 +321,3 @@ def uses_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
         for node in script.nodes
         if isinstance(node, ast.Attribute) and last_name(node.value) in names - {None, "self"}
     ]
-
-
-MOST_FILES = 5_000
-LARGEST_FILE = 1 << 20
-IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
-WORD = re.compile(r"\w+")
-SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
-
-
-def callers(script: Script, function: ast.AST) -> list[ast.Call]:
-    """The calls of a function or constructor of the script in other files.
-
-    Raises ``Unreadable`` if a file does something else with it.
-    """
-    if function not in script.elsewhere:
-        owner = script.parents.get(function)
-        made = owner if getattr(function, "name", "") == "__init__" else None
-        top = made if isinstance(made, ast.ClassDef) else function
-        named = isinstance(top, ast.ClassDef | ast.FunctionDef)
-        outermost = named and script.parents.get(top) is script.tree
-        name = getattr(top, "name", "")
-        script.elsewhere[function] = list(_calls(script, name)) if outermost else []
-    return script.elsewhere[function]
-
-
-def _calls(script: Script, name: str) -> Iterator[ast.Call]:
-    own = _place(script)
-    if own is None:
-        return
-    words = {name, Path(own).stem}
-    for file, named in _imports():
-        if not words.isdisjoint(named) and file.lower() != own:
-            other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
-            if other is not None:
-                yield from _calls_in(Values(other, READERS), own, name)
-
-
-def _calls_in(values: Values, own: str, name: str) -> Iterator[ast.Call]:
-    script = values.script
-    imported = _imported_as(script, name)
-    for node in script.nodes:
-        known_as = imported if isinstance(node, ast.Name) else {name}
-        if (
-            isinstance(node, ast.Name | ast.Attribute)
-            and last_name(node) in known_as
-            and _is_it(values, node, own, name)
-        ):
-            call = script.parents[node]
-            if isinstance(call, ast.Call) and call.func is node:
-                yield valued(values, call)
-            elif node not in script.types:
-                raise Unreadable(node, f"{name} is passed on in {script.name}")
-
-
-def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
-    """Whether a name or attribute is the function ``name`` of the file ``own``."""
-    it = definition_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
-    return it is not None and it[1].name == name and _place(it[0].script) == own
-
-
-def _imported_as(script: Script, name: str) -> set[str]:
-    """The names by which a file may import what is called ``name`` elsewhere."""
-    names = set[str]()
-    for node in script.nodes:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.name in (name, "*"):
-                    names.add(alias.asname or name)
-    return names
-
-
-def _place(script: Script) -> str | None:
-    """The path of a script's file, in lower case."""
-    if script.folder is None or script.name is None:
-        return None
-    return (script.folder.resolve() / script.name).as_posix().lower()
-
-
-def _imports() -> Iterator[tuple[str, frozenset[str]]]:
-    """The Python files of the current folder, with the words of their imports."""
-    count = 0
-    for place, folders, names in os.walk(Path.cwd().resolve()):
-        folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
-        for name in sorted(names):
-            file = os.path.join(place, name)
-            if not name.endswith(".py") or name.startswith("test_"):
-                continue
-            state = os.lstat(file)
-            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
-                continue
-            count += 1
-            if count > MOST_FILES:
-                return
-            yield file, _imported(file, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=MOST_FILES)
-def _imported(file: str, _: int, size: int) -> frozenset[str]:
-    if size > LARGEST_FILE:
-        return frozenset()
-    with open(file, encoding="utf-8", errors="replace") as stream:
-        text = stream.read()
-    return frozenset(word for line in IMPORT.findall(text) for word in WORD.findall(line))

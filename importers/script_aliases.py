@@ -93,7 +93,8 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
             outer = script.parents[script.parents[parent]]
             for target in getattr(outer, "targets", [getattr(outer, "target", node)]):
                 for part in ast.walk(target):
-                    _join(names, name, name_of(part))
+                    if isinstance(getattr(part, "ctx", None), ast.Store):
+                        _join(names, name, name_of(part))
         case ast.keyword(arg=None):
             return None
         case ast.Call() if node is not parent.func:
@@ -111,13 +112,16 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
 
 def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
     """What sets one of these ``keys`` of ``node``, or calls a method that does not only read."""
+    stored = script.stored_attributes
     match script.parents[node]:
         case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
             return item if keys is None or name_of(item) in {None, *keys} else None
         case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
+            if keys is not None and name_of(node) == "self" and len(stored[name]) == 1:
+                return None  # the constructor's own, as of ``self.args = args``
             return item if keys is None or name in keys else None
         case ast.Attribute(attr=name) as method if name not in NAMES["reading_methods"]:
-            if name_of(node) == "self" and name in script.functions:
+            if name_of(node) == "self" and (name in script.functions or name in stored):
                 return None  # what it changes stands in this file
             call = script.parents[method]
             return call if isinstance(call, ast.Call) and call.func is method else None

@@ -21,6 +21,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.script_ast import Script, imports_of, last_name, parsed
+from affidavit.importers.script_callers import runners
 from affidavit.importers.script_files import modules_of
 from affidavit.importers.script_links import Links
 from affidavit.importers.script_options import READERS
@@ -64,9 +65,19 @@ def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) 
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
-    own = next(iter(_named(script, library)), None)
-    linked = Links(script, getattr(own, "lineno", 1)).script
-    return _partial(raw, linked, library)
+    return _partial(raw, _as_run(script, library), library)
+
+
+def _as_run(script: Script, library: Library) -> Script:
+    """The script with what it imports, as the only file of its repository that runs it."""
+    named = list(_named(script, library))
+    line = getattr(named[0], "lineno", 1)
+    running = runners(script, named)
+    if len(running) == 1 and running[0] is not script and running[0].dynamic is None:
+        linked = Links(running[0], line, library.modules, script).script
+        if any(_named(linked, library)):
+            return linked
+    return Links(script, line, library.modules).script
 
 
 def _partial(raw: bytes, script: Script, library: Library) -> Partial:

@@ -3,6 +3,8 @@
 Functions and classes that take steps, make loaders or are models are copied into the script, under
 the names that it imports them by, with those of their own module that they lead to, as
 ``module.name``. Their lines follow all of the script's own, and are told with their file.
+
+A script that another file runs is read as that file, which imports it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from affidavit.importers.base import Line
 from affidavit.importers.script_ast import Binding, Definition, Script, last_name
+from affidavit.importers.script_callers import place
 from affidavit.importers.script_files import definition_of, module_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values, is_left_out
@@ -28,6 +31,10 @@ class Links:
 
     script: Script
     line: int
+    beside: tuple[str, ...] = ()
+    """Packages that are not followed: the library's own, whose repository this may be."""
+    read: Script | None = None
+    """What is read, where ``script`` is another file that runs it: the lines are those of this."""
     files: list[str] = field(default_factory=list)
     names: dict[tuple[Script, str], str] = field(default_factory=dict)
     """Definitions of other modules, and the names that they have here."""
@@ -38,6 +45,8 @@ class Links:
 
     def __post_init__(self) -> None:
         tree, values = self.script.tree, Values(self.script, READERS)
+        if self.read is not None:
+            self._tell(tree, self.script)
         for alias in [node for node in self.script.nodes if isinstance(node, ast.alias)]:
             self._link_import(values, alias)
         for origin in list(self.names):
@@ -47,7 +56,7 @@ class Links:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}.{node.attr}"
                 if name not in origins:
-                    origins[name] = _defined(values, node)
+                    origins[name] = self._defined(values, node)
                 if (used := origins[name]) is not None and self._links(used, name):
                     other = ast.Name(self.names[used], ast.Load())
                     _replace(self.script.parents[node], node, other)
@@ -66,8 +75,8 @@ class Links:
             self.sources[whole[0].script] = path, level
         elif (part := module_of(values, node)) is not None:
             self.sources[part[0].script] = parent or "", level
-        origin = _defined(values, node)
-        if origin is None or not _is_worth(*origin):
+        origin = self._defined(values, node)
+        if origin is None or not self._is_worth(*origin):
             return
         uses = self.script.reads_of(name)
         if any(not is_left_out(values, use) for use in uses):
@@ -77,7 +86,7 @@ class Links:
 
     def _links(self, origin: tuple[Script, str], name: str) -> bool:
         """Whether a definition is in the script, where it is added under this name."""
-        if origin not in self.names and _is_worth(*origin):
+        if origin not in self.names and self._is_worth(*origin):
             self.names[origin] = name
             self._add(*origin)
         return origin in self.names
@@ -102,21 +111,54 @@ class Links:
                 elif not bindings and (self.script.tree, old.id) in self.script.bindings:
                     new.id = _told(module, old.id)
         other.name = name
+        if not self._is_read(module):
+            self._tell(other, module)
+        return other
+
+    def _defined(self, values: Values, node: ast.expr) -> tuple[Script, str] | None:
+        """The module of the repository that defines a function or class, and its name there."""
+        if values.script.is_of(node, self.beside):
+            return None
+        defined = definition_of(values, node)
+        return None if defined is None else (defined[0].script, defined[1].name)
+
+    def _is_read(self, module: Script) -> bool:
+        return self.read is not None and place(module) == place(self.read)
+
+    def _is_worth(self, module: Script, name: str) -> bool:
+        """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
+        names, todo, worth = set[str](), {name}, self._is_read(module)
+        while todo:
+            names |= todo
+            nodes = [_definition(module, item) for item in todo]
+            todo = {other for node in nodes for other in _reached(module, node)} - names
+            for node in nodes:
+                parts = list(ast.walk(node))
+                worth = worth or any(
+                    (isinstance(part, ast.Call) and last_name(part.func) in LINKED)
+                    or getattr(part, "name", "") == "forward"
+                    for part in parts
+                )
+                if any(isinstance(part, ast.Global | ast.Nonlocal) for part in parts):
+                    return False
+        return worth and module.dynamic is None
+
+    def _tell(self, node: ast.AST, module: Script) -> None:
+        """Tell the lines of a part with the file of its module."""
         file = module.name or "?"
         if file not in self.files:
             self.files.append(file)
-        for part in ast.walk(other):
+        for part in ast.walk(node):
             for key in {"lineno", "end_lineno"} & vars(part).keys():
                 line = Line(getattr(part, key), file, self.files.index(file), self.line)
                 setattr(part, key, line)
-        return other
 
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
         """What a name of a module is called in the script."""
         if isinstance(bound, ast.FunctionDef | ast.ClassDef):
             return self.names[module, name]
         if isinstance(bound, ast.alias):
-            defined = _defined(Values(module), ast.Name(name, ast.Load()))
+            defined = self._defined(Values(module), ast.Name(name, ast.Load()))
             if defined is not None and self._links(defined, _told(*defined)):
                 return self.names[defined]
             origin = module.origin(Binding(bound))
@@ -141,12 +183,6 @@ def _told(module: Script, name: str) -> str:
     return f"{Path(module.name or '?').stem}.{name}"
 
 
-def _defined(values: Values, node: ast.expr) -> tuple[Script, str] | None:
-    """The module of the repository that defines a function or class, and its name there."""
-    defined = definition_of(values, node)
-    return None if defined is None else (defined[0].script, defined[1].name)
-
-
 def _definition(module: Script, name: str) -> Definition:
     node = module.bindings[module.tree, name][0].node
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -157,25 +193,6 @@ def _reached(module: Script, node: ast.AST) -> set[str]:
     """The functions and classes of a module that a part of it names."""
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return {name for name in names if module.defines(name)}
-
-
-def _is_worth(module: Script, name: str) -> bool:
-    """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
-    names, todo, worth = set[str](), {name}, False
-    while todo:
-        names |= todo
-        nodes = [_definition(module, item) for item in todo]
-        todo = {other for node in nodes for other in _reached(module, node)} - names
-        for node in nodes:
-            parts = list(ast.walk(node))
-            worth = worth or any(
-                (isinstance(part, ast.Call) and last_name(part.func) in LINKED)
-                or getattr(part, "name", "") == "forward"
-                for part in parts
-            )
-            if any(isinstance(part, ast.Global | ast.Nonlocal) for part in parts):
-                return False
-    return worth and module.dynamic is None
 
 
 def _import_of(script: Script, alias: ast.alias) -> ast.stmt:

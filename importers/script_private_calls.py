@@ -250,18 +250,18 @@ class Returned:
             for item in made
         )
 
-    def _bound(self, owner: ast.expr) -> list[ast.AST]:
+    def _bound(self, owner: ast.expr, seen: frozenset[ast.AST] = frozenset()) -> list[ast.AST]:
         """Where a name, here or in what calls this function, or an attribute gets its value."""
         if isinstance(owner, ast.Attribute):
             return list(self.script.stored_attributes.get(owner.attr, ()))
         bindings = self.script.bindings_of(owner) if isinstance(owner, ast.Name) else []
         places: list[ast.AST] = []
         for item in bindings:
+            if item.node in seen:
+                continue
             if isinstance(item.node, ast.arg) and isinstance(owner, ast.Name):
-                passed = self.values.passed_to(owner, item.node)
-                places += [
-                    node for given in passed if given is not owner for node in self._bound(given)
-                ]
+                for given in self.values.passed_to(owner, item.node):
+                    places += self._bound(given, seen | {item.node})
             else:
                 places.append(item.node)
         return places

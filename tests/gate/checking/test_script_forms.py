@@ -232,6 +232,7 @@ TRAINER = (
         ("from lib import Trainer\nmake(Trainer, 1.0)\nTrainer(4.0)\n", None),
         ("from lib import Trainer\nTrainer(*numbers)\n", None),
         ("from other import Trainer\nTrainer(4.0)\n", None),
+        ("from lib import Trainer\nt = Trainer(4.0)\nt.o.noise_multiplier = 1\n", None),
     ],
 )
 def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | None) -> None:
@@ -250,18 +251,18 @@ def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | No
     assert partial.data["releases"][0]["noise_multiplier"] == noise
 
 
-def test_how_often_another_file_calls_is_not_read() -> None:
+def test_what_only_another_file_runs_is_read_as_that_file() -> None:
     text = (
         HEAD + "def train(x, sigma):\n    o = " + USE.format(noise="sigma")
         + "    model.compile(o)\n    model.fit(x, y, batch_size=6, epochs=2)\n"
     )  # fmt: skip
     Path("train.py").write_text(text)
     Path("main.py").write_text("from train import train\nfor i in range(9):\n    train(x, 4.0)\n")
-    for here in ("", "train(x, 4.0)\n"):
+    for here, epochs in (("", 18), ("train(x, 4.0)\n", None)):
         partial = script_importer.read((text + here).encode(), Path(), name="train.py")
         assert partial is not None
         assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-        assert "epochs" not in partial.data
+        assert partial.data.get("epochs") == epochs
     Path("main.py").write_text("x = 1\n")
     partial = script_importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
     assert partial is not None
@@ -309,6 +310,42 @@ def test_an_object_is_followed_into_functions_of_other_files(
         with pytest.raises(MalformedPlan):
             script_importer.read(text.encode(), Path(), name="train.py")
         return
+    partial = script_importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("change", "is_read"),
+    [
+        ("self.net(df['args'].values)", True),
+        ("self.args = other", False),
+        ("self.args.sigma = 1", False),
+        ("change(self)", False),
+        ("self.update(2)", False),
+    ],
+)
+def test_settings_that_an_object_holds_are_read(change: str, is_read: bool) -> None:
+    text = (
+        HEAD + ARGS + "class A:\n    def __init__(self, args):\n        self.args = args\n"
+        f"        self.net = Net()\n        {change}\n        o = "
+        + USE.format(noise="self.args.sigma") + "A(args)\n"
+    )  # fmt: skip
+    if not is_read:
+        with pytest.raises(MalformedPlan):
+            script_importer.read(text.encode())
+        return
+    partial = script_importer.read(text.encode())
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+
+
+def test_the_repository_of_a_library_is_not_that_of_the_script() -> None:
+    Path("opacus.py").write_text("class PrivacyEngine:\n    def f(self):\n        self.o.step()\n")
+    text = (
+        "from opacus import PrivacyEngine\ne = PrivacyEngine(m, batch_size=6, sample_size=60,"
+        " noise_multiplier=4.0, max_grad_norm=1.0)\ne.attach(o)\n"
+    )
     partial = script_importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0

@@ -1,0 +1,147 @@
+"""The other files of a repository that use what a script defines: their calls, and what runs it.
+
+Files of tests do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import re
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from affidavit.importers.script_ast import Script, last_name
+from affidavit.importers.script_files import definition_of, parsed_file, valued
+from affidavit.importers.script_options import READERS
+from affidavit.importers.script_values import Unreadable, Values
+
+MOST_FILES = 5_000
+LARGEST_FILE = 1 << 20
+IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+WORD = re.compile(r"\w+")
+SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
+
+
+def callers(script: Script, function: ast.AST) -> list[ast.Call]:
+    """The calls of a function or constructor of the script in other files.
+
+    Raises ``Unreadable`` if a file does something else with it.
+    """
+    if function not in script.elsewhere:
+        owner = script.parents.get(function)
+        made = owner if getattr(function, "name", "") == "__init__" else None
+        top = made if isinstance(made, ast.ClassDef) else function
+        named = isinstance(top, ast.ClassDef | ast.FunctionDef)
+        outermost = named and script.parents.get(top) is script.tree
+        script.elsewhere[function] = list(_calls(script, top.name)) if outermost else []  # type: ignore[attr-defined]
+    return script.elsewhere[function]
+
+
+def _calls(script: Script, name: str) -> Iterator[ast.Call]:
+    for values, node in _uses(script, {name}):
+        call = values.script.parents[node]
+        if isinstance(call, ast.Call) and call.func is node:
+            yield valued(values, call)
+        elif node not in values.script.types:
+            raise Unreadable(node, f"{name} is passed on in {values.script.name}")
+
+
+def runners(script: Script, nodes: list[ast.expr]) -> list[Script]:
+    """The scripts that run what leads to these nodes: others of the repository, and itself."""
+    tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
+    others = [top for top in script.tree.body if top not in tops]
+    names: set[str] = set()
+    leading = {outer for node in nodes for outer in script.above(node)}
+    while not names.issuperset(more := {top.name for top in tops if top in leading}):
+        names |= more
+        leading |= {top for top in tops if _mentions(top, names)}
+    runs = any(top in leading or _mentions(top, names) for top in others)
+    files = {values.script: None for values, _ in _uses(script, names)} if names else {}
+    return [script] * runs + [
+        Script(copy.deepcopy(file.tree), file.folder, file.name) for file in files
+    ]
+
+
+def _mentions(part: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(part))
+
+
+def _uses(script: Script, names: set[str]) -> Iterator[tuple[Values, ast.expr]]:
+    """Where other files name what the script defines by one of these names, with their values."""
+    own = place(script)
+    if own is None:
+        return
+    words = {*names, Path(own).stem}
+    for file, named in _imports():
+        if not words.isdisjoint(named) and file.lower() != own:
+            other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
+            if other is not None:
+                for name in sorted(names):
+                    yield from _uses_in(Values(other, READERS), own, name)
+
+
+def _uses_in(values: Values, own: str, name: str) -> Iterator[tuple[Values, ast.expr]]:
+    imported = _imported_as(values.script, name)
+    for node in values.script.nodes:
+        known_as = imported if isinstance(node, ast.Name) else {name}
+        if (
+            isinstance(node, ast.Name | ast.Attribute)
+            and last_name(node) in known_as
+            and _is_it(values, node, own, name)
+        ):
+            yield values, node
+
+
+def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
+    """Whether a name or attribute is the function ``name`` of the file ``own``."""
+    it = definition_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
+    return it is not None and it[1].name == name and place(it[0].script) == own
+
+
+def _imported_as(script: Script, name: str) -> set[str]:
+    """The names by which a file may import what is called ``name`` elsewhere."""
+    names = set[str]()
+    for node in script.nodes:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in (name, "*"):
+                    names.add(alias.asname or name)
+    return names
+
+
+def place(script: Script) -> str | None:
+    """The path of a script's file, in lower case."""
+    if script.folder is None or script.name is None:
+        return None
+    return (script.folder.resolve() / script.name).as_posix().lower()
+
+
+def _imports() -> Iterator[tuple[str, frozenset[str]]]:
+    """The Python files of the current folder, with the words of their imports."""
+    count = 0
+    for place, folders, names in os.walk(Path.cwd().resolve()):
+        folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
+        for name in sorted(names):
+            file = os.path.join(place, name)
+            if not name.endswith(".py") or name.startswith("test_"):
+                continue
+            state = os.lstat(file)
+            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
+                continue
+            count += 1
+            if count > MOST_FILES:
+                return
+            yield file, _imported(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=MOST_FILES)
+def _imported(file: str, _: int, size: int) -> frozenset[str]:
+    if size > LARGEST_FILE:
+        return frozenset()
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        text = stream.read()
+    return frozenset(word for line in IMPORT.findall(text) for word in WORD.findall(line))
