@@ -544,12 +544,11 @@ class PrivateModel:
         ``losses`` gives those of ``records`` (n,), or of one of them, which is compared. Only a
         sum of each tensor's gradient is. Gradients are left as they were.
         """
-        rows = self._rows(partial(losses, records), len(records))
-        least = max(float(row[:, 1].max()) for _, row in rows) / 100
+        rows = self.gradients(partial(losses, records), records=len(records))
         with self._sums_set_aside(), torch.enable_grad():
             for place, record in enumerate(records):
                 losses(record[None]).sum().backward()  # a reentrant checkpoint takes no other way
-                for target in self._targets.values():
+                for name, target in self._targets.items():
                     grad, target.parameter.grad = target.parameter.grad, None
                     if grad is not None and not bool(grad.isfinite().all()):
                         raise UnsupportedModel(
@@ -557,17 +556,28 @@ class PrivateModel:
                             "its loss is not. Look for a branch of torch.where that is not taken, "
                             "or a root or logarithm of zero."
                         )
-                    mine = [row[place] for tap, row in rows if tap.target is target]
-                    gap = sum(float(item[0]) for item in mine)
+                    gap, most = rows[name][:, place].tolist()
                     gap -= 0.0 if grad is None else float(told_apart(grad.double()))
-                    size = sum(float(item[1]) for item in mine) * target.parameter.numel() ** 0.5
-                    if not abs(gap) <= tolerance * (size + least):
+                    if not abs(gap) <= tolerance * most:
                         raise UnsupportedModel(
-                            f"{target.name}: run one record at a time, its layer's gradient "
+                            f"{name}: run one record at a time, its layer's gradient "
                             "differs from autograd's. Remove gradient hooks from the model, or "
                             "freeze the tensor.",
-                            outside=(target.name,),
+                            outside=(name,),
                         )
+
+    def gradients(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, Tensor]:
+        """Of each tensor a sum of each record's gradient, and how large it may be; (2, n).
+
+        ``losses`` gives one of shape (records,). Gradients are left as they were.
+        """
+        result = {name: torch.zeros(2, records, dtype=torch.float64) for name in self._targets}
+        for tap, row in self._rows(losses, records):
+            result[tap.target.name] += row.T.cpu()
+        least = max(float(item[1].max()) for item in result.values()) / 100
+        for name, (_, size) in result.items():
+            size.mul_(self._targets[name].parameter.numel() ** 0.5).add_(least)
+        return result
 
     def _rows(
         self, losses: Callable[[], Tensor], records: int, only: int | None = None

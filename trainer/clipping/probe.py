@@ -6,7 +6,7 @@ the records of a lot; a module can keep running sums of what it sees. Before tra
 
 * the loss of a record changes when another record is replaced, with the same random draws, or
   where there are fewer or many more (in evaluation mode, and in training mode where that draws
-  nothing; what evaluation mode draws is then the same for every record);
+  nothing; what evaluation mode draws is then the same for every record), or its gradient does;
 * the loss of one record has a gradient in another's row, whatever is run one record at a time,
   a record's gradient changes with the losses of others, or is not the one that autograd takes
   of that record by itself;
@@ -115,6 +115,9 @@ def probe(
                     _require_near(whole[crowd], losses(crowd), narrow, CROWDED)
         tolerance = NARROW_TOLERANCE if narrow else TOLERANCE[torch.float32]
         _find_owners(private, drawn, tolerance, true=None if sharded else losses)
+        _require_unmoved(private, drawn, drawn, REPLACED, tolerance)
+        with evaluating(private.model):
+            _require_unmoved(private, losses, alone, ROWS[:FEWER], tolerance)
         result = private.uses(partial(drawn, ROWS), records=MORE)
         with evaluating(private.model), torch.no_grad():
             _require_near(
@@ -214,6 +217,24 @@ def _require_near(one: Tensor, other: Tensor, narrow: bool, why: str) -> None:
             f"the loss of a record changes by {float(moved.max()):.1e} of itself {why}. Compute "
             "each record's loss from that record alone."
         )
+
+
+def _require_unmoved(
+    private: PrivateModel, one: Losses, other: Losses, rows: Tensor, tolerance: float
+) -> None:
+    """Raise ``MixedRecords`` where gradients of the first records are others in ``rows``, (m,).
+
+    A loss may hide what its gradient shows: behind a last layer of zeros, say.
+    """
+    before = private.gradients(partial(one, ROWS), records=MORE)
+    after = private.gradients(partial(other, rows), records=len(rows))
+    for name, (sums, most) in before.items():
+        gaps = (sums[:FEWER] - after[name][0, :FEWER]).abs()
+        if not bool((gaps <= tolerance * most[:FEWER]).all()):
+            raise MixedRecords(
+                f"{name}: the gradient of a record changes {MIXED}. Compute each record's loss "
+                "from that record alone."
+            )
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

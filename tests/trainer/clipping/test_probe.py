@@ -102,9 +102,13 @@ def test_mixing_is_found(between: Model, kind: type[Exception], message: str) ->
     assert not bool(model.mean.any())
 
 
-def test_mixing_in_training_mode_is_found_where_nothing_is_random() -> None:
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("last", [1.0, 0.0])
+def test_mixing_in_training_mode_is_found_whatever_hides_it(rate: float, last: float) -> None:
     model = Body(while_training)
-    model.drop = nn.Dropout(0.0)
+    model.drop.p = rate
+    with torch.no_grad():
+        model.last.weight *= last
     with pytest.raises(MixedRecords, match="mixes records"):
         probe(private(model), losses(model))
 

@@ -385,8 +385,11 @@ def test_padding_that_a_loss_sees_is_refused(tmp_path: Path) -> None:
         return ((model(x).squeeze(2) * counts).sum(1) / counts.sum(1) - y).square()
 
     loader = DataLoader(Long(), batch_size=4, collate_fn=padded)
-    with pytest.raises(MixedRecords, match="padding"):
-        run_of(tmp_path / "no", network(), losses=unmasked, loader=loader)
+    hidden = network()
+    nn.init.zeros_(hidden[2].weight)  # type: ignore[arg-type]
+    for model in (network(), hidden):
+        with pytest.raises(MixedRecords, match="padding"):
+            run_of(tmp_path / "no", model, losses=unmasked, loader=loader)
     run = run_of(tmp_path / "yes", network(), losses=masked, loader=loader)
     step(run, next(iter(run)))
     run.close()
