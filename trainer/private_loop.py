@@ -36,7 +36,7 @@ from affidavit.plan import Plan, read_limited
 from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
 from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import UnsupportedModel
-from affidavit.trainer.clipping.probe import random_state, same_draws
+from affidavit.trainer.clipping.probe import SEEDS, random_state, same_draws
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.loop import Due, Outcome, Run
@@ -270,10 +270,6 @@ def _example(records: _Records) -> tuple[Batch, Callable[[Tensor], Batch] | None
                 "records (mixup, CutMix, statistics of a batch). Change each record on its own."
             )
     return example, None
-
-
-SEEDS = 8
-"""Draws for which a ``collate_fn`` is tried: a random order of three hides mixing from a third."""
 
 
 def _digest(batch: Batch) -> str:

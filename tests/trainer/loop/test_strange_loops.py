@@ -337,6 +337,11 @@ def labels_at_random(model: nn.Module, batch: Any) -> Tensor:
     return losses(model, (x, y))
 
 
+def labels_now_and_then(model: nn.Module, batch: Any) -> Tensor:
+    """The same in half of all passes, as CutMix does."""
+    return (labels_at_random if np.random.rand() < 0.5 else losses)(model, batch)
+
+
 SCALE = nn.Parameter(torch.ones(1))
 
 
@@ -348,6 +353,8 @@ SCALE = nn.Parameter(torch.ones(1))
         (network, lambda m, b: Coupled.apply(losses(m, b)), MixedRecords, "losses of others"),
         (lambda: Between(normalising), losses, UnsupportedModel, "autograd"),
         (network, labels_at_random, MixedRecords, "mixes records"),
+        (network, labels_now_and_then, MixedRecords, "mixes records"),
+        (network, lambda m, b: losses(m, b).squeeze(), MixedRecords, r"shape \(\)"),
         (network, lambda m, b: losses(m, b) * SCALE, UnsupportedModel, r"shape \(1,\)"),
     ],
 )
@@ -375,7 +382,16 @@ def padded(items: Any) -> tuple[Tensor, Tensor]:
     return x, torch.stack([y for _, y in items])
 
 
+def cut(items: Any) -> tuple[Tensor, Tensor]:
+    """To the shortest of the batch."""
+    shortest = min(len(x) for x, _ in items)
+    return torch.stack([x[:shortest] for x, _ in items]), torch.stack([y for _, y in items])
+
+
 def test_padding_that_a_loss_sees_is_refused(tmp_path: Path) -> None:
+    def summed(model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]).sum((1, 2)) - batch[1]).square()
+
     def unmasked(model: nn.Module, batch: Any) -> Tensor:
         return (model(batch[0]).mean((1, 2)) - batch[1]).square()
 
@@ -387,9 +403,13 @@ def test_padding_that_a_loss_sees_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(Long(), batch_size=4, collate_fn=padded)
     hidden = network()
     nn.init.zeros_(hidden[2].weight)  # type: ignore[arg-type]
-    for model in (network(), hidden):
+    shorter = DataLoader(Long(), batch_size=4, collate_fn=cut)
+    for model, loss, of in (
+        *((network(), unmasked, loader), (hidden, unmasked, loader)),
+        (network(), summed, shorter),
+    ):
         with pytest.raises(MixedRecords, match="padding"):
-            run_of(tmp_path / "no", model, losses=unmasked, loader=loader)
+            run_of(tmp_path / "no", model, losses=loss, loader=of)
     run = run_of(tmp_path / "yes", network(), losses=masked, loader=loader)
     step(run, next(iter(run)))
     run.close()
