@@ -25,8 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 STORE = str(80 * 1024 * 1024)
 """Bytes of a node's object store, the least that Ray accepts."""
 
-PATIENCE = {"RAY_raylet_start_wait_time_s": "240"}
-"""A node of a machine that others use starts slowly."""
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_raylet_start_wait_time_s": "240",
+}
+"""A node of a machine that others use starts slowly. Ray would ask for the token that ``ray.init``
+leaves in the home folder."""
 
 
 def program() -> str | None:
@@ -82,7 +87,7 @@ class RayCluster:
                     *(f"--object-store-memory={STORE}", *options),
                     f"--dashboard-agent-listen-port={free_port()}",
                 ],
-                env={**os.environ, **self.environment, "RAY_USAGE_STATS_ENABLED": "0", **PATIENCE},
+                env={**os.environ, **self.environment, **VARIABLES},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

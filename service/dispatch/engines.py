@@ -54,11 +54,14 @@ RAY_STATES: Mapping[str, JobState] = {
 class RayJobs:
     """The jobs of the cluster whose dashboard answers at ``address``; ``command`` is started.
 
-    Ray's Jobs API is asked over HTTP, so that the service needs no Ray.
+    Ray's Jobs API is asked over HTTP, so that the service needs no Ray. ``RAY_AUTH_TOKEN`` is the
+    token of a cluster that has one.
     """
 
     def __init__(self, address: str, command: str, client: httpx.Client | None = None) -> None:
         self._client = client or httpx.Client(timeout=30)
+        if token := os.environ.get("RAY_AUTH_TOKEN"):
+            self._client.headers["Authorization"] = f"Bearer {token}"
         self._address, self._jobs = address, f"{address}/api/jobs/"
         self._command = shlex.split(command)
 

@@ -87,10 +87,12 @@ def test_slurm_ended_a_job_at_its_time_limit(
     assert Slurm("worker.sbatch").jobs() == {JOB.id: "ended"}
 
 
-def test_ray_gets_the_gpus_and_the_memory_of_the_run() -> None:
+def test_ray_gets_the_gpus_and_the_memory_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     bodies: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["Authorization"] == "Bearer secret"
         bodies.append(json.loads(request.content))
         return RayCluster()(request)
 
