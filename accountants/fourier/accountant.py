@@ -14,7 +14,7 @@ Guarantees
 * A bracket asked to be narrower lies inside every wider one.
 * The bracket of ε is at most ``relative_width`` of ε wide (1e-6 where that is larger)
   wherever rounding allows, 0.05 of ε beyond ten million steps, and some 0.005 with more than
-  ``MOST_KINDS`` kinds of release; where rounding does not allow it, it is wider, never wrong.
+  ``MOST_INVERTED`` kinds of release; where rounding does not allow it, it is wider, never wrong.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from affidavit.accountants.fourier.refinement import (
     EpsilonSearch,
     nested,
 )
-from affidavit.accountants.fourier.schedules import MOST_KINDS
+from affidavit.accountants.fourier.schedules import MOST_INVERTED, MOST_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -148,7 +148,7 @@ class FourierAccountant:
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             wide = max(own.relative_width, _VISIBLE)
-            below.append(replace(own, directions=visible, relative_width=wide))
+            below.append(replace(own.of(visible), relative_width=wide))
         if neighbours is None:
             return BracketingCurve(above=_least(self._above(event)), below=tuple(below))
         return ChainedCurve(
@@ -164,7 +164,7 @@ class FourierAccountant:
         revealed = _after_concessions(own)
         if hidden == own.directions:
             return (revealed,)
-        return revealed, _after_concessions(replace(own, directions=hidden))
+        return revealed, _after_concessions(own.of(hidden))
 
     def _least_of(self, bounds: Sequence[Event]) -> PrivacyCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
@@ -207,7 +207,7 @@ class FourierAccountant:
                 yield orders_of(self.curve(bound))[1]
 
     def _curve(self, event: Event) -> FourierCurve:
-        both = directions(event)
+        both, kinds = directions(event), len(leaves(event))
         laplace = [isinstance(law, LaplaceLaw) for one in both for law, _ in one.laws]
         if laplace and all(laplace):
             raise Unsupported(
@@ -215,12 +215,12 @@ class FourierAccountant:
                 "Use the pld accountant.",
             )
         steps = max((direction.steps for direction in both), default=0)
-        widest = max(
-            _SCHEDULE if len(leaves(event)) > MOST_KINDS else 0.0, _WIDE if steps > _LONG else 0.0
-        )
+        merged = kinds > MOST_KINDS
+        widest = max(_SCHEDULE if merged else 0.0, _WIDE if steps > _LONG else 0.0)
         narrow = _CLOSED if any(laplace) else math.inf
         return FourierCurve(
             directions=both,
+            unmerged=directions(event, kinds=kinds) if merged and kinds <= MOST_INVERTED else (),
             relative_width=max(min(self.relative_width, narrow), widest),
             answers=self.answers,
             shared=self.shared,
@@ -231,7 +231,7 @@ class FourierAccountant:
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
-        return replace(self._curve(event), directions=attained_pair(event)).orders
+        return self._curve(event).of(attained_pair(event)).orders
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
         """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""
@@ -259,10 +259,15 @@ def _approximate_epsilon(bound: Event, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourierCurve:
-    """ε against δ of one event, over all its ``directions``; ``relative_width`` as above."""
+    """ε against δ of one event, over all its ``directions``; ``relative_width`` as above.
+
+    ``unmerged`` are the directions of every release for itself, if these bring some together and
+    they are few enough for a bound without a lattice.
+    """
 
     directions: tuple[Direction, ...]
     relative_width: float
+    unmerged: tuple[Direction, ...] = ()
     answers: SharedCache = field(
         default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
     )
@@ -289,8 +294,15 @@ class FourierCurve:
         if len(self.directions) < 2:
             return self, self
         # Those of data sets of several sizes follow each other, each in both orders.
-        one, other = self.directions[::2], self.directions[1::2]
-        return replace(self, directions=one), replace(self, directions=other)
+        one, other = (
+            replace(self, directions=self.directions[side::2], unmerged=self.unmerged[side::2])
+            for side in (0, 1)
+        )
+        return one, other
+
+    def of(self, pairs: tuple[Direction, ...]) -> FourierCurve:
+        """The curve of other ``pairs``."""
+        return replace(self, directions=pairs, unmerged=())
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.
@@ -301,12 +313,12 @@ class FourierCurve:
         require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
-        return self._kept("epsilon", self.directions, delta, lambda: self._epsilon(delta))
+        return self._kept("epsilon", delta, lambda: self._epsilon(delta))
 
     def _epsilon(self, delta: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (epsilon_of(law, delta) for law in laws))
-        inverted = inverted_epsilon(self.directions, delta)
+        inverted = inverted_epsilon(self.unmerged or self.directions, delta)
         return self._narrowed(inverted, SMALLEST_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
@@ -342,12 +354,12 @@ class FourierCurve:
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        return self._kept("delta", self.directions, epsilon, lambda: self._delta(epsilon))
+        return self._kept("delta", epsilon, lambda: self._delta(epsilon))
 
     def _delta(self, epsilon: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (delta_of(law, epsilon) for law in laws))
-        inverted = inverted_delta(self.directions, epsilon)
+        inverted = inverted_delta(self.unmerged or self.directions, epsilon)
         return self._narrowed(inverted, 0.0, lambda: self._delta_by_lattice(epsilon))
 
     def _delta_by_lattice(self, epsilon: float) -> Bracket:
@@ -371,7 +383,7 @@ class FourierCurve:
         for far in _FAR_DELTAS:
             near = saddle_at_delta(laws, far).epsilon
             if 0 < near < epsilon:
-                bound = replace(self, directions=(laws.direction,)).delta(near).upper
+                bound = self.of((laws.direction,)).delta(near).upper
                 return bound if bound < _NEGLIGIBLE_DELTA else None
         return None
 
@@ -397,11 +409,9 @@ class FourierCurve:
         except OutOfReach:
             return inverted
 
-    def _kept(
-        self, what: str, directions: Sequence[Direction], at: float, compute: Callable[[], Bracket]
-    ) -> Bracket:
-        size = sum(len(direction.laws) for direction in directions)
-        question = (what, tuple(directions), at, self.relative_width)
+    def _kept(self, what: str, at: float, compute: Callable[[], Bracket]) -> Bracket:
+        size = sum(len(direction.laws) for direction in (*self.directions, *self.unmerged))
+        question = (what, self.directions, self.unmerged, at, self.relative_width)
         return self.answers.get(question, compute, lambda _: size)
 
     @property

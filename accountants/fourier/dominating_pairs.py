@@ -121,10 +121,13 @@ class Direction:
         return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
 
 
-def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...]:
+def directions(
+    event: Event, *, lots: Lots = "revealed", kinds: int = MOST_KINDS
+) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition; ``lots`` as above.
 
-    Those of visible lots bound from below alone. Raises ``OutOfReach`` for a leaf outside the range
+    Those of visible lots bound from below alone. More than so many ``kinds`` of release are brought
+    together. Raises ``OutOfReach`` for a leaf outside the range
     in which the bounds were verified.
     """
     parts = leaves(event)
@@ -132,7 +135,7 @@ def directions(event: Event, *, lots: Lots = "revealed") -> tuple[Direction, ...
     if not parts:
         return ()
     sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
-    rest, cells = gathered(parts)
+    rest, cells = gathered(parts, kinds)
     result = []
     for side in sides:
         releases: list[Part] = []

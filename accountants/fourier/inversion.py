@@ -219,14 +219,18 @@ def inverted_epsilon(directions: Sequence[Direction], delta: float) -> Bracket |
 
 def inverted_delta(directions: Sequence[Direction], epsilon: float) -> Bracket | None:
     """δ at ``epsilon`` (nats) over all ``directions``; None where the method has no answer."""
-    best = Bracket(lower=0.0, upper=0.0)
-    try:
-        with np.errstate(all="ignore"):
-            for direction in directions:
+    best, unanswered = Bracket(lower=0.0, upper=0.0), []
+    with np.errstate(all="ignore"):
+        for direction in directions:
+            try:
                 best = best.larger(_delta(direction, epsilon))
-    except (Unanswered, ArithmeticError, ValueError):
-        return None
-    return best
+            except (Unanswered, ArithmeticError, ValueError):
+                unanswered.append(direction)
+        try:
+            ruled_out = all(_below(direction, epsilon, best.lower) for direction in unanswered)
+        except (Unanswered, ArithmeticError, ValueError):
+            return None
+    return best if ruled_out else None
 
 
 def _worst_epsilon(directions: Sequence[Direction], delta: float) -> Bracket:
@@ -274,7 +278,7 @@ def _delta(direction: Direction, epsilon: float) -> Bracket:
         releases = _analytic(direction, delta)
         atoms = [(law.atoms(POINTS[0]), count) for law, count in releases]
         saddle = at_epsilon(atoms, epsilon)
-        about = math.exp(max(-460.0, min(-1e-3, saddle.log_delta)))
+        about = min(math.exp(max(-460.0, min(-1e-3, saddle.log_delta))), result.upper)
         try:
             curve = Inversion(releases, atoms, saddle, about)
         except Unanswered:
@@ -288,13 +292,22 @@ def _delta(direction: Direction, epsilon: float) -> Bracket:
     return result
 
 
+def _below(direction: Direction, epsilon: float, delta: float) -> bool:
+    """Whether Chernoff's bound proves that δ at ``epsilon`` (nats) is at most ``delta``."""
+    if delta == 0:
+        return False
+    releases = _analytic(direction, delta)
+    saddle = at_delta([(law.atoms(POINTS[0]), count) for law, count in releases], delta)
+    return saddle.epsilon < epsilon and _ruled_out(releases, saddle.order, epsilon, delta)
+
+
 def _analytic(direction: Direction, delta: float) -> list[tuple[AnalyticLaw, int]]:
     """The laws on places that matter at ``delta``; raises ``Unanswered`` for other laws."""
-    result = []
+    result, rare = [], _SHARE * delta / direction.steps
     for (law, count), attained in zip(direction.laws, direction.attained, strict=True):
         if law != attained or not isinstance(law, NormalMixtureLaw):
             raise Unanswered
-        result.append((AnalyticLaw.of(law, _SHARE * delta / direction.steps), count))
+        result.append((AnalyticLaw.of(law, rare), count))
     return result
 
 

@@ -42,8 +42,8 @@ from affidavit.plan import (
     SubsampledPair,
 )
 
-MOST_KINDS = 250
-"""Kinds of release that are accounted one by one."""
+MOST_KINDS, MOST_INVERTED = 250, 2000
+"""Kinds of release that are accounted one by one, and without a lattice."""
 MOST_CELLS = 64
 """Of a run that has more, the sets of them that are bracketed together."""
 _CHORD, _REMAINDER = 0.1, 1.0
@@ -138,12 +138,12 @@ def fewer(parts: Releases) -> Releases:
     return [*rest, *(cell.worst() for cell in cells)]
 
 
-def gathered(parts: Releases) -> tuple[Releases, list[Cell]]:
+def gathered(parts: Releases, most: int = MOST_KINDS) -> tuple[Releases, list[Cell]]:
     """The releases to account for one by one, and cells of those to bracket together.
 
-    There are cells only where there are more than ``MOST_KINDS`` kinds of release.
+    There are cells only where there are more than ``most`` kinds of release.
     """
-    if len(parts) <= MOST_KINDS:
+    if len(parts) <= most:
         return parts, []
     rest: list[tuple[Leaf | RepeatAndSelect, int]] = []
     precisions: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from scipy.special import erf, ndtr
 
 from affidavit.accountants.fourier import FourierAccountant, schedules
+from affidavit.accountants.fourier.accountant import FourierCurve
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, fewer, gathered
@@ -30,6 +32,11 @@ def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> Compo
             for sigma, q, count in zip(sigmas, rates, counts, strict=True)
         )
     )
+
+
+def in_cells(event: Composed, kinds: int = schedules.MOST_KINDS) -> FourierCurve:
+    """The curve with more than so many kinds of release brought together."""
+    return FourierAccountant()._curve(event).of(directions(event, kinds=kinds))
 
 
 def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
@@ -55,10 +62,8 @@ def test_brackets_hold_the_run_taken_release_by_release(
     delta = float(10 ** rng.uniform(-9, -3))
     exact = FourierAccountant().curve(event).epsilon(delta)
     for cells in (1, 4):
-        monkeypatch.setattr(schedules, "MOST_KINDS", 2)
         monkeypatch.setattr(schedules, "MOST_CELLS", cells)
-        together = FourierAccountant().curve(event).epsilon(delta)
-        monkeypatch.undo()
+        together = in_cells(event, kinds=2).epsilon(delta)
         assert together.lower <= exact.upper
         assert together.upper >= exact.lower
         assert cells == 1 or 0.2 * exact.lower < together.lower
@@ -74,7 +79,7 @@ def test_more_cells_and_chords_leave_less_open(kind: str, monkeypatch: pytest.Mo
     widths = []
     for cells in (3, 9):
         monkeypatch.setattr(schedules, "MOST_CELLS", cells)
-        bracket = FourierAccountant().curve(run(sigmas, rates, np.full(260, 20))).epsilon(1e-6)
+        bracket = in_cells(run(sigmas, rates, np.full(260, 20))).epsilon(1e-6)
         widths.append(bracket.width / bracket.upper)
     # A cell's rounding would cost a fourth of its span in either direction, and so much of ε.
     assert widths[1] < 0.4 * widths[0]
@@ -180,11 +185,20 @@ def test_the_renyi_bound_of_a_schedule_is_above_its_bracket(
     assert bracket.upper < renyi.upper < 1.5 * bracket.upper
 
 
-@pytest.mark.soak
-def test_a_long_schedule_against_every_release_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_lattice", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_long_schedule_is_taken_release_by_release(by_lattice: bool) -> None:
     event = run(np.geomspace(0.7, 1.4, 260), np.full(260, 0.01), np.full(260, 4))
-    together = FourierAccountant().curve(event).epsilon(1e-6)
-    monkeypatch.setattr(schedules, "MOST_KINDS", 1000)
-    exact = FourierAccountant(relative_width=1e-3).curve(event).epsilon(1e-6)
-    assert together.lower <= exact.upper
-    assert together.upper >= exact.lower
+    exact = FourierAccountant().curve(event).epsilon(1e-6)
+    assert exact.width < 1e-7
+    other = in_cells(event, kinds=1000 if by_lattice else schedules.MOST_KINDS)
+    wider = other._epsilon_by_lattice(1e-6)
+    assert wider.lower <= exact.lower < exact.upper <= wider.upper
+
+
+def test_runs_of_the_same_cells_have_answers_of_their_own() -> None:
+    first, second = (
+        FourierAccountant()._curve(run(np.geomspace(0.7, 1.4, 260), np.full(260, q), [4] * 260))
+        for q in (0.01, 0.011)
+    )
+    other = dataclasses.replace(first, unmerged=second.unmerged)
+    assert first.epsilon(1e-6).upper < other.epsilon(1e-6).lower
