@@ -52,7 +52,6 @@ MODULES = (
     "certificate",
     "compare",
     "datasets",
-    "dataset",
     "new_plan",
     "policies",
     "runs",

@@ -1,43 +1,79 @@
-"""``/datasets``: the budget of each data set, what is spent of it, and a form to set one."""
+"""``/datasets``: the budget of each data set, what is spent of it, and a form to set one.
+
+``/datasets/{name}`` has the ledgers of one. Three numbers stand side by side there and are never
+taken for one another: what the privacy filter reads, which decides and holds when plans are chosen
+in view of results; the composition as if all plans had been fixed in advance; and the plain sum of
+ε. The last two decide nothing, and the page says so. The second takes accounting: the page has it
+at once where that takes a moment, else on request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, RowMapping, select
+from starlette.concurrency import run_in_threadpool
 
+from affidavit.accountants.privacy_filter import UNIT
+from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine
+from affidavit.client import Composition, Proposal
 from affidavit.plan import Name
+from affidavit.service.certificate_tables import certificates
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import BudgetRequest, summary_of
-from affidavit.service.ledger.state import LedgerScope, StoredLedger
-from affidavit.service.pages.access import Anyone, page_actor
+from affidavit.service.ledger.models import (
+    BudgetRequest,
+    DatasetName,
+    GrantRequest,
+    amounts_of,
+    charge_of,
+    forecast_of,
+    summary_of,
+)
+from affidavit.service.ledger.state import (
+    LedgerScope,
+    StoredLedger,
+    StoredReservation,
+    reservations,
+)
+from affidavit.service.openapi import ID_PATTERN
+from affidavit.service.pages.access import Admin, Anyone, RevokingAdmin, page_actor
+from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.forms import SubmittedForm, number
+from affidavit.service.pages.policies import PolicyLine, policy_line
 from affidavit.service.pages.response import (
+    DATA,
     ListPage,
     Rows,
     action,
+    export,
+    is_data,
     page,
     respond,
     see_other,
     view_of,
 )
-from affidavit.service.pages.text import down, messages_of, up
+from affidavit.service.pages.text import down, messages_of, moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
-from affidavit.service.routes.ledgers import change_budget
+from affidavit.service.routes.ledgers import ProposalDigest, change_budget, change_grant, decline
+from affidavit.service.runs.repository import run_events, runs
 
 router = APIRouter()
 
+
 LISTED = 50
-"""Ledgers on a page."""
+"""Ledgers, or reservations of one, on a page."""
 NEARLY = 0.8
 """The share of a budget from which on it is nearly spent."""
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
@@ -179,3 +215,358 @@ def _respond(
     view = DatasetsPage(datasets=ledgers, administrators=services.keysets.administrators(), **form)
     rows, status = Rows(LedgerLine, ledgers.lines), 422 if view.wrong else 200
     return respond(request, view, template="datasets.html", rows=rows, status=status)
+
+
+# ---- one data set --------------------------------------------------------------------
+
+
+DRAWN = 60
+"""Changes of a ledger in its chart, the latest."""
+FAILED_LOOKED_AT = 2000
+"""Failed runs, the latest, that are searched for records that do not conform."""
+NAMED = 5
+MOMENT = 0.3
+"""Seconds for which a page waits for the non-adaptive composition."""
+ONE = "/datasets/{name}"
+AMOUNTS = {
+    "spent": "runs that ended",
+    "committed": "runs in progress",
+    "reserved": "runs in the queue",
+    "free": "for further runs",
+}
+"""The parts of a budget, in the order in which they fill it."""
+LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryLine:
+    """A reservation in one line, with what it reserved and what it counts for now."""
+
+    id: str
+    run: str | None
+    name: str | None
+    certificate: str
+    issue: int
+    state: str
+    steps_certified: int
+    steps_run: int | None
+    reserved: str
+    charged: str
+    mu: str | None
+    record: str | None
+    by: str
+    at: Any
+    changed_at: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AmountLine:
+    """A part of the budget's ε; ``start`` and ``share`` are percentages of the whole."""
+
+    name: str
+    epsilon: str
+    meaning: str
+    start: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """One data set: its ledgers, and the one that is shown with its reservations and chart.
+
+    ``not_conformant`` are the latest runs whose record does not conform, which no charge bounds.
+    ``forecast`` is of a run like the latest one. ``composed`` is None until it is computed.
+    """
+
+    name: str
+    lines: tuple[LedgerLine, ...] = ()
+    shown: LedgerLine | None = None
+    amounts: tuple[AmountLine, ...] = ()
+    budget_sum: str = ""
+    entries: tuple[EntryLine, ...] = ()
+    next: str | None = None
+    forecast: str | None = None
+    forecast_of: str | None = None
+    policy: PolicyLine
+    not_conformant: tuple[str, ...] = ()
+    composed: str | None = None
+    composed_by: str | None = None
+    proposals: tuple[Proposal, ...] = ()
+    grants: tuple[Mapping[str, Any], ...] = ()
+    requested_forecast: str | None = None
+    requested_forecast_of: str | None = None
+
+
+@page(router, ONE)
+@export(router, f"{ONE}/ledger")
+async def dataset(
+    request: Request,
+    actor: Anyone,
+    services: TheServices,
+    name: DatasetName,
+    ledger: LedgerName = None,
+    before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    composed: Annotated[str | None, Query(max_length=8)] = None,
+    certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
+) -> Response:
+    """One data set: its ledger with reservations, chart and forecast, and its policy.
+
+    ``composed`` requests the non-adaptive composition, which takes accounting; ``certificate``
+    asks how many more runs of that one fit. A data set that a policy or a certificate names
+    has a page before it has a budget.
+
+    A data set may be called ``a.csv``, and its page is at that path: its data are always at
+    ``/ledger.json`` and ``/ledger.csv`` below the page.
+    """
+    file_name = await run_in_threadpool(_name_with_ending, request, services, name)
+    view, stored, chart = await run_in_threadpool(
+        _read, services, actor, file_name or name, ledger, before
+    )
+    if stored is not None and composed:
+        view = _with_composition(view, await services.ledger.composed(stored))
+    elif stored is not None and not is_data(request):
+        view = await _with_quick_composition(view, services, stored)
+    if stored is not None and certificate:
+        forecast = await services.ledger.forecast(stored, certificate)
+        view = replace(
+            view, requested_forecast=forecast.message, requested_forecast_of=forecast.certificate
+        )
+    return respond(
+        request,
+        view,
+        template="dataset.html",
+        rows=Rows(EntryLine, view.entries),
+        drawn={} if chart is None else {"chart": chart},
+        fragment="composed",
+        title=name,
+        as_page=file_name is not None,
+    )
+
+
+@action(router, f"{ONE}/proposals/{{digest}}")
+def decline_proposal(
+    actor: RevokingAdmin,
+    services: TheServices,
+    name: DatasetName,
+    digest: ProposalDigest,
+    form: SubmittedForm,
+) -> Response:
+    """Decline what waits, by the use case of the API."""
+    decline(services, actor, name, digest, form.get("reason").replace("\0", "")[:2000])
+    return see_other(f"/datasets/{name}", done="declined")
+
+
+@action(router, f"{ONE}/grants")
+def grant_use(
+    request: Request, actor: Admin, services: TheServices, name: DatasetName, form: SubmittedForm
+) -> Response:
+    """Let another team use a data set, by the use case of the API."""
+    fields = {field: form.get(field) for field in ("team", "may", "reason")}
+    try:
+        grant = GrantRequest.from_data(fields)
+        call = CommandContext.of(actor, request, None, grant)
+        change_grant(services, actor, call, name, grant)
+    except MalformedRequest as error:
+        raise Problem(422, "malformed_request", str(error), *error.reasons) from None
+    except Problem as problem:
+        if problem.code != "second_person_needed":
+            raise
+        return see_other(f"/datasets/{name}", done="noted")
+    return see_other(f"/datasets/{name}", done="granted")
+
+
+def dataset_view(
+    connection: Connection,
+    rules: PolicySet,
+    name: str,
+    scope: tuple[str, str] | None,
+    before: int | None,
+) -> tuple[Dataset, StoredLedger | None]:
+    """One data set with the ledger of ``scope`` (unit, adjacency), or its first, and its row.
+
+    ``before`` is the number of the event before which reservations are listed.
+    """
+    ledgers = repository.all_ledgers(connection, name)
+    chosen = _chosen(ledgers, scope)
+    policy = rules.policy_of(name)
+    caps = policy.cap(name)
+    line = policy_line(StoredPolicy(policy=policy), rules)
+    view = Dataset(
+        name=name,
+        policy=replace(line, epsilon_cap=caps.epsilon, delta_cap=caps.delta),
+    )
+    if chosen is None:
+        return view, None
+    numbered = repository.reservations_before(connection, chosen.id, before, LISTED + 1)
+    entries = [reservation for _, reservation in numbered[:LISTED]]
+    latest = entries[0] if entries and before is None else None
+    amounts = _amounts(connection, chosen)
+    theirs = repository.runs_of(connection, [entry.id for entry in entries])
+    return replace(
+        view,
+        amounts=amounts,
+        budget_sum=plain(float(sum((Decimal(each.epsilon) for each in amounts), Decimal(0)))),
+        lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
+        shown=ledger_line(chosen, rules),
+        entries=tuple(_entry(entry, theirs.get(entry.id)) for entry in entries),
+        next=str(numbered[LISTED - 1][0]) if len(numbered) > LISTED else None,
+        forecast=None if latest is None else _forecast(chosen, latest),
+        forecast_of=None if latest is None else latest.certificate_id,
+        not_conformant=_not_conformant(connection, chosen),
+    ), chosen
+
+
+def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
+    """Whether a budget, a policy or a certificate names this very data set."""
+    if rules.policy_of(name).datasets != "default" or repository.all_ledgers(connection, name):
+        return True
+    query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
+    """SVG of what was spent, in steps over time; empty with fewer than two changes."""
+    states = repository.states_of(connection, ledger.id, DRAWN)
+    if len(states) < 2:
+        return ""
+    began, ended = states[0][0], states[-1][0]
+    unit, length = unit_of((ended - began).total_seconds())
+    after = [((at - began).total_seconds() / length, state) for at, state in states]
+    spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
+    plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
+    chart = Chart(
+        title=f"Budget of {ledger.scope.dataset} in use",
+        description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
+        f"{ledger.state.budget.epsilon} is in use, by the privacy filter.",
+        x=Axis(label=f"{unit} since {moment(began)}"),
+        y=Axis(label="ε (nats)", low=0.0),
+        marks=(
+            Line(name="in use, by the privacy filter", points=stairs(spent)),
+            Line(name="plain sum of ε", points=stairs(plain)),
+            ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon)),
+        ),
+    )
+    return figure_of(chart, width=460, height=280)
+
+
+def _name_with_ending(request: Request, services: Services, name: str) -> str | None:
+    """The data set whose name is ``name`` and the ending of its data, if there is one."""
+    ending = request.scope["route"].path.removeprefix(ONE)
+    if ending not in DATA:
+        return None
+    rules, whole = services.policies.policy_set(), f"{name}{ending}"
+    with services.engine.connect() as connection:
+        return whole if is_known(connection, rules, whole) else None
+
+
+def _read(
+    services: Services, actor: Actor, name: str, ledger: str | None, before: int | None
+) -> tuple[Dataset, StoredLedger | None, str | None]:
+    """The view, its ledger and its chart. Raises ``Problem``."""
+    rules = services.policies.policy_set()
+    unit, _, adjacency = (ledger or "").partition("/")
+    scope = (unit, adjacency) if ledger else None
+    with services.engine.connect() as connection:
+        view, stored = dataset_view(connection, rules, name, scope, before)
+        proposals = services.second_person.waiting(actor, services.clock.now(), name)
+        known = proposals or is_known(connection, rules, name)
+        if stored is None and (ledger is not None or not known):
+            raise Problem(404, "not_found", f"the data set {name} has no budget.")
+        grants: Sequence[RowMapping] = ()
+        if actor.may(Scope.AUDIT) or actor.may(Scope.ADMIN):
+            grants = repository.grants_of(connection, name)
+        view = replace(view, proposals=proposals, grants=tuple(map(dict, grants)))
+        return view, stored, None if stored is None else spent_chart(connection, stored)
+
+
+def _chosen(ledgers: Sequence[StoredLedger], scope: tuple[str, str] | None) -> StoredLedger | None:
+    return next(
+        (
+            ledger
+            for ledger in ledgers
+            if scope is None or (ledger.scope.unit, ledger.scope.adjacency) == scope
+        ),
+        None,
+    )
+
+
+async def _with_quick_composition(
+    view: Dataset, services: Services, ledger: StoredLedger
+) -> Dataset:
+    """``view`` with the composition if it takes a moment; else that goes on, for a request."""
+    task = asyncio.create_task(services.ledger.composed(ledger))
+    # Whoever requests it is told why there is none.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await asyncio.wait({task}, timeout=MOMENT)
+    if task.done() and task.exception() is None:
+        return _with_composition(view, task.result())
+    return view
+
+
+def _with_composition(view: Dataset, composed: Composition) -> Dataset:
+    """``view`` with the non-adaptive composition."""
+    epsilon = composed.epsilon
+    if epsilon is None:
+        return replace(view, composed="not bounded by any engine")
+    upper = epsilon.upper
+    text = "not bounded" if upper is None else up(upper)
+    return replace(view, composed=text, composed_by=composed.engine)
+
+
+def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[AmountLine, ...]:
+    open_ = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    amounts = amounts_of(ledger, open_)
+    if amounts is None:
+        return ()
+    whole = max(float(sum(amounts.values())), 1e-300)
+    lines, start = [], 0.0
+    for name, meaning in AMOUNTS.items():
+        share = 100 * float(amounts[name]) / whole
+        epsilon = f"{amounts[name].normalize():f}"
+        lines.append(
+            AmountLine(name=name, epsilon=epsilon, meaning=meaning, start=start, share=share)
+        )
+        start += share
+    return tuple(lines)
+
+
+def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
+    reserved = charge_of(reservation.cost)
+    return view_of(
+        EntryLine,
+        reservation,
+        run=run,
+        certificate=reservation.certificate_id,
+        steps_certified=reservation.certified_steps,
+        reserved=up(reserved.epsilon),
+        charged=up(charge_of(reservation.charged).epsilon),
+        mu=up(reserved.mu),
+        by=reservation.reserved_by,
+        at=reservation.reserved_at,
+    )
+
+
+def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:
+    """The latest runs on this ledger whose record does not conform."""
+    failed = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(FAILED_LOOKED_AT)
+        .subquery()
+    )
+    query = (
+        select(failed.c.run_id)
+        .join(runs, runs.c.id == failed.c.run_id)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
+        .where(reservations.c.ledger_id == ledger.id, failed.c.body.contains("not_conformant"))
+        .order_by(failed.c.at.desc())
+        .limit(NAMED)
+    )
+    return tuple(connection.execute(query).scalars())
+
+
+def _forecast(ledger: StoredLedger, latest: StoredReservation) -> str:
+    # Whether it fits alone matters only in an empty ledger; the filter decides here.
+    forecast = forecast_of(ledger, latest.cost, latest.certificate_id, certain=False)
+    return forecast.message

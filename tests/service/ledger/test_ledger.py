@@ -25,7 +25,7 @@ from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun, require_usable
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import log_entries
-from affidavit.service.pages.dataset import spent_chart
+from affidavit.service.pages.datasets import spent_chart
 from tests.service import children
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 from tests.service.replay import replay
