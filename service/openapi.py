@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
@@ -42,21 +42,6 @@ RECORDED = Path(__file__).with_name("openapi_examples.json")
 
 Schema = dict[str, Any]
 
-_CODES = {
-    400: "malformed_request",
-    401: "unauthenticated",
-    403: "missing_scope",
-    404: "not_found",
-    408: "body_incomplete",
-    409: "wrong_state",
-    413: "too_large",
-    415: "unsupported_media_type",
-    422: "invalid_parameter",
-    429: "rate_limited",
-    500: "internal_error",
-    503: "too_busy",
-}
-"""A code of each status, for its example."""
 _CHECKPOINT = (
     "affidavit.example/log\n1\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\n"
     "— affidavit.example/log az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeO\n"
@@ -74,25 +59,25 @@ _TEXTS = {
 """Examples of answers that are not JSON."""
 
 
-def with_examples(document: Schema, meanings: Mapping[int, str]) -> Schema:
-    """``document`` with an example for every body and answer; ``meanings`` of statuses."""
-    examples = document["components"]["examples"] = _examples(meanings)
+def with_examples(document: Schema) -> Schema:
+    """``document`` with an example for every body and answer."""
+    examples = document["components"]["examples"] = _examples()
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _show_examples(operation, examples, _TEXTS.get(path))
     return document
 
 
-def _examples(meanings: Mapping[int, str]) -> dict[str, Schema]:
+def _examples() -> dict[str, Schema]:
     """An example of each model that is a body or an answer, and of a problem of each status."""
     recorded = json.loads(RECORDED.read_bytes())
-    for status, code in _CODES.items():
+    for status, (code, meaning) in _STATUSES.items():
         recorded[f"Problem{status}"] = {
             "type": f"/problems/{code}",
             "title": HTTPStatus(status).phrase,
             "status": status,
             "code": code,
-            "detail": meanings[status],
+            "detail": meaning,
             "reasons": [],
         }
     return {name: {"value": value} for name, value in recorded.items()}
@@ -146,20 +131,28 @@ TAGS = {
 
 Responses = dict[int | str, dict[str, Any]]
 
-_MEANINGS = {
-    400: "The body is malformed; the reasons say where and why.",
-    401: "Authentication required: no token, or one that is not valid.",
-    403: "You don't have permission.",
-    404: "Not found.",
-    408: "The body did not arrive in time.",
-    409: "The request conflicts with the current state.",
-    413: "The body is too large.",
-    415: "Unsupported content type.",
-    422: "A parameter of the URL or a header is not valid.",
-    429: "Too many requests, in a minute or at once.",
-    500: "Internal error. Check whether the request took effect before you repeat it.",
-    503: "Temporarily unavailable: accounting cut off, too many plans waiting, or no database.",
+_STATUSES = {
+    400: ("malformed_request", "The body is malformed; the reasons say where and why."),
+    401: ("unauthenticated", "Authentication required: no token, or one that is not valid."),
+    403: ("missing_scope", "You don't have permission."),
+    404: ("not_found", "Not found."),
+    408: ("body_incomplete", "The body did not arrive in time."),
+    409: ("wrong_state", "The request conflicts with the current state."),
+    413: ("too_large", "The body is too large."),
+    415: ("unsupported_media_type", "Unsupported content type."),
+    422: ("invalid_parameter", "A parameter of the URL or a header is not valid."),
+    429: ("rate_limited", "Too many requests, in a minute or at once."),
+    500: (
+        "internal_error",
+        "Internal error. Check whether the request took effect before you repeat it.",
+    ),
+    503: (
+        "too_busy",
+        "Temporarily unavailable: accounting cut off, too many plans waiting, or no database.",
+    ),
 }
+"""A code of each status, for its example, and what the status means."""
+_MEANINGS = {status: meaning for status, (_, meaning) in _STATUSES.items()}
 _CHALLENGE = {
     "WWW-Authenticate": {
         "schema": {"type": "string"},
@@ -213,7 +206,9 @@ def problems(*statuses: int) -> Responses:
     400, 408 and 415 by its body, 422 by its parameters.
     """
     content = {PROBLEM: {"schema": _ref("ProblemDocument")}}
-    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
+    return {
+        status: {"description": _STATUSES[status][1], "content": content} for status in statuses
+    }
 
 
 def body(schema: str, description: str) -> dict[str, Any]:
@@ -271,7 +266,7 @@ def _document(app: FastAPI) -> Schema:
     document["servers"] = [{"url": "/", "description": "The service that answered."}]
     for name in ("HTTPValidationError", "ValidationError", "PlanDocument", "PolicyDocument"):
         components["schemas"].pop(name, None)
-    return with_examples(_with_public_names(document), _MEANINGS)
+    return with_examples(_with_public_names(document))
 
 
 def _with_public_names(document: Schema) -> Schema:
