@@ -39,6 +39,7 @@ from affidavit.service.errors import DomainError
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
+    StoredReservation,
     ledger_events,
     ledgers,
     reservations,
@@ -61,6 +62,10 @@ NEWEST = 64
 
 _HEAD = select(ledger_events).where(
     ledger_events.c.ledger_id == bindparam("ledger"), ledger_events.c.seq == bindparam("last")
+)
+_FILTER = select(ledgers.c.filter).where(ledgers.c.id == bindparam("ledger"))
+_RESERVED = select(ledger_events).where(
+    ledger_events.c.reservation_id == bindparam("reservation"), ledger_events.c.kind == "reserve"
 )
 _NEWEST = (
     select(log_entries.c.content)
@@ -109,6 +114,21 @@ def require_unaltered(
         raise _altered(scope, fault)
 
 
+def require_logged(connection: Connection, reservation: StoredReservation) -> None:
+    """Raise ``LedgerAltered`` unless what was reserved is what the log says.
+
+    What is released or settled is given back to the budget by the reservation's row.
+    """
+    event = connection.execute(_RESERVED, {"reservation": reservation.id}).one()
+    stated = json.loads(event.body)
+    same = Cost.read(stated["cost"]) == reservation.cost and all(
+        getattr(reservation, name) == stated[name] for name in (*FACTS, "rule")
+    )
+    entry = event_entry(reservation.scope, event).content.decode()
+    if not same or entry not in logged(connection, reservation.id):
+        raise _altered(reservation.scope, f"reservation {reservation.id} is not the one in the log")
+
+
 def require_all_unaltered(connection: Connection) -> None:
     """The same for every ledger; raises ``LedgerAltered`` for the first that was altered."""
     # The log is read first: a ledger that goes on meanwhile is only ever ahead of it.
@@ -134,6 +154,8 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
         return "its last event cannot be read"
     if digest != state_digest(event.state):
         return "its state is not the one in the log"
+    if not _has_first_filter(connection, ledger_id, scope):
+        return "its filter is not that of the first budget in the log"
     entries = logged(connection, event.reservation_id or str(scope))
     if content not in entries:
         return "its last event is not the one in the log"
@@ -145,6 +167,13 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
     except (ValueError, LogDamaged) as error:
         return f"the log cannot show its last event: {error}"
     return None if proved else "the log entry of its last event is not under the signed root"
+
+
+def _has_first_filter(connection: Connection, ledger_id: int, scope: LedgerScope) -> bool:
+    first = connection.execute(_HEAD, {"ledger": ledger_id, "last": 1}).one()
+    text = connection.execute(_FILTER, {"ledger": ledger_id}).scalar_one()
+    entry = event_entry(scope, first).content.decode()
+    return not _first_filter(text, first.body) and entry in logged(connection, str(scope))
 
 
 def _of_end(logged: int, last: int) -> str | None:
@@ -233,6 +262,8 @@ def _check(
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
+        if number == 1:
+            discrepancies = _first_filter(row.filter, event.body)
         for code, message in discrepancies:
             yield finding(code, message)
         if differs:
@@ -255,10 +286,7 @@ def _after(
     body = json.loads(event.body)
     if event.kind == "budget":
         if state is None:
-            first = LedgerState.first(body["epsilon"], body["delta"], filter_)
-            return first, _first(
-                filter_, Filter.start(float(body["epsilon"]), float(body["delta"]))
-            )
+            return LedgerState.first(body["epsilon"], body["delta"], filter_), []
         return state.with_budget(body["epsilon"], body["delta"]), []
     if state is None:
         raise ValueError("the first event of a ledger is its budget")
@@ -279,9 +307,13 @@ def _after(
             raise ValueError(f"{kind!r} is not a kind of event")
 
 
-def _first(filter_: Filter, expected: Filter) -> Mistakes:
-    same = (filter_.orders, filter_.gaussian_share) == (expected.orders, expected.gaussian_share)
-    if same and all(map(isclose, filter_.weights, expected.weights)):
+@lru_cache(maxsize=256)
+def _first_filter(filter_: str, body: str) -> Mistakes:
+    """What is wrong with a ledger's filter, which its first budget with ``body`` started."""
+    budget, stored = json.loads(body), Filter.read(json.loads(filter_))
+    expected = Filter.start(float(budget["epsilon"]), float(budget["delta"]))
+    same = (stored.orders, stored.gaussian_share) == (expected.orders, expected.gaussian_share)
+    if same and all(map(isclose, stored.weights, expected.weights)):
         return []
     return [("filter_differs", "the ledger's filter is not that of its first budget.")]
 

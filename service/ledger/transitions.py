@@ -23,6 +23,7 @@ from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import repository
+from affidavit.service.ledger.integrity import require_logged
 from affidavit.service.ledger.state import (
     LedgerScope,
     LedgerState,
@@ -121,7 +122,8 @@ def hold_reservation(
 ) -> LockedReservation:
     """A reservation and its ledger, which no other transaction changes until ours ends.
 
-    Raises ``UnknownReservation``, also for one of another team in a ledger that ours may see.
+    Raises ``UnknownReservation``, also for one of another team in a ledger that ours may see, and
+    ``LedgerAltered`` for one that is not as it was logged.
     """
     scope = repository.scope_of(connection, reservation_id)
     if scope is None:
@@ -132,6 +134,7 @@ def hold_reservation(
     reservation = get_reservation(connection, reservation_id)
     if not may_see(reservation.team):
         raise _unknown(reservation_id)
+    require_logged(connection, reservation)
     return LockedReservation(connection, ledger, reservation, call)
 
 

@@ -128,6 +128,24 @@ def test_a_ledger_whose_spending_was_rewritten_admits_nothing(
     refused(ask, plan, made, reservation, "ledger_altered")
 
 
+@ON_SQLITE
+def test_a_budget_is_what_was_logged_of_its_filter_and_its_reservations(
+    ask: Any, plan: Any
+) -> None:
+    """Releasing a reservation whose cost was raised would free what other runs spent."""
+    made, reservation = reserved(ask, plan)
+    path = f"/v1/reservations/{reservation}/release"
+    query = text("SELECT cost FROM reservations")
+    with ask.services.engine.connect() as connection:
+        cost = connection.execute(query).scalar_one()
+    own(ask, f"UPDATE reservations SET cost = '{cost.replace('0.', '9.')}'".replace(":", "\\:"))
+    answer = ask("POST", path, "submit", {})
+    assert (answer.status_code, answer.json()["code"]) == (503, "ledger_altered"), answer.text
+    own(ask, f"UPDATE reservations SET cost = '{cost}'".replace(":", "\\:"))
+    own(ask, "UPDATE ledgers SET filter = REPLACE(filter, '0.5', '0.75')")
+    refused(ask, plan, made, reservation, "ledger_altered")
+
+
 def test_reservations_and_runs_are_of_what_was_logged(ask: Any, plan: Any) -> None:
     """A cheap reservation is not made one of another certificate, nor a run one of other data."""
     made, reservation = reserved(ask, plan)
