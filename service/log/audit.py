@@ -264,14 +264,17 @@ def audit(
     connection: Connection,
     external: Sequence[Checkpoint],
     worker_keys: Sequence[PublicKey] = (),
+    own_keys: Sequence[PublicKey] = (),
 ) -> Iterator[AuditFinding]:
     """Yield every inconsistency: of the tree, of the rows behind it, and of the ledgers.
 
     ``external`` are checkpoints kept outside the database. Without ``worker_keys``, as on an
-    auditor's machine, what workers signed of runs is not verified.
+    auditor's machine, what workers signed of runs is not verified; without ``own_keys``, those of
+    the key directory, whose the keys are that signed.
     """
     yield from _readable("the log", audit_tree(connection, external))
     yield from audit_rows(connection)
+    yield from _readable("signing_keys", _compare_signers(connection, own_keys))
     yield from _readable("ledgers", _audit_ledgers(connection))
     yield from _readable("settlements", _compare_settlements(connection, worker_keys))
 
@@ -422,6 +425,23 @@ def _compare_keys(connection: Connection) -> Iterator[AuditFinding]:
                 yield AuditFinding("row_changed", where, "its record is of another key.")
         except LogDamaged as error:
             yield AuditFinding("row_changed", where, f"{error}.")
+
+
+def _compare_signers(
+    connection: Connection, own_keys: Sequence[PublicKey]
+) -> Iterator[AuditFinding]:
+    """Compare the keys that signed with those of the key directory and of all keysets.
+
+    A development key's signature counts for nothing, and the directory has none.
+    """
+    known = {key.key_id for key in own_keys}
+    for document in connection.execute(select(keysets.c.document)).scalars():
+        with suppress(KeysetError):  # which is found among the keysets
+            known.update(key.key_id for key in read_keyset(bytes(document)).keyset.keys)
+    for row in connection.execute(select(signing_keys).order_by(signing_keys.c.key_id)):
+        if own_keys and row.key_id not in known and not key_of(row.record).development:
+            message = "neither the key directory nor a keyset has this key."
+            yield AuditFinding("row_changed", f"signing_keys {row.key_id}", message)
 
 
 def _compare_keysets(connection: Connection) -> Iterator[AuditFinding]:

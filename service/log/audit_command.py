@@ -63,8 +63,9 @@ def _verify(
         if stamp_roots is not None:
             for path in checkpoints:
                 _require_timestamp(path, stamp_roots)
-        keys = KeyStore(settings.worker_keys).public_keys()
-        return _compare(connection, external, keys, as_json=as_json)
+        folders = (settings.worker_keys, settings.key_directory)
+        keys = [KeyStore(folder).public_keys() for folder in folders]
+        return _compare(connection, external, *keys, as_json=as_json)
 
 
 @audit.command("export-checkpoint")
@@ -108,15 +109,14 @@ def _snapshot(settings: Settings) -> Iterator[Connection]:
 def _compare(
     connection: Connection,
     external: Sequence[Checkpoint],
-    worker_keys: Sequence[PublicKey],
-    *,
+    *keys: Sequence[PublicKey],
     as_json: bool,
 ) -> int:
     from affidavit.service.log.audit import audit as findings_of
     from affidavit.service.log.audit import count_pending
 
     with Console(stderr=True).status("Comparing the log with the database"):
-        findings = list(findings_of(connection, external, worker_keys))
+        findings = list(findings_of(connection, external, *keys))
     pending = count_pending(connection)
     try:
         last = last_checkpoint(connection)
