@@ -57,7 +57,7 @@ from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
-from affidavit.mechanisms import STRETCHES, Lowered, is_amplified, lower, noise_multiplier
+from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier, pair_of
 from affidavit.plan import (
     ChainOfNeighbours,
     ClippingQuantile,
@@ -214,6 +214,9 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
         raise no_statement(plan.optimizer.name)
+    pair = pair_of(plan)
+    if any(getattr(leaf, "pair", pair) != pair for leaf, _ in leaves(event)):
+        raise bad_witness("it is for another adjacency")
     if _is_told(lowered, index, event, blocks):
         return
     for leaf, _ in leaves(event):
@@ -234,7 +237,7 @@ def _has_noise_and_lots(
     if own.correlation is not None and own.steps is not None:
         at = own.correlation.at(own.steps)
         if isinstance(leaf, GaussianMixture):
-            return plan.adjacency != "replace_one" and _moves_no_more(lowered, index, leaf, blocks)
+            return _moves_no_more(lowered, index, leaf, blocks)
         if isinstance(leaf, Gaussian) and at.unsampled is not None:
             at = replace(at, route="gaussian", sensitivity=at.unsampled)
         # Lots that are drawn afresh have pairs that are in clip norms.
@@ -282,6 +285,7 @@ def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
         largest=largest,
         records=records,
         others=size if adds else size - records,
+        # A record that is replaced moves the sum by as much as the one in its place.
         moved=records * (2 if adds else 1),
     )
 
@@ -291,7 +295,7 @@ def _is_told(
 ) -> bool:
     """Whether ``event`` bounds phase ``index`` where it is told in which steps a record may be."""
     plan, apart = lowered.plan, lowered.plan.phases[index].sampling.separation
-    if apart is None or not is_amplified(plan) or not isinstance(event, Composed):
+    if apart is None or plan.dataset.records_per_unit > 1 or not isinstance(event, Composed):
         return False
     at, draws = _drawn(lowered, index)
     return all(

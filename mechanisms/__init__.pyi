@@ -39,3 +39,4 @@ from .resolve import with_noise as with_noise
 from .resolve import with_probability as with_probability
 from .resolve import with_steps as with_steps
 from .samplers import is_amplified as is_amplified
+from .samplers import pair_of as pair_of

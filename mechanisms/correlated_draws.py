@@ -15,6 +15,7 @@ from affidavit.mechanisms.samplers import (
     Sampled,
     distance_of,
     is_amplified,
+    pair_of,
     removal_moves_records,
     sample,
 )
@@ -26,6 +27,7 @@ from affidavit.plan import (
     Leaf,
     Plan,
     PoissonSubsampledGaussian,
+    SubsampledPair,
     schedule,
 )
 
@@ -150,11 +152,11 @@ def _apart(plan: Plan, index: int) -> Draw:
         "for any start); the sum is divided by the fixed expected lot size"
     )
     claimed, step = _unsampled(plan, apart, assumption), None
-    if is_amplified(plan) and most < 1:
+    if plan.dataset.records_per_unit == 1 and most < 1:
         claimed = step = Sampled(
-            event=_poisson_step(most),
+            event=_poisson_step(most, pair_of(plan)),
             probability=schedule.double_up(most),
-            distance=1.0,
+            distance=distance_of(plan),
             assumption=assumption,
         )
     return Draw(
@@ -177,12 +179,14 @@ def _unsampled(plan: Plan, apart: int, assumption: str) -> Sampled:
     )
 
 
-def _poisson_step(probability: Fraction) -> Callable[[float], Leaf]:
+def _poisson_step(
+    probability: Fraction, pair: SubsampledPair = "add_remove"
+) -> Callable[[float], Leaf]:
     if probability >= 1:
         return lambda joint: Gaussian(noise_multiplier=joint)
     rounded = schedule.double_up(probability)
     return lambda joint: PoissonSubsampledGaussian(
-        sampling_probability=rounded, noise_multiplier=joint
+        sampling_probability=rounded, noise_multiplier=joint, pair=pair
     )
 
 

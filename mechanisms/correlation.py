@@ -46,7 +46,7 @@ from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
 from affidavit.mechanisms.cut_lots import Cut, Uncut, cut_lots, displacement, seen_alone, uncut
-from affidavit.mechanisms.samplers import Sampled, distance_of, is_amplified
+from affidavit.mechanisms.samplers import Sampled, distance_of, pair_of
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
     disclosed_steps,
@@ -97,6 +97,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     SampledColumns,
+    SubsampledPair,
     schedule,
 )
 
@@ -147,6 +148,10 @@ class Correlation:
         return draw.claimed
 
     @property
+    def _pair(self) -> SubsampledPair:
+        return pair_of(self.plan)
+
+    @property
     def _draw(self) -> Draw:
         return draw_of(self.plan, self.index)
 
@@ -173,9 +178,7 @@ class Correlation:
 
     def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
         """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
-        if self.plan.adjacency == "replace_one":
-            return
-        lots = {0: 0.0}
+        lots, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
         if isinstance(step, Cut):
             lots = cut_lots(step, at.strategy.steps)
             step = uncut(step)
@@ -184,12 +187,13 @@ class Correlation:
         with suppress(TooLarge):
             mixture = self._mixture(step, at)
             for number, more in lots.items():
-                moved = displaced_mixture(mixture, number * at.distance * _longest(at.strategy))
+                moved = displaced_mixture(mixture, number * half * _longest(at.strategy))
                 if moved is not None:
                     yield GaussianMixture(
                         weights=moved.weights,
                         noise_multiplier=joint / moved.spacing * _DOWN,
                         conceded=moved.conceded + more,
+                        pair=self._pair,
                     )
         if self._is_apart(at.strategy):
             with suppress(TooLarge):
@@ -216,7 +220,7 @@ class Correlation:
                 at.strategy, separation=apart, probability=probability, stretches=stretches
             )
             if disclosed is not None:
-                yield _disclosed_releases(disclosed, joint)
+                yield _disclosed_releases(disclosed, joint, self._pair)
 
     def _columns(self, step: Leaf, at: Streamed, joint: float) -> SampledColumns | None:
         """The run itself, of whose loss moments are known; None where it has too many states."""
@@ -257,7 +261,9 @@ class Correlation:
         chance = None if draw.probability is None else math.nextafter(float(draw.probability), 0.0)
         if self._phase.sampling.groups is not None and at.strategy.bands <= at.turn:
             norms = _norms_of_a_group(at.strategy, at.turn)
-        elif at.route == "white_noise" or (apart is not None and is_amplified(self.plan)):
+        elif at.route == "white_noise" or (
+            apart is not None and self.plan.dataset.records_per_unit == 1
+        ):
             if apart is None:
                 norms = _norms_one_by_one(at.strategy, at.turn)
             elif (spacing := max(apart, at.strategy.bands)) < steps:
@@ -267,7 +273,6 @@ class Correlation:
                 if chance is not None and drawn * (steps // spacing) > chance:
                     norms, chance = _norms_of_a_group(at.strategy, spacing), drawn
             seen = self._along_one_direction(joint, at)
-        replace = self.plan.adjacency == "replace_one"
 
         def leaf(multiplier: float) -> Leaf:
             if chance is None:
@@ -276,7 +281,7 @@ class Correlation:
             return PoissonSubsampledGaussian(
                 sampling_probability=chance,
                 noise_multiplier=multiplier,
-                pair="replace_one" if replace else "add_remove",
+                pair=self._pair,
             )
 
         one_by_one = Composed(
@@ -308,8 +313,6 @@ class Correlation:
 
     def _along_one_direction(self, joint: float, at: Streamed) -> GaussianMixture | None:
         """The run as one release, along a direction in which its columns are long."""
-        if self.plan.adjacency == "replace_one":
-            return None
         draw = self._draw
         alone = len(self.plan.phases) == 1 and not self.plan.extra
         farthest = math.inf if alone else joint * _MOST_SHOWN
@@ -331,7 +334,9 @@ class Correlation:
         if mixture is None:
             return None
         return GaussianMixture(
-            weights=mixture.weights, noise_multiplier=joint / mixture.spacing * _UP
+            weights=mixture.weights,
+            noise_multiplier=joint / mixture.spacing * _UP,
+            pair=self._pair,
         )
 
     def at(self, steps: int) -> Streamed:
@@ -485,7 +490,7 @@ class Correlation:
         )
 
 
-def _disclosed_releases(disclosed: DisclosedSteps, joint: float) -> Event:
+def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:
     """The releases of ``disclosed`` at σ_joint; the first of them concedes what they concede."""
     (norm, _), *_ = disclosed.norms
     missed = 1 - disclosed.probability
@@ -493,12 +498,14 @@ def _disclosed_releases(disclosed: DisclosedSteps, joint: float) -> Event:
         weights=(missed, disclosed.probability),
         noise_multiplier=joint / norm * _DOWN,
         conceded=disclosed.conceded,
+        pair=pair,
     )
     others = (
         Repeated(
             event=PoissonSubsampledGaussian(
                 sampling_probability=disclosed.probability,
                 noise_multiplier=joint / norm * _DOWN,
+                pair=pair,
             ),
             count=count - (place == 0),
         )

@@ -62,6 +62,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     ShuffledEpoch,
+    SubsampledPair,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -123,10 +124,15 @@ def distance_of(plan: Plan) -> float:
     return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
+def pair_of(plan: Plan) -> SubsampledPair:
+    """The dominating pair of a Poisson sample."""
+    return "replace_one" if plan.adjacency == "replace_one" else "add_remove"
+
+
 def is_amplified(plan: Plan) -> bool:
     """Whether neighbours differ in one record that one of them lacks.
 
-    Balls in bins, cyclic Poisson and b-min-separated sampling are proved to amplify nothing else.
+    Balls in bins and cyclic Poisson sampling are proved to amplify nothing else.
     """
     return distance_of(plan) == 1
 
@@ -143,7 +149,7 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
             plan.dataset.records_per_unit,
             (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
             sampling_probability=probability,
-            pair="replace_one" if plan.adjacency == "replace_one" else "add_remove",
+            pair=pair_of(plan),
         ),
         probability=probability,
         distance=distance_of(plan),

@@ -139,15 +139,16 @@ MOST_WEIGHTS = 512
 class GaussianMixture(_Checked):
     """One Gaussian release that one record moves by k units with probability ``weights``[k].
 
-    The two orders of (Σ_k weights[k] N(k), N(0)), ``noise_multiplier`` the noise standard
-    deviation over the unit. The weights are positive and add up to one. A record may move
-    it further with the probability ``conceded``, which adds to δ. It serves add_remove and
-    zero_out. Source: docs/theorems/group-sampling.md.
+    The two orders of (Σ_k weights[k] N(k), N(0)) or, where ``pair`` is ``replace_one``,
+    (Σ_k weights[k] N(k), Σ_k weights[k] N(-k)), ``noise_multiplier`` the noise standard deviation
+    over the unit. The weights are positive and add up to one. A record may move it further with
+    the probability ``conceded``, which adds to δ. Source: docs/theorems/group-sampling.md.
     """
 
     weights: tuple[float, ...]
     noise_multiplier: float
     conceded: float = 0.0
+    pair: SubsampledPair = "add_remove"
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)

@@ -78,7 +78,7 @@ def tells_no_less(
         match leaf:
             case GaussianMixture(weights=(_, drawn)):
                 conceded += count * arb(leaf.conceded)
-            case PoissonSubsampledGaussian(sampling_probability=drawn, pair="add_remove"):
+            case PoissonSubsampledGaussian(sampling_probability=drawn):
                 pass
             case _:
                 return False

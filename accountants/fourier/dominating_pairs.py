@@ -38,7 +38,6 @@ from affidavit.accountants.fourier.group_sampling import (
     most_drawn,
     numbers_drawn,
     numbers_in_a_lot,
-    replaced_group_law,
     worse_of_both,
 )
 from affidavit.accountants.fourier.laplace import LaplaceLaw
@@ -276,12 +275,12 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
     match leaf:
         case Gaussian():
             return False
-        case PoissonSubsampledGaussian(pair=pair):
+        case (
+            PoissonSubsampledGaussian(pair=pair)
+            | PoissonSampledGroupGaussian(pair=pair)
+            | GaussianMixture(pair=pair)
+        ):
             return pair == "add_remove"
-        case PoissonSampledGroupGaussian(pair=pair):
-            return pair == "add_remove"
-        case GaussianMixture():
-            return True
         case (
             TruncatedPoissonGaussian(neighbours=neighbours)
             | TruncatedPoissonGroupGaussian(neighbours=neighbours)
@@ -310,8 +309,6 @@ def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, floa
             kind: Kind = "replace" if pair == "replace_one" else side
             law = NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
             return law, 0.0
-        case PoissonSampledGroupGaussian(pair="replace_one"):
-            return replaced_group_law(leaf), 0.0
         case PoissonSampledGroupGaussian():
             return group_law(leaf, added=side == "add"), 0.0
         case GaussianMixture(conceded=conceded):

@@ -263,21 +263,17 @@ def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) 
     return np.concatenate([function(values[start : start + length]) for start in starts])
 
 
-def replaced_group_law(leaf: PoissonSampledGroupGaussian) -> ReplacedGroupLaw:
-    """The law of ``leaf``, whose pair is symmetric."""
-    weights = numbers_drawn(leaf.records, leaf.sampling_probability)
-    return ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier, weights=weights)
-
-
 def group_law(
     leaf: PoissonSampledGroupGaussian | GaussianMixture, *, added: bool
-) -> GroupMixtureLaw:
-    """The law of ``leaf`` in one direction."""
+) -> GroupMixtureLaw | ReplacedGroupLaw:
+    """The law of ``leaf`` in one direction, or in both of a pair that is symmetric."""
     weights = (
         leaf.weights
         if isinstance(leaf, GaussianMixture)
         else numbers_drawn(leaf.records, leaf.sampling_probability)
     )
+    if leaf.pair == "replace_one":
+        return ReplacedGroupLaw(noise_multiplier=leaf.noise_multiplier, weights=weights)
     return GroupMixtureLaw(noise_multiplier=leaf.noise_multiplier, weights=weights, added=added)
 
 

@@ -18,7 +18,6 @@ from affidavit.accountants.fourier.group_sampling import (
     ReplacedGroupLaw,
     group_law,
     numbers_drawn,
-    replaced_group_law,
 )
 from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
@@ -82,7 +81,7 @@ def test_a_place_has_the_loss_that_was_asked_for(name: str, added: bool) -> None
 @pytest.mark.parametrize("name", RUNS)
 def test_a_place_of_the_symmetric_pair_has_the_loss_that_was_asked_for(name: str) -> None:
     records, q, sigma, _ = RUNS[name]
-    law = replaced_group_law(leaf(records, q, sigma, "replace_one"))
+    law = group_law(leaf(records, q, sigma, "replace_one"), added=False)
     edges = np.concatenate((-np.geomspace(1e-9, 30, 30)[::-1], [0.0], np.geomspace(1e-9, 30, 30)))
     places = law.place(edges)
     allowed = law._misplaced(edges, places) * 2.0**-53
@@ -259,7 +258,7 @@ def test_several_records_cost_more_than_one_and_less_than_all_at_once(name: str)
 @pytest.mark.soak
 def test_a_long_grid_of_many_records_needs_no_table_of_both() -> None:
     """Losses are placed as without blocks, and in 40 MiB instead of 300."""
-    replaced = replaced_group_law(leaf(200, 0.01, 300.0, "replace_one"))
+    replaced = group_law(leaf(200, 0.01, 300.0, "replace_one"), added=False)
     group = replaced.one_sided
     losses = np.linspace(0.01, 0.5, 40_000)
     tracemalloc.start()
