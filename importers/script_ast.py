@@ -219,6 +219,8 @@ class Script:
             return False
         if isinstance(outer, ast.FormattedValue) or _is_unpacked(outer, call):
             return True
+        if isinstance(outer, ast.Attribute):
+            return outer.attr in NAMES["reading_methods"]
         if isinstance(outer, ast.keyword):
             outer = self.parents[outer]
         if not isinstance(outer, ast.Call) or call is outer.func:

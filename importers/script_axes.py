@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import keywords_of, last_name, root_of
+from affidavit.importers.script_ast import assigned_to, keywords_of, last_name, root_of
 from affidavit.importers.script_values import Values
 from affidavit.importers.training_loop import (
     MODELS,
@@ -354,7 +354,7 @@ class Meetings:
         match node:
             case ast.Call(args=[ast.Lambda() as mapped, *rest]) if own and name.endswith("map"):
                 return self._inner(self.values, mapped, ast.Call(node.func, rest, []))
-        function = self._defined(node.func) if self.depth < 3 and own else None
+        function = self._defined(node.func, len(own) > 1) if self.depth < 3 and own else None
         if function is not None:
             return self._inner(*function, node)
         if any(part.form in (ROWS, BATCH) for part in own):
@@ -374,12 +374,27 @@ class Meetings:
             made = made.args[0]
         return isinstance(made, ast.Call) and last_name(made.func) in NAMES["differentiators"]
 
-    def _defined(self, name: ast.expr) -> tuple[Values, ast.FunctionDef | ast.Lambda] | None:
-        """The function of the repository that is called: ``forward``, if it is an object."""
+    def _defined(
+        self, name: ast.expr, is_loss: bool, depth: int = 0
+    ) -> tuple[Values, ast.FunctionDef | ast.Lambda] | None:
+        """The function of the repository that is called: ``forward``, if it is an object.
+
+        An object is followed to who gives it where it may be a loss, which is of several things.
+        """
+        made, stores = name, list[ast.Attribute]()
         if isinstance(name, ast.Attribute) and getattr(name.value, "id", "") == "self":
             methods = self.script.functions.get(name.attr, [])
-            return (self.values, methods[0]) if len(methods) == 1 else None
-        made = self.script.value_of(name) if isinstance(name, ast.Name) else None
+            stores = [] if methods else self.script.stored_attributes.get(name.attr, [])
+            if not is_loss or len(stores) != 1:
+                return (self.values, methods[0]) if len(methods) == 1 else None
+        if isinstance(name, ast.Name) or stores:
+            target = stores[0] if stores else getattr(self.script.binding_of(name), "node", None)
+            sources = [] if target is None else [assigned_to(self.script, target)]
+            if is_loss and isinstance(target, ast.arg) and isinstance(name, ast.Name):
+                sources = [*self.values.passed_to(name, target)]
+            made = sources[0] if len(sources) == 1 and sources[0] is not None else name
+            if is_loss and isinstance(made, ast.Name) and made is not name and depth < 5:
+                return self._defined(made, is_loss, depth + 1)
         if isinstance(made, ast.Lambda):
             return self.values, made
         maker = made.func if isinstance(made, ast.Call) else name

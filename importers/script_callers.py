@@ -6,7 +6,6 @@ Files of tests do not count.
 from __future__ import annotations
 
 import ast
-import copy
 import os
 import re
 import stat
@@ -50,8 +49,8 @@ def _calls(script: Script, name: str) -> Iterator[ast.Call]:
             raise Unreadable(node, f"{name} is passed on in {values.script.name}")
 
 
-def runners(script: Script, nodes: list[ast.expr]) -> list[Script]:
-    """The scripts that run what leads to these nodes: others of the repository, and itself."""
+def runners(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr]]:
+    """The scripts that run what leads to these nodes, and where: itself, or others that name it."""
     tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
     others = [top for top in script.tree.body if top not in tops]
     names: set[str] = set()
@@ -60,10 +59,10 @@ def runners(script: Script, nodes: list[ast.expr]) -> list[Script]:
         names |= more
         leading |= {top for top in tops if _mentions(top, names)}
     runs = any(top in leading or _mentions(top, names) for top in others)
-    files = {values.script: None for values, _ in _uses(script, names)} if names else {}
-    return [script] * runs + [
-        Script(copy.deepcopy(file.tree), file.folder, file.name) for file in files
-    ]
+    running: dict[Script, list[ast.expr]] = {script: nodes} if runs else {}
+    for values, node in _uses(script, names) if names else ():
+        running.setdefault(values.script, []).append(node)
+    return running
 
 
 def _mentions(part: ast.AST, names: set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.opacus import OpacusReading
 from affidavit.importers.quantities import uses_of
 from affidavit.importers.script_ast import Script, imports_of, last_name, parsed
-from affidavit.importers.script_callers import runners
+from affidavit.importers.script_callers import place, runners
 from affidavit.importers.script_files import modules_of
 from affidavit.importers.script_links import Links
 from affidavit.importers.script_options import READERS
@@ -29,6 +30,7 @@ from affidavit.importers.script_plan import Reading
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 
 LARGEST = 1 << 18
+MOST_RUNNERS = 5
 NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
@@ -72,9 +74,15 @@ def _as_run(script: Script, library: Library) -> Script:
     """The script with what it imports, as the only file of its repository that runs it."""
     named = list(_named(script, library))
     line = getattr(named[0], "lineno", 1)
-    running = runners(script, named)
-    if len(running) == 1 and running[0] is not script and running[0].dynamic is None:
-        linked = Links(running[0], line, library.modules, script).script
+    way, nodes = [script], named
+    while len(running := runners(way[-1], nodes)) == 1 and len(way) < MOST_RUNNERS:
+        ((host, nodes),) = running.items()
+        if host in way or host.dynamic is not None:
+            break
+        way.append(host)
+    for host in reversed(way[1:]):
+        runs = Script(copy.deepcopy(host.tree), host.folder, host.name)
+        linked = Links(runs, line, library.modules, [place(item) for item in way]).script
         if any(_named(linked, library)):
             return linked
     return Links(script, line, library.modules).script
@@ -300,8 +308,9 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         if (change := _change_of_noise(node) or _replaced_part(script, node, library)) is not None:
             line = getattr(node, "lineno", None)
             raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
-    for module in modules_of(Values(script, READERS), library.modules)[1:]:
-        for node in module.nodes:
+    beside = [*modules_of(Values(script, READERS), library.modules), *runners(script, [call.func])]
+    for module in beside:
+        for node in module.nodes if module is not script else ():
             if (change := _change_elsewhere(module, node, library)) is not None:
                 message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
                 remedy = "Write a plan with the lowest noise."

@@ -33,8 +33,8 @@ class Links:
     line: int
     beside: tuple[str, ...] = ()
     """Packages that are not followed: the library's own, whose repository this may be."""
-    read: Script | None = None
-    """What is read, where ``script`` is another file that runs it: the lines are those of this."""
+    way: list[str | None] = field(default_factory=list)
+    """The files from what is read, whose lines count, to ``script``, if that runs it."""
     files: list[str] = field(default_factory=list)
     names: dict[tuple[Script, str], str] = field(default_factory=dict)
     """Definitions of other modules, and the names that they have here."""
@@ -45,7 +45,7 @@ class Links:
 
     def __post_init__(self) -> None:
         tree, values = self.script.tree, Values(self.script, READERS)
-        if self.read is not None:
+        if self.way:
             self._tell(tree, self.script)
         for alias in [node for node in self.script.nodes if isinstance(node, ast.alias)]:
             self._link_import(values, alias)
@@ -111,7 +111,7 @@ class Links:
                 elif not bindings and (self.script.tree, old.id) in self.script.bindings:
                     new.id = _told(module, old.id)
         other.name = name
-        if not self._is_read(module):
+        if [place(module)] != self.way[:1]:
             self._tell(other, module)
         return other
 
@@ -122,12 +122,9 @@ class Links:
         defined = definition_of(values, node)
         return None if defined is None else (defined[0].script, defined[1].name)
 
-    def _is_read(self, module: Script) -> bool:
-        return self.read is not None and place(module) == place(self.read)
-
     def _is_worth(self, module: Script, name: str) -> bool:
         """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
-        names, todo, worth = set[str](), {name}, self._is_read(module)
+        names, todo, worth = set[str](), {name}, place(module) in self.way
         while todo:
             names |= todo
             nodes = [_definition(module, item) for item in todo]

@@ -134,6 +134,9 @@ def _sources(values: Values, node: ast.Name | ast.Attribute) -> Iterator[ast.AST
     for call, owner in script.method_calls("append", "extend"):
         if isinstance(owner, ast.Name) and owner.id == node.id:
             yield from call.args
+    for store in (item for stores in script.stored_attributes.values() for item in stores):
+        if getattr(store.value, "id", "") == node.id != "self":
+            yield from _given_by(script, store)
 
 
 def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
@@ -351,7 +354,7 @@ def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[
             yield from (("joined_records", call) for item in args if reads_records(values, item))
         elif name in ("adapt", "update_bn"):
             yield from (("written_weight", call) for item in args if reads_records(values, item))
-        elif any(map(holds, args)) and any(
+        elif any(holds(item) or reads_records(values, item) for item in args) and any(
             last_name(part) == "state_dict"
             or (last_name(part) or "").lower().endswith(MODELS[:2])
             or last_name(part) in fitted

@@ -92,8 +92,7 @@ def _steps(values: Values) -> list[ast.Call]:
     for node in values.script.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
             call = values.script.parents[node]
-            name = (last_name(node.value) or "").lower()
-            if any(part in name for part in OTHER_STEPS) and "optim" not in name:
+            if not _optimises(call if getattr(call, "func", None) is node else node):
                 continue
             own = node.attr != "step" or getattr(node.value, "id", "") == "self"
             if own and node.attr in values.script.functions:
@@ -257,7 +256,11 @@ def repeating(values: Values) -> ast.AST | None:
     for node in script.nodes:
         if isinstance(node, ast.Break | ast.Return):
             inner = _loop_around(script, node)
-            if isinstance(inner, ast.For) and _goes_over_parts(values, inner.iter):
+            if (
+                isinstance(inner, ast.For)
+                and _goes_over_parts(values, inner.iter)
+                and not _ends_a_lot(node, inner)
+            ):
                 return node
     for step in steps_of(values):
         scope, loop = script.scope_of(step), _loop_around(script, step)
@@ -278,6 +281,17 @@ def repeating(values: Values) -> ast.AST | None:
             else:
                 formed = call
     return None
+
+
+def _ends_a_lot(node: ast.AST, loop: ast.For) -> bool:
+    """Whether a part of a lot that is not its last goes on before it comes to ``node``."""
+    return any(
+        isinstance(item, ast.If)
+        and last_name(item.test) == "_is_last_step_skipped"
+        and isinstance(item.body[-1], ast.Continue)
+        and item.lineno < getattr(node, "lineno", 0)
+        for item in loop.body
+    )
 
 
 def _goes_over_parts(values: Values, node: ast.expr, depth: int = 0) -> bool:
@@ -534,14 +548,17 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
                 chosen = (n for n in ast.walk(part) if isinstance(n, ast.Subscript))
                 if any(depends(item.slice) for item in chosen):
                     return node
-        if isinstance(node, ast.Assign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            set_to = map(ast.unparse, targets)
+        if _sets_rate(node):
             tests = [o.test for o in inside(script, node, scope) if isinstance(o, ast.If)]
-            if any(text.endswith((".max_grad_norm", "['lr']")) for text in set_to) and any(
-                map(depends, (node.value, *tests))
-            ):
+            if any(map(depends, (getattr(node, "value", node), *tests))):
                 return node
+        for part in ast.walk(node) if isinstance(node, ast.Expr) and depth <= 5 else ():
+            function = script.function_of(part.func) if isinstance(part, ast.Call) else None
+            if function is None or not any(map(_sets_rate, ast.walk(function))):
+                continue
+            told: Seen = {key for key, item in script.passed(function, part) if depends(item)}  # type: ignore[arg-type]
+            if told and (end := _ends_by(values, function.body[0], told, depth + 1)) is not None:
+                return end
     loops = [o for o in inside(script, place, scope) if isinstance(o, ast.For | ast.While)]
     for loop in loops:
         if isinstance(loop, ast.While) and depends(loop.test):
@@ -573,6 +590,14 @@ def _ends_by(values: Values, place: ast.AST, seen: Seen, depth: int) -> ast.AST 
         if outer is not None and (end := _ends_by(values, call, passed_up, depth + 1)) is not None:
             return end
     return None
+
+
+def _sets_rate(node: ast.AST) -> bool:
+    """Whether a statement sets the learning rate or the clip norm of an optimiser."""
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    return isinstance(node, ast.Assign | ast.AugAssign) and any(
+        ast.unparse(item).endswith((".max_grad_norm", "['lr']")) for item in targets
+    )
 
 
 def seen_at(
@@ -967,8 +992,15 @@ def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST 
     return None
 
 
-def _optimises(step: ast.Call) -> bool:
-    name = (last_name(getattr(step.func, "value", step)) or "").lower()
+def _optimises(step: ast.AST) -> bool:
+    """Whether a call of ``step``, or a method of this name, may be an optimiser's.
+
+    It is not if its object is named otherwise, or is told the noise, as an accountant is.
+    """
+    if isinstance(step, ast.Call) and "noise_multiplier" in keywords_of(step):
+        return False
+    function = getattr(step, "func", step)
+    name = (last_name(getattr(function, "value", step)) or "").lower()
     return not any(part in name for part in OTHER_STEPS) or "optim" in name
 
 

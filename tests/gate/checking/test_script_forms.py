@@ -233,12 +233,16 @@ TRAINER = (
         ("from lib import Trainer\nTrainer(*numbers)\n", None),
         ("from other import Trainer\nTrainer(4.0)\n", None),
         ("from lib import Trainer\nt = Trainer(4.0)\nt.o.noise_multiplier = 1\n", None),
+        ("from mid import run\nrun(2 * 2)\n", 4.0),
     ],
 )
 def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | None) -> None:
     Path("lib").mkdir()
     Path("lib/__init__.py").write_text("from .train import Trainer\n")
     Path("main.py").write_text(main)
+    Path("mid.py").write_text(
+        "from lib import Trainer\ndef run(s):\n    Trainer(s)\n" * ("mid" in main)
+    )
     Path("lib/test_train.py").write_text("from lib.train import Trainer\nTrainer(9.0)\n")
     text = HEAD + TRAINER
     Path("lib/train.py").write_text(text)
@@ -258,7 +262,14 @@ def test_what_only_another_file_runs_is_read_as_that_file() -> None:
     )  # fmt: skip
     Path("train.py").write_text(text)
     Path("main.py").write_text("from train import train\nfor i in range(9):\n    train(x, 4.0)\n")
-    for here, epochs in (("", 18), ("train(x, 4.0)\n", None)):
+    for here, epochs in (("", 18), ("train(x, 4.0)\n", None), ("train(x, 4.0)\n", "changed")):
+        if epochs == "changed":
+            Path("main.py").write_text(
+                "from train import train\ntrain(x, 4.0)\no.noise_multiplier = 1\n"
+            )
+            with pytest.raises(MalformedPlan, match=r"main\.py"):
+                script_importer.read((text + here).encode(), Path(), name="train.py")
+            continue
         partial = script_importer.read((text + here).encode(), Path(), name="train.py")
         assert partial is not None
         assert partial.data["releases"][0]["noise_multiplier"] == 4.0
@@ -319,6 +330,7 @@ def test_an_object_is_followed_into_functions_of_other_files(
     ("change", "is_read"),
     [
         ("self.net(df['args'].values)", True),
+        ("print({k: v for k, v in vars(args).items()})", True),
         ("self.args = other", False),
         ("self.args.sigma = 1", False),
         ("change(self)", False),

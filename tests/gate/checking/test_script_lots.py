@@ -100,6 +100,9 @@ PARTS = "for e in range(3):\n    with BatchMemoryManager(data_loader=loader) as 
          + PARTS + "        train(parts)\n", "repeated_gradients"),
         (PARTS + "        for x in parts:\n    " + STEP.replace("\n", "\n    ")
          + "\n    if n > 9:\n        break\n", None),
+        (PARTS + "        for x in parts:\n    " + STEP.replace("\n", "\n    ")
+         + "        if optimizer._is_last_step_skipped:\n                continue\n"
+         "            if n > 9:\n                break\n", None),
     ],
 )  # fmt: skip
 def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
@@ -161,6 +164,7 @@ def test_poisson_lots_of_several_steps_do_not_amplify_them(body: str, reused: bo
         "        f(x).backward()\n        if True:\n            optimizer.step()\n",
         "        if i == 0:\n            continue\n        f(x).backward()\n"
         "        optimizer.step()\n",
+        STEP + "for i in range(9):\n    a.step(noise_multiplier=1.0, sample_rate=0.1)\n",
     ],
 )
 def test_a_step_for_each_lot_is(body: str) -> None:

@@ -65,6 +65,7 @@ def broken(**parts: str) -> set[str]:
         "X = np.tile(X, (3, 1))\ndata = Rows(X)",
         "X = np.concatenate([X, X + noise])\ndata = Rows(X)",
         "X = np.r_[X, X]\ndata = Rows(X)",
+        "data.rows = torch.cat([X, X])",
         "df = pd.concat([df, df[df.y == 1]])\ndata = Rows(df)",
         "def rows():\n    return Rows(df.sample(n=9, replace=True))\ndata = rows()",
         "from sklearn.utils import resample\ndata = Rows(resample(X))",
@@ -145,6 +146,7 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = F.cross_entropy(out, y, reduction='none').max()",
         "each = F.cross_entropy(out, y, reduction='none'); loss = each.topk(3)[0].mean()",
         "loss = CE(out, y).topk(3)[0].mean()",
+        "loss = Own()(out, y)",
         "loss = loss + f(model(rows))",
         "loss = loss + f(model(next(iter(loader))))",
         "loss = loss + torch.softmax(out, 0).pow(2).mean()",
@@ -413,6 +415,12 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
             "other_optimizer",
         ),
         ("", "torch.save({'m': model.state_dict(), 'mean': others.mean(0)})", None),
+        ("", "torch.save({'m': model.state_dict(), 'rows': rows})", "other_optimizer"),
+        (
+            "def slow(o, l):\n    if l < 9:\n        o.param_groups[0]['lr'] = 1",
+            "slow(o, out.norm())",
+            "data_dependent_stop",
+        ),
         ("", "getattr(optimizer, 'original_optimizer').step()", "other_optimizer"),
     ],
 )
