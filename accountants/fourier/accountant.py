@@ -58,7 +58,7 @@ from affidavit.accountants.fourier.refinement import (
     EpsilonSearch,
     nested,
 )
-from affidavit.accountants.fourier.schedules import MOST_INVERTED, MOST_KINDS
+from affidavit.accountants.fourier.schedules import FINER_CELLS, MOST_INVERTED, MOST_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -220,7 +220,7 @@ class FourierAccountant:
         narrow = _CLOSED if any(laplace) else math.inf
         return FourierCurve(
             directions=both,
-            unmerged=directions(event, kinds=kinds) if merged and kinds <= MOST_INVERTED else (),
+            finer=_finer(event, kinds) if merged else (),
             relative_width=max(min(self.relative_width, narrow), widest),
             answers=self.answers,
             shared=self.shared,
@@ -246,6 +246,12 @@ class FourierAccountant:
         return min(results)
 
 
+def _finer(event: Event, kinds: int) -> tuple[Direction, ...]:
+    if kinds <= MOST_INVERTED:
+        return directions(event, kinds=kinds)
+    return directions(event, cells=FINER_CELLS)
+
+
 def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> LeastCurve:
     """Of bounds of one run, whose lower ends are not its own."""
     return LeastCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
@@ -261,13 +267,13 @@ def _approximate_epsilon(bound: Event, delta: float) -> float:
 class FourierCurve:
     """ε against δ of one event, over all its ``directions``; ``relative_width`` as above.
 
-    ``unmerged`` are the directions of every release for itself, if these bring some together and
-    they are few enough for a bound without a lattice.
+    Where these bring many kinds of release together, ``finer`` are directions with fewer together,
+    or none, for a bound without a lattice.
     """
 
     directions: tuple[Direction, ...]
     relative_width: float
-    unmerged: tuple[Direction, ...] = ()
+    finer: tuple[Direction, ...] = ()
     answers: SharedCache = field(
         default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
     )
@@ -295,14 +301,14 @@ class FourierCurve:
             return self, self
         # Those of data sets of several sizes follow each other, each in both orders.
         one, other = (
-            replace(self, directions=self.directions[side::2], unmerged=self.unmerged[side::2])
+            replace(self, directions=self.directions[side::2], finer=self.finer[side::2])
             for side in (0, 1)
         )
         return one, other
 
     def of(self, pairs: tuple[Direction, ...]) -> FourierCurve:
         """The curve of other ``pairs``."""
-        return replace(self, directions=pairs, unmerged=())
+        return replace(self, directions=pairs, finer=())
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``.
@@ -318,7 +324,7 @@ class FourierCurve:
     def _epsilon(self, delta: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (epsilon_of(law, delta) for law in laws))
-        inverted = inverted_epsilon(self.unmerged or self.directions, delta)
+        inverted = inverted_epsilon(self.finer or self.directions, delta)
         return self._narrowed(inverted, SMALLEST_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
@@ -359,7 +365,7 @@ class FourierCurve:
     def _delta(self, epsilon: float) -> Bracket:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (delta_of(law, epsilon) for law in laws))
-        inverted = inverted_delta(self.unmerged or self.directions, epsilon)
+        inverted = inverted_delta(self.finer or self.directions, epsilon)
         return self._narrowed(inverted, 0.0, lambda: self._delta_by_lattice(epsilon))
 
     def _delta_by_lattice(self, epsilon: float) -> Bracket:
@@ -410,8 +416,8 @@ class FourierCurve:
             return inverted
 
     def _kept(self, what: str, at: float, compute: Callable[[], Bracket]) -> Bracket:
-        size = sum(len(direction.laws) for direction in (*self.directions, *self.unmerged))
-        question = (what, self.directions, self.unmerged, at, self.relative_width)
+        size = sum(len(direction.laws) for direction in (*self.directions, *self.finer))
+        question = (what, self.directions, self.finer, at, self.relative_width)
         return self.answers.get(question, compute, lambda _: size)
 
     @property

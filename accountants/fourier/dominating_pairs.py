@@ -46,7 +46,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     LossLaw,
     NormalMixtureLaw,
 )
-from affidavit.accountants.fourier.schedules import MOST_KINDS, Part, gathered
+from affidavit.accountants.fourier.schedules import MOST_CELLS, MOST_KINDS, Part, gathered
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     truncated_group_law,
@@ -115,18 +115,27 @@ class Direction:
         return sum(count for _, count in self.laws)
 
     @property
+    def ends(self) -> tuple[Direction, Direction]:
+        """The direction of ``laws`` alone, and of those that are ``attained``."""
+        counts = (count for _, count in self.laws)
+        return (
+            replace(self, attained=tuple(law for law, _ in self.laws)),
+            replace(self, laws=tuple(zip(self.attained, counts, strict=True))),
+        )
+
+    @property
     def gapped(self) -> bool:
         """Whether no pair of data sets attains some dominating law, so that brackets stay wide."""
         return any(law != other for (law, _), other in zip(self.laws, self.attained, strict=True))
 
 
 def directions(
-    event: Event, *, lots: Lots = "revealed", kinds: int = MOST_KINDS
+    event: Event, *, lots: Lots = "revealed", kinds: int = MOST_KINDS, cells: int = MOST_CELLS
 ) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition; ``lots`` as above.
 
     Those of visible lots bound from below alone. More than so many ``kinds`` of release are brought
-    together. Raises ``OutOfReach`` for a leaf outside the range
+    together in so many ``cells``. Raises ``OutOfReach`` for a leaf outside the range
     in which the bounds were verified.
     """
     parts = leaves(event)
@@ -134,7 +143,7 @@ def directions(
     if not parts:
         return ()
     sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
-    rest, cells = gathered(parts, kinds)
+    rest, together = gathered(parts, kinds, cells)
     result = []
     for side in sides:
         releases: list[Part] = []
@@ -145,7 +154,7 @@ def directions(
             law, attained, lost = _laws(leaf, side, lots)
             releases.append((law, attained, count))
             conceded += count * lost
-        releases += [cell.part(side) for cell in cells]
+        releases += [cell.part(side) for cell in together]
         result.append(
             Direction(
                 laws=tuple((law, count) for law, _, count in releases),

@@ -26,14 +26,13 @@ Reference: docs/theorems/direct-inversion.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, Unanswered
 from affidavit.accountants.fourier.tail_bounds import (
     Composition,
@@ -112,8 +111,10 @@ class Inversion:
             apart += count * abs(transform.centre)
         if not self._wrong.max() < 0.01:
             raise Unanswered
-        self._outside = sum(count * law.outside[0] for law, count in releases)
-        self._outside_q = sum(count * law.outside[1] for law, count in releases)
+        outside = [(count, *law.outside, law.signed) for law, count in releases]
+        self._outside = sum(count * p for count, p, _, _ in outside)
+        self._outside_q = sum(count * q for count, _, q, _ in outside)
+        self._added = sum(count * p for count, p, _, signed in outside if signed)
         self._order, self._log_moment = order, float(moments[0])
         self._sizes = sum(count * abs(m) for (_, count), m in zip(atoms, log_moments, strict=True))
         s = order + 1j * self._thetas
@@ -172,7 +173,7 @@ class Inversion:
         one, other = self._below(epsilon)
         result = self._scale(epsilon, -1.0) * max(0.0, total) - self._rounded * (one + other)
         result -= one - other * (1 - self._outside_q)
-        result -= sum(_exp(log - o * epsilon) for o, log in self._images)
+        result -= sum(_exp(log - o * epsilon) for o, log in self._images) + self._added
         return result if result > 0 else 0.0
 
     def crossing(self, delta: float, start: float) -> Bracket:
@@ -212,25 +213,28 @@ def inverted_epsilon(directions: Sequence[Direction], delta: float) -> Bracket |
     """ε (nats) at ``delta`` over all ``directions``; None where the method has no answer."""
     try:
         with np.errstate(all="ignore"):
-            return _worst_epsilon(directions, delta)
+            return _of_both_ends(directions, lambda ends: _worst_epsilon(ends, delta))
     except (Unanswered, ArithmeticError, ValueError):
         return None
 
 
 def inverted_delta(directions: Sequence[Direction], epsilon: float) -> Bracket | None:
     """δ at ``epsilon`` (nats) over all ``directions``; None where the method has no answer."""
-    best, unanswered = Bracket(lower=0.0, upper=0.0), []
-    with np.errstate(all="ignore"):
-        for direction in directions:
-            try:
-                best = best.larger(_delta(direction, epsilon))
-            except (Unanswered, ArithmeticError, ValueError):
-                unanswered.append(direction)
-        try:
-            ruled_out = all(_below(direction, epsilon, best.lower) for direction in unanswered)
-        except (Unanswered, ArithmeticError, ValueError):
-            return None
-    return best if ruled_out else None
+    try:
+        with np.errstate(all="ignore"):
+            return _of_both_ends(directions, lambda ends: _worst_delta(ends, epsilon))
+    except (Unanswered, ArithmeticError, ValueError):
+        return None
+
+
+def _of_both_ends(
+    directions: Sequence[Direction], bracket: Callable[[Sequence[Direction]], Bracket]
+) -> Bracket:
+    """The upper end of laws that dominate and the lower one of those that are attained."""
+    if not any(direction.gapped for direction in directions):
+        return bracket(directions)
+    above, below = zip(*(direction.ends for direction in directions), strict=True)
+    return Bracket(lower=bracket(below).lower, upper=bracket(above).upper)
 
 
 def _worst_epsilon(directions: Sequence[Direction], delta: float) -> Bracket:
@@ -292,6 +296,18 @@ def _delta(direction: Direction, epsilon: float) -> Bracket:
     return result
 
 
+def _worst_delta(directions: Sequence[Direction], epsilon: float) -> Bracket:
+    best, unanswered = Bracket(lower=0.0, upper=0.0), []
+    for direction in directions:
+        try:
+            best = best.larger(_delta(direction, epsilon))
+        except (Unanswered, ArithmeticError, ValueError):
+            unanswered.append(direction)
+    if not all(_below(direction, epsilon, best.lower) for direction in unanswered):
+        raise Unanswered
+    return best
+
+
 def _below(direction: Direction, epsilon: float, delta: float) -> bool:
     """Whether Chernoff's bound proves that δ at ``epsilon`` (nats) is at most ``delta``."""
     if delta == 0:
@@ -303,12 +319,8 @@ def _below(direction: Direction, epsilon: float, delta: float) -> bool:
 
 def _analytic(direction: Direction, delta: float) -> list[tuple[AnalyticLaw, int]]:
     """The laws on places that matter at ``delta``; raises ``Unanswered`` for other laws."""
-    result, rare = [], _SHARE * delta / direction.steps
-    for (law, count), attained in zip(direction.laws, direction.attained, strict=True):
-        if law != attained or not isinstance(law, NormalMixtureLaw):
-            raise Unanswered
-        result.append((AnalyticLaw.of(law, rare), count))
-    return result
+    rare = _SHARE * delta / direction.steps
+    return [(AnalyticLaw.of(law, rare), count) for law, count in direction.laws]
 
 
 def _ruled_out(releases: Releases, order: float, epsilon: float, delta: float) -> bool:

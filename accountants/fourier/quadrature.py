@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import ndtr, ndtri
 
+from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import Atoms, NormalMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw, NormalMixtureLaw
+from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
 
 Complex = NDArray[np.complex128]
 
@@ -85,7 +87,7 @@ class Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class AnalyticLaw:
+class AnalyticPart:
     """A law on the places between ``low`` and ``high``; ``outside`` are P's and Q's masses beyond.
 
     With A = 1 - q and B(x) = q e^{μx - μ²/2} a loss is log(A + B(z)), minus log(A + B(-z)), or
@@ -95,10 +97,9 @@ class AnalyticLaw:
     law: NormalMixtureLaw
     low: float
     high: float
-    outside: tuple[float, float]
 
     @classmethod
-    def of(cls, law: NormalMixtureLaw, rare: float) -> AnalyticLaw:
+    def of(cls, law: NormalMixtureLaw, rare: float) -> AnalyticPart:
         """With the places beyond which P has about the probability ``rare``, on either side.
 
         Raises ``Unanswered`` for sampling probabilities near 1.
@@ -109,11 +110,16 @@ class AnalyticLaw:
         # Rounded outward, so that plans of a sweep have the same places.
         low = math.floor(2 * min(mean - reach for mean, reach in ends)) / 2
         high = math.ceil(2 * max(mean + reach for mean, reach in ends)) / 2
+        return cls(law, low, high)
+
+    @property
+    def outside(self) -> tuple[float, float]:
+        """P's and Q's masses beyond the range, rounded up."""
         p, q = (
-            sum(w * float(ndtr(low - m) + ndtr(m - high)) for w, m in mixture) * (1 + 1e-9)
-            for mixture in (law.p_mixture, law.q_mixture)
+            sum(w * float(ndtr(self.low - m) + ndtr(m - self.high)) for w, m in mixture)
+            for mixture in (self.law.p_mixture, self.law.q_mixture)
         )
-        return cls(law, low, high, (p, q))
+        return p * (1 + 1e-9), q * (1 + 1e-9)
 
     @property
     def half(self) -> float:
@@ -135,52 +141,6 @@ class AnalyticLaw:
         density = sum(w * np.exp(-((z - m) ** 2) / 2) for w, m in self.law.p_mixture)
         weights = rule(points)[1] * (self.half / _SQRT_TAU * density)
         return Atoms(losses=self.law.loss(z), weights=weights)
-
-    def transform(self, orders: Array, thetas: Array, bar: float) -> Transform:
-        """The transform at the first of ``orders`` and ``thetas``, multiples of the second.
-
-        ``orders`` are (K,) and ``thetas`` (F,), both in 1/nat. ``bar`` is log of the error of the
-        rule that is allowed, relative to a moment of about 1.
-
-        Raises ``Unanswered`` where that takes too much work.
-        """
-        turned = np.zeros(orders.size)
-        turned[0] = thetas[-1]
-        logs, points = self.log_errors(orders, turned, bar)
-        if thetas.size * points > _MOST_WORK:
-            raise Unanswered
-        atoms = self.atoms(points)
-        exponents = np.outer(orders, atoms.losses)
-        peaks = exponents.max(axis=1)
-        exponents -= peaks[:, None]
-        shares = np.exp(exponents) * atoms.weights
-        totals = shares.sum(axis=1)
-        log_moments = peaks + np.log(totals)
-        shares /= totals[:, None]
-        own, moved = self._roundings(points, atoms.losses)
-        own = own + np.abs(exponents) + np.abs(orders)[:, None] * moved
-        rounded = (shares * own).sum(axis=1)
-        errors = np.exp(np.minimum(logs - log_moments, 0.0))
-        tilted = shares[0]
-        centre = float(tilted @ atoms.losses)
-        apart = atoms.losses - centre
-        far = np.abs(apart)
-        # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1, of at most this size.
-        size = np.minimum(2.0, thetas * float(tilted @ far))
-        roundings = (8.0 * (2 * _CHUNK + points / _CHUNK) + 64.0) * size
-        roundings += np.minimum(
-            4.0 * rounded[0], thetas * float((tilted * far) @ (own[0] + rounded[0]))
-        )
-        powers = 8.0 * (1 + math.log2(thetas.size))
-        roundings += thetas * float(tilted @ (moved + powers * far))
-        one = float(thetas[1]) if thetas.size > 1 else 0.0
-        return Transform(
-            _log1p(_turned(tilted, one * apart, thetas.size)),
-            1.01 * (2.0 * errors[0] + UNIT_ROUNDOFF * roundings),
-            log_moments,
-            errors + UNIT_ROUNDOFF * (128.0 + rounded),
-            centre,
-        )
 
     def log_errors(self, orders: Array, thetas: Array, bar: float) -> tuple[Array, int]:
         """log of what the rule's error in E[e^{sL}] is at most, for s = o ± iθ of each pair, (K,).
@@ -243,11 +203,11 @@ class AnalyticLaw:
         return largest[:, best] - points * rates[best], points
 
     def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
-        """Half lengths (nats) and weights of uniform laws, parts of the tilted law; (L,) each.
+        """Half lengths (nats) and weights of uniform laws, parts of e^{order · L - log_moment} P.
 
-        The density of the loss is that of z over the slope of the loss. On a cell it is at least
-        the least of the first, at either end, over the largest of the second; and where these
-        fall on either side of the largest, what lies above a height is one interval.
+        (L,) each. The density of the loss is that of z over the slope of the loss. On a cell it is
+        at least the least of the first, at either end, over the largest of the second; and where
+        these fall on either side of the largest, what lies above a height is one interval.
         """
         z = np.linspace(self.low, self.high, _LAYERS + 1)
         losses = self.law.loss(z)
@@ -284,7 +244,7 @@ class AnalyticLaw:
             case "replace":
                 return np.asarray(mu * (up / (a + up) + down / (a + down)))
 
-    def _roundings(self, points: int, losses: Array) -> tuple[Array, Array]:
+    def roundings(self, points: int, losses: Array) -> tuple[Array, Array]:
         """Roundings of a node's share, relative to it, and of its loss in nats, (points + 1,) each.
 
         Both are in units of ``UNIT_ROUNDOFF``. The slope of a loss is monotone in z, or even and
@@ -298,6 +258,138 @@ class AnalyticLaw:
         apart = 480.0 * self.law.sampling_probability if self.law.kind == "replace" else 0.0
         moved = 32.0 * np.abs(losses) + 8.0 * reach * np.minimum(2.0 * beside, 2.0 * mu) + apart
         return 128.0 + 4.0 * reach * (np.abs(z) + mu), moved
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyticLaw:
+    """A weighted sum of laws on ranges of places, of which some may have negative weights.
+
+    It is nowhere negative, and no less than the sum that ``least`` weighs.
+    """
+
+    parts: tuple[tuple[AnalyticPart, float], ...]
+    least: tuple[tuple[AnalyticPart, float], ...]
+
+    @classmethod
+    def of(cls, law: LossLaw, rare: float) -> AnalyticLaw:
+        """``law`` but for places that have about the probability ``rare`` on either side.
+
+        Raises ``Unanswered`` for laws that are no such sum, and sampling probabilities near 1.
+        """
+        match law:
+            case NormalMixtureLaw():
+                own = ((AnalyticPart.of(law, rare), 1.0),)
+                return cls(own, own)
+            case RevealedMixtureLaw(first=first, second=second, weight=weight):
+                sums = [
+                    (cls.of(one, rare / w), w) for one, w in ((first, 1 - weight), (second, weight))
+                ]
+                parts, least = (
+                    tuple((part, w * own) for one, w in sums for part, own in getattr(one, which))
+                    for which in ("parts", "least")
+                )
+                return cls(parts, least)
+            case ExtrapolatedLaw(lower=lower, near=near, share=share, least=least):
+                above, below = AnalyticPart.of(near, rare), AnalyticPart.of(lower, rare)
+                # Where the law of ``near`` is left out, nothing is taken from it.
+                low, high = lower.place(near.loss(np.array([above.low, above.high])))
+                below = replace(below, low=max(low, below.low), high=min(high, below.high))
+                return cls(((above, 1 + share), (below, -share)), ((above, least),))
+            case _:
+                raise Unanswered
+
+    @property
+    def outside(self) -> tuple[float, float]:
+        """At least P's and Q's masses that are left out of the parts."""
+        p = q = 0.0
+        for part, weight in self.parts:
+            beyond = part.outside
+            p, q = p + abs(weight) * beyond[0], q + abs(weight) * beyond[1]
+        return p, q
+
+    @property
+    def signed(self) -> bool:
+        """Whether a part is subtracted, so that what is left out may add to the law."""
+        return any(weight < 0 for _, weight in self.parts)
+
+    def atoms(self, points: int) -> Atoms:
+        """The law on the places of rules with so many intervals, in no order."""
+        atoms = [(part.atoms(points), weight) for part, weight in self.parts]
+        return Atoms(
+            losses=np.concatenate([one.losses for one, _ in atoms]),
+            weights=np.concatenate([weight * one.weights for one, weight in atoms]),
+        )
+
+    def transform(self, orders: Array, thetas: Array, bar: float) -> Transform:
+        """The transform at the first of ``orders`` and ``thetas``, multiples of the second.
+
+        ``orders`` are (K,) and ``thetas`` (F,), both in 1/nat. ``bar`` is log of the error of the
+        rule that is allowed, relative to a moment of about 1.
+
+        Raises ``Unanswered`` where that takes too much work.
+        """
+        turned = np.zeros(orders.size)
+        turned[0] = thetas[-1]
+        rules = [
+            (part, weight, *part.log_errors(orders, turned, bar)) for part, weight in self.parts
+        ]
+        if thetas.size * sum(points for *_, points in rules) > _MOST_WORK:
+            raise Unanswered
+        nodes = [(part.atoms(points), weight) for part, weight, _, points in rules]
+        losses = np.concatenate([atoms.losses for atoms, _ in nodes])
+        weights = np.concatenate([weight * atoms.weights for atoms, weight in nodes])
+        own, moved = np.concatenate(
+            [
+                part.roundings(points, atoms.losses)
+                for (part, *_, points), (atoms, _) in zip(rules, nodes, strict=True)
+            ],
+            axis=1,
+        )
+        logs = np.logaddexp.reduce([log + math.log(abs(weight)) for _, weight, log, _ in rules])
+        exponents = np.outer(orders, losses)
+        peaks = exponents.max(axis=1)
+        exponents -= peaks[:, None]
+        shares = np.exp(exponents) * weights
+        totals = shares.sum(axis=1)
+        log_moments = peaks + np.log(totals)
+        shares /= totals[:, None]
+        own = own + np.abs(exponents) + np.abs(orders)[:, None] * moved
+        tilted, sizes = shares[0], np.abs(shares)
+        rounded = (sizes * own).sum(axis=1)
+        errors = np.exp(np.minimum(logs - log_moments, 0.0))
+        centre = float(tilted @ losses)
+        apart = losses - centre
+        far = np.abs(apart)
+        # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1, of at most this size.
+        most = float(sizes[0].sum())
+        size = np.minimum(2.0 * most, thetas * float(sizes[0] @ far))
+        roundings = (8.0 * (2 * _CHUNK + losses.size / _CHUNK) + 64.0) * size
+        roundings += np.minimum(
+            2.0 * (1.0 + most) * rounded[0],
+            thetas * float((sizes[0] * far) @ (own[0] + rounded[0])),
+        )
+        powers = 8.0 * (1 + math.log2(thetas.size))
+        roundings += thetas * float(sizes[0] @ (moved + powers * far))
+        one = float(thetas[1]) if thetas.size > 1 else 0.0
+        return Transform(
+            _log1p(_turned(tilted, one * apart, thetas.size)),
+            1.01 * (2.0 * errors[0] + UNIT_ROUNDOFF * roundings),
+            log_moments,
+            errors + UNIT_ROUNDOFF * (128.0 + rounded),
+            centre,
+        )
+
+    def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
+        """Half lengths (nats) and weights of uniform laws, parts of the tilted law; (L,) each."""
+        halves, weights = zip(
+            *(
+                part.layers(order, log_moment - math.log(weight))
+                for part, weight in self.least
+                if weight > 0
+            ),
+            strict=True,
+        )
+        return np.concatenate(halves), np.concatenate(weights)
 
 
 def _turned(shares: Array, angles: Array, count: int) -> Complex:

@@ -44,8 +44,8 @@ from affidavit.plan import (
 
 MOST_KINDS, MOST_INVERTED = 250, 2000
 """Kinds of release that are accounted one by one, and without a lattice."""
-MOST_CELLS = 64
-"""Of a run that has more, the sets of them that are bracketed together."""
+MOST_CELLS, FINER_CELLS = 64, 256
+"""Of a run that has more, the sets of them that are bracketed together, with and without one."""
 _CHORD, _REMAINDER = 0.1, 1.0
 """What a span of log noise or log rate costs along a chord, and where it is rounded."""
 _ROUNDING = 1e-9
@@ -75,6 +75,11 @@ class ExtrapolatedLaw:
     def ceiling(self) -> float:
         """No loss of either exceeds this (nats)."""
         return max(self.lower.ceiling, self.near.ceiling)
+
+    @property
+    def least(self) -> float:
+        """The law is at least so many times that of ``near``; not negative where it is of use."""
+        return 1 + self.share - self.share * _densest(self.lower, self.near)
 
     def atoms(self) -> Atoms:
         """The law under P, about, for parameters."""
@@ -138,12 +143,14 @@ def fewer(parts: Releases) -> Releases:
     return [*rest, *(cell.worst() for cell in cells)]
 
 
-def gathered(parts: Releases, most: int = MOST_KINDS) -> tuple[Releases, list[Cell]]:
+def gathered(
+    parts: Releases, kinds: int = MOST_KINDS, cells: int = MOST_CELLS
+) -> tuple[Releases, list[Cell]]:
     """The releases to account for one by one, and cells of those to bracket together.
 
-    There are cells only where there are more than ``most`` kinds of release.
+    There are so many ``cells``, and only of more than so many ``kinds`` of release.
     """
-    if len(parts) <= most:
+    if len(parts) <= kinds:
         return parts, []
     rest: list[tuple[Leaf | RepeatAndSelect, int]] = []
     precisions: list[float] = []
@@ -160,7 +167,7 @@ def gathered(parts: Releases, most: int = MOST_KINDS) -> tuple[Releases, list[Ce
         # Gaussian releases are one, whose μ² is the sum of theirs.
         total = math.fsum(precisions) * (1 + 1e-14)
         rest.append((Gaussian(noise_multiplier=1 / math.sqrt(total)), 1))
-    return rest, _cells(pairs)
+    return rest, _cells(pairs, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +253,10 @@ class Cell:
         chord = RevealedMixtureLaw(first=first, second=second, weight=1 - rest * (1 - _ROUNDING))
         shares = (places - place_of(near)) / (place_of(near) - place_of(lower))
         share = self._mean(np.log(shares)) * (1 - 2 * _ROUNDING)
-        if kind == "replace" or share * _densest(lower, near) > 1 + share:
+        line = ExtrapolatedLaw(lower=lower, near=near, share=share)
+        if kind == "replace" or line.least < 0:
             return chord, below, count
-        return chord, ExtrapolatedLaw(lower=lower, near=near, share=share), count
+        return chord, line, count
 
     @staticmethod
     def _ends(places: Array) -> tuple[float, float, float] | None:
@@ -265,13 +273,13 @@ class Cell:
         return math.exp(float(self.counts @ logarithms) / float(self.counts.sum()))
 
 
-def _cells(pairs: dict[SubsampledPair, list[tuple[float, float, int]]]) -> list[Cell]:
+def _cells(pairs: dict[SubsampledPair, list[tuple[float, float, int]]], most: int) -> list[Cell]:
     heap: list[tuple[float, int, Cell]] = []
     for pair, releases in pairs.items():
         cell = Cell(pair, *np.array(releases, dtype=np.float64).T)
         heapq.heappush(heap, (-max(cell.costs), len(heap), cell))
     number = len(heap)
-    while len(heap) < MOST_CELLS and heap and heap[0][0] < 0:
+    while len(heap) < most and heap and heap[0][0] < 0:
         _, _, widest = heapq.heappop(heap)
         for cell in widest.halves():
             number += 1

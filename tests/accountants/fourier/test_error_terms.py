@@ -33,8 +33,8 @@ from affidavit.accountants.fourier.discretized_pld import (
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
 from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw, NormalPair
-from affidavit.accountants.fourier.quadrature import AnalyticLaw
+from affidavit.accountants.fourier.privacy_loss import NormalPair
+from affidavit.accountants.fourier.quadrature import AnalyticPart
 from affidavit.accountants.fourier.refinement import located, located_in_strata
 from affidavit.accountants.fourier.transform import ComposedTransform, Window
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
@@ -323,23 +323,20 @@ def test_a_wrong_probability_of_a_full_lot_is_caught(monkeypatch: Patch) -> None
 
 def fewer_places(patch: Patch, *, counted: bool) -> None:
     """Places that hold all but some 1e-8 of a release."""
-    true = AnalyticLaw.of.__func__  # type: ignore[attr-defined]
-
-    def of(cls: Any, law: NormalMixtureLaw, _: float) -> AnalyticLaw:
-        one: AnalyticLaw = true(cls, law, 1e-8)
-        return one if counted else replace(one, outside=(0.0, 0.0))
-
-    patch.setattr(AnalyticLaw, "of", classmethod(of))
+    true = AnalyticPart.of.__func__  # type: ignore[attr-defined]
+    patch.setattr(AnalyticPart, "of", classmethod(lambda cls, law, _: true(cls, law, 1e-8)))
+    if not counted:
+        patch.setattr(AnalyticPart, "outside", (0.0, 0.0))
 
 
 def coarse_rule(patch: Patch, *, counted: bool) -> None:
     """A rule of 32 intervals, too few for a bound of its error to be of use."""
     log_error = 3.0 if counted else -60.0
 
-    def log_errors(_: AnalyticLaw, orders: Array, *__: object) -> tuple[Array, int]:
+    def log_errors(_: AnalyticPart, orders: Array, *__: object) -> tuple[Array, int]:
         return np.full(orders.size, log_error), 32
 
-    patch.setattr(AnalyticLaw, "log_errors", log_errors)
+    patch.setattr(AnalyticPart, "log_errors", log_errors)
 
 
 def early_end(patch: Patch, *, counted: bool) -> None:

@@ -34,9 +34,11 @@ def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> Compo
     )
 
 
-def in_cells(event: Composed, kinds: int = schedules.MOST_KINDS) -> FourierCurve:
+def in_cells(
+    event: Composed, kinds: int = schedules.MOST_KINDS, cells: int = schedules.MOST_CELLS
+) -> FourierCurve:
     """The curve with more than so many kinds of release brought together."""
-    return FourierAccountant()._curve(event).of(directions(event, kinds=kinds))
+    return FourierAccountant()._curve(event).of(directions(event, kinds=kinds, cells=cells))
 
 
 def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
@@ -50,11 +52,12 @@ def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
     return sigmas, rates
 
 
-@pytest.mark.ordinary("*-both")
+@pytest.mark.ordinary("*-both", "False-*")
 @pytest.mark.parametrize("kind", ["noise", "rate", "both"])
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("lattice", [True, False])
 def test_brackets_hold_the_run_taken_release_by_release(
-    kind: str, pair: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, pair: str, lattice: bool
 ) -> None:
     rng = np.random.default_rng(["noise", "rate", "both"].index(kind))
     sigmas, rates = spread(rng, kind, 8)
@@ -62,8 +65,8 @@ def test_brackets_hold_the_run_taken_release_by_release(
     delta = float(10 ** rng.uniform(-9, -3))
     exact = FourierAccountant().curve(event).epsilon(delta)
     for cells in (1, 4):
-        monkeypatch.setattr(schedules, "MOST_CELLS", cells)
-        together = in_cells(event, kinds=2).epsilon(delta)
+        curve = in_cells(event, kinds=2, cells=cells)
+        together = curve._epsilon_by_lattice(delta) if lattice else curve.epsilon(delta)
         assert together.lower <= exact.upper
         assert together.upper >= exact.lower
         assert cells == 1 or 0.2 * exact.lower < together.lower
@@ -72,14 +75,13 @@ def test_brackets_hold_the_run_taken_release_by_release(
 
 @pytest.mark.ordinary("noise")
 @pytest.mark.parametrize("kind", ["noise", "rate"])
-def test_more_cells_and_chords_leave_less_open(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cells_and_chords_leave_less_open(kind: str) -> None:
     place = np.linspace(0.0, 0.6, 260)
     sigmas = np.exp(place) if kind == "noise" else np.ones(260)
     rates = 0.01 * np.exp(place) if kind == "rate" else np.full(260, 0.01)
     widths = []
     for cells in (3, 9):
-        monkeypatch.setattr(schedules, "MOST_CELLS", cells)
-        bracket = in_cells(run(sigmas, rates, np.full(260, 20))).epsilon(1e-6)
+        bracket = in_cells(run(sigmas, rates, np.full(260, 20)), cells=cells).epsilon(1e-6)
         widths.append(bracket.width / bracket.upper)
     # A cell's rounding would cost a fourth of its span in either direction, and so much of ε.
     assert widths[1] < 0.4 * widths[0]
@@ -200,5 +202,5 @@ def test_runs_of_the_same_cells_have_answers_of_their_own() -> None:
         FourierAccountant()._curve(run(np.geomspace(0.7, 1.4, 260), np.full(260, q), [4] * 260))
         for q in (0.01, 0.011)
     )
-    other = dataclasses.replace(first, unmerged=second.unmerged)
+    other = dataclasses.replace(first, finer=second.finer)
     assert first.epsilon(1e-6).upper < other.epsilon(1e-6).lower
