@@ -71,6 +71,7 @@ def with_examples(document: Schema) -> Schema:
 def _examples() -> dict[str, Schema]:
     """An example of each model that is a body or an answer, and of a problem of each status."""
     recorded = json.loads(RECORDED.read_bytes())
+    recorded["RunPage"] = {"items": [recorded["Run"]], "next": None}
     for status, (code, meaning) in _STATUSES.items():
         recorded[f"Problem{status}"] = {
             "type": f"/problems/{code}",
@@ -152,7 +153,6 @@ _STATUSES = {
     ),
 }
 """A code of each status, for its example, and what the status means."""
-_MEANINGS = {status: meaning for status, (_, meaning) in _STATUSES.items()}
 _CHALLENGE = {
     "WWW-Authenticate": {
         "schema": {"type": "string"},

@@ -20,6 +20,7 @@ as a requester, so that others must give the approvals that it requires.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -54,8 +55,9 @@ from affidavit.service.lifecycle.models import (
     RevocationRequest,
 )
 from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
+from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import insert_logged, logged
-from affidavit.service.log.entry_types import approval_entry, revocation_entry
+from affidavit.service.log.entry_types import ENTRY_TYPES, approval_entry, revocation_entry
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.teams import acting_for
@@ -116,7 +118,7 @@ def _issue(
     collected = Approvals(required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
-    _require_logged(connection, pending)
+    _require_logged(connection, pending.id)
     key = keyring.current()
     if key.public.development is not pending.untrusted:
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
@@ -138,12 +140,14 @@ def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:
         )
 
 
-def _require_logged(connection: Connection, pending: StoredCertificate) -> None:
-    """Raise ``LogDamaged`` for a decision that is not in the log."""
-    entries = logged(connection, pending.id)
-    for row in connection.execute(_rows_of(approvals, pending)):
-        if approval_entry(row).content.decode() not in entries:
-            raise LogDamaged(f"the approval of {pending.id} by {row.approver} was not logged")
+def _require_logged(connection: Connection, certificate_id: str) -> None:
+    """Raise ``LogDamaged`` where a decision was added, or one that was logged is gone."""
+    entries = [json.loads(content) for content in logged(connection, certificate_id)]
+    for kind in (entry for entry in ENTRY_TYPES if entry.table in (approvals, revocations)):
+        query = select(kind.table).where(kind.table.c.certificate_id == certificate_id)
+        stored = sorted(map(kind.of_row, connection.execute(query)))
+        if stored != sorted(filter(None, map(kind.of_entry, entries))):
+            raise LogDamaged(f"the decisions about {certificate_id} are not those that were logged")
 
 
 def _require_decidable(
@@ -327,12 +331,13 @@ def _is_reissuable(certificate: StoredCertificate) -> bool:
 def history(engine: Engine, certificate_id: str) -> list[Issue]:
     """Every issue of a certificate, latest first, trusted before untrusted ones.
 
-    Raises ``Problem`` if there is none.
+    Raises ``Problem`` if there is none, and ``LogDamaged`` for decisions that are not as logged.
     """
-    with engine.connect() as connection:
+    with snapshot(engine) as connection:
         stored = issues(connection, certificate_id)
         if not stored:
             raise no_such(certificate_id)
+        _require_logged(connection, certificate_id)
         return [_with_decisions(connection, issue) for issue in stored]
 
 
