@@ -116,20 +116,23 @@ def statement(
 
 
 def is_readable(predicate: Mapping[str, Any]) -> bool:
-    """Whether verdict, guarantee and requester have the form that ``statement`` gives them."""
+    """Whether what is read of every certificate has the form that ``statement`` gives it."""
     verdict, guarantee = predicate["verdict"], predicate["guarantee"]
     if verdict not in get_args(Verdict) or not isinstance(predicate.get("requester"), str):
         return False
-    if guarantee is None:
-        return bool(verdict != "certified")
     try:
+        if not all(isinstance(item["code"], str) for item in predicate["obligations"]):
+            return False
+        if guarantee is None:
+            return bool(verdict != "certified")
         bounds = [guarantee[name][end] for name in ("epsilon", "delta") for end in _ENDS]
+        bounds.append("0" if guarantee["mu"] is None else guarantee["mu"])
         if not all(isinstance(text, str) for text in (guarantee["adjacency"], *bounds)):
             return False
-        epsilon_lower, epsilon_upper, delta_lower, delta_upper = map(float, bounds)
+        epsilon_lower, epsilon_upper, delta_lower, delta_upper, mu = map(float, bounds)
     except (KeyError, TypeError, ValueError):
         return False
-    ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper
+    ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper and mu >= 0
     # What was refused or is undecided may have no finite bound.
     open_ended = verdict in ("refused", "undecided")
     return ordered and (open_ended or (epsilon_upper < math.inf and delta_upper < 1))
@@ -139,18 +142,20 @@ _ENDS = ("lower", "upper")
 
 
 def follows_from_plan(predicate: Mapping[str, Any]) -> bool:
-    """Whether what is certified meets the plan's target, and σ_joint is of the noise stated.
+    """Whether what is certified is of the plan's neighbours, its noise, and within its target.
 
     Only the accountants can tell more. A plan that this release cannot read is passed over.
     """
     try:
         if predicate["guarantee"] is None:
             return True
-        plan = certified_plan(dict(predicate))
+        plan, guarantee = certified_plan(dict(predicate)), predicate["guarantee"]
+        if (guarantee["adjacency"], guarantee["unit"]) != (plan.adjacency, plan.dataset.unit):
+            return False
         if predicate["verdict"] == "certified":
             for name in ("epsilon", "delta"):
                 target = getattr(plan.target, name)
-                bound = float(predicate["guarantee"][name]["upper"])
+                bound = float(guarantee[name]["upper"])
                 if target is not None and bound > float(decimal_up(target)):
                     return False
         stated = predicate["noise_multiplier"]["joint"]

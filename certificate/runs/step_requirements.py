@@ -189,7 +189,7 @@ def certified_plan(predicate: dict[str, Any]) -> Plan:
             plan = with_steps(plan, int(entry["steps"]))
         if plan.asks_for_noise:
             plan = _with_noise(plan, predicate["noise_multiplier"]["releases"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PlanNotClosed(
             f"the certificate does not say what its plan left open ({error})"
         ) from None
@@ -211,6 +211,8 @@ def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:
     required = {
         (entry.get("phase", 0), entry["name"]): float(entry["required"]) for entry in solved
     }
+    if not all(0 < sigma < math.inf for sigma in required.values()):
+        raise ValueError("a noise multiplier is positive")
     return plan.with_noise_multipliers(
         lambda index, release: None if release.has_noise else required[index, release.name]
     )

@@ -74,9 +74,11 @@ def test_each_phase_has_the_noise_of_its_own_entries(plan_of: PlanOf) -> None:
         "noise_multiplier": {"releases": entries},
     }
     assert sigmas(certified_plan(predicate)) == [[30.0, 30.0], [7.0, 8.25], [6.0, 9.5]]
-    del entries[0]
-    with pytest.raises(PlanNotClosed):
-        certified_plan(predicate)
+    sigma = entries.pop(0)
+    for instead in ([], [7], [{**sigma, "required": "inf"}], [{**sigma, "required": 0}]):
+        predicate["noise_multiplier"] = {"releases": entries + instead}
+        with pytest.raises(PlanNotClosed):
+            certified_plan(predicate)
 
 
 @pytest.mark.parametrize(

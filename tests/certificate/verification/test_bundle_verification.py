@@ -20,7 +20,9 @@ from affidavit.plan import Plan, canonical_json
 GUARANTEE = {
     "epsilon": {"lower": "1", "upper": "2"},
     "delta": {"lower": "1e-5", "upper": "1e-5"},
-    "adjacency": "add_remove",
+    "adjacency": "zero_out",
+    "unit": "example",
+    "mu": None,
 }
 
 
@@ -180,6 +182,10 @@ def test_step_4_the_right_key_id_on_another_keys_signature(
         {"guarantee": {**GUARANTEE, "epsilon": {"lower": "-1", "upper": "1"}}},
         {"guarantee": {**GUARANTEE, "epsilon": {"lower": "1", "upper": "1e400"}}},
         {"guarantee": {**GUARANTEE, "delta": {"lower": "1", "upper": "1"}}},
+        {"guarantee": {**GUARANTEE, "mu": "-1"}},
+        {"guarantee": {**GUARANTEE, "mu": 1}},
+        {"obligations": None},
+        {"obligations": [{"code": 7}]},
     ],
 )
 def test_step_5_statement(
@@ -216,6 +222,8 @@ def test_step_7_another_plan(
         },
         {"noise_multiplier": {"joint": "0.335", "releases": []}},
         {"noise_multiplier": None},
+        {"guarantee": {**GUARANTEE, "adjacency": "add_remove"}},
+        {"guarantee": {**GUARANTEE, "unit": "user"}},
     ],
 )
 def test_step_7_numbers_that_the_plan_cannot_have(
