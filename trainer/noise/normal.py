@@ -50,50 +50,40 @@ def standard_normal(
     ``raw_words`` does; a stream has 2.3e10 pairs.
     """
     out = torch.empty(math.prod(shape), dtype=torch.float32, device=device)
-    for piece in pieces(
-        key, step=step, counts={tensor: len(out)}, device=device, firsts={tensor: first}
-    ):
+    spans = {tensor: range(first, first + len(out))}
+    for piece in pieces(key, step=step, spans=spans, device=device):
         out[piece.first : piece.first + len(piece.variates)] = piece.variates
     return out.view(tuple(shape))
 
 
 class Piece(NamedTuple):
-    """Variates ``first``, ``first`` + 1, ... of a tensor; theirs is the place of the next piece."""
+    """Variates of a tensor; ``first`` is how many of its span come before them."""
 
     tensor: int
     first: int
     variates: Tensor
 
 
-def pieces(
-    key: bytes,
-    *,
-    step: int,
-    counts: Mapping[int, int],
-    device: str = "cpu",
-    firsts: Mapping[int, int] | None = None,
-) -> Iterator[Piece]:
-    """The variates of several tensors, as many of each as ``counts`` says, in pieces.
-
-    Those of a tensor begin with the variate of its stream that ``firsts`` says, or with its first.
+def pieces(key: bytes, *, step: int, spans: Mapping[int, range], device: str) -> Iterator[Piece]:
+    """The variates of several tensors, of each tensor's stream those in its span, in pieces.
 
     A piece is still in the cache when it is added to something, and no more memory is needed
     than for one. Small tensors, of which a model has many, are transformed together.
     """
     at_once = GROUPS.get(torch.device(device).type, MOST_GROUPS)
-    begin = {tensor: (firsts or {}).get(tensor, 0) for tensor in counts}
     groups = {
-        tensor: range(begin[tensor] // GROUP, -(-(begin[tensor] + count) // GROUP))
-        for tensor, count in counts.items()
-        if count
+        tensor: range(span.start // GROUP, -(-span.stop // GROUP))
+        for tensor, span in spans.items()
+        if span
     }
     maker = _Maker.of(min(at_once, sum(map(len, groups.values()))), device)
     for runs in _runs(groups, at_once):
         parts = maker.made(key, step, runs)
         for run, part in zip(runs, parts, strict=True):
             # The first group may begin before the first variate that is wanted.
-            first = GROUP * run.first - begin[run.tensor]
-            variates = part.view(-1)[max(0, -first) : counts[run.tensor] - first]
+            span = spans[run.tensor]
+            first = GROUP * run.first - span.start
+            variates = part.view(-1)[max(0, -first) : len(span) - first]
             yield Piece(run.tensor, max(0, first), variates)
 
 

@@ -29,10 +29,11 @@ Coefficients = Callable[[int], Sequence[float]]
 """From a step to a_0, a_1, ...: the number of now first, then those of the past."""
 
 
-def recurrence_of(strategy: Strategy) -> Recurrence:
-    """The recurrence of ``strategy.streaming``; a clip schedule does not change it.
+def recurrence_of(strategy: Strategy) -> Recurrence | None:
+    """The recurrence of ``strategy.streaming``; None where w_t is z_t, bit for bit.
 
-    Raises ``TooLarge`` where a matrix is needed and has too many rows.
+    A clip schedule does not change it. Raises ``TooLarge`` where a matrix is needed and has too
+    many rows.
     """
     strategy = strategy.injected
     streaming = strategy.streaming
@@ -40,7 +41,9 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
     column = _without_last_zeros(provided) if provided else ()
     match streaming.form:
         case "independent":
-            return lambda _step, z, _state: z
+            return None
+        case "moving_average" | "autoregressive" if column == (1.0,) and not streaming.scaled:
+            return None
         case "moving_average":
             average = _moving_average(lambda _: column, len(column) - 1)
             return _scaled(average, strategy, column[0]) if streaming.scaled else average
@@ -56,19 +59,6 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
             return _rows(strategy)
         case form:
             assert_never(form)
-
-
-def leaves_as_it_is(strategy: Strategy) -> bool:
-    """Whether w_t is z_t, bit for bit, and no state is kept."""
-    streaming = strategy.injected.streaming
-    match streaming.form:
-        case "independent":
-            return True
-        case "moving_average" | "autoregressive":
-            first, *past = streaming.coefficients
-            return first == 1 and not any(past) and not streaming.scaled
-        case _:
-            return False
 
 
 def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:

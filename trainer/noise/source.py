@@ -36,7 +36,7 @@ from torch import Tensor
 from affidavit.mechanisms.strategies import Strategy, identity
 from affidavit.trainer.noise.grid import add_on_grid
 from affidavit.trainer.noise.normal import pieces, standard_normal
-from affidavit.trainer.noise.recurrence import leaves_as_it_is, recurrence_of
+from affidavit.trainer.noise.recurrence import recurrence_of
 
 
 class WrongState(ValueError):
@@ -115,9 +115,8 @@ class NoiseSource:
         self._strategy = identity(1) if strategy is None else strategy
         self._most = None if strategy is None else strategy.steps
         self._recurrence = recurrence_of(self._strategy)
-        self._is_z = leaves_as_it_is(self._strategy)
         self._device, self._dtype, self._exact = device, dtype, exact
-        if exact and not self._is_z:
+        if exact and self._recurrence is not None:
             raise ValueError("exact noise needs independent noise; remove exact")
         self._kept: dict[str, list[Tensor]] = {name: [] for name in tensors}
         self._step = 0
@@ -154,15 +153,14 @@ class NoiseSource:
                 for place, (name, tensor) in enumerate(self._tensors.items()):
                     self._add_exactly(at, place, tensor, sums[name], scales[name])
                 return
-            if self._is_z and all(
+            if self._recurrence is None and all(
                 sums[name].is_contiguous() and tensor.columns is None
                 for name, tensor in self._tensors.items()
             ):
                 self._add_pieces(at, sums, scales)
                 return
             for place, (name, tensor) in enumerate(self._tensors.items()):
-                noise = self._recurrence(at, self._z(at, place, tensor), self._kept[name])
-                sums[name].add_(noise, alpha=scales[name])
+                sums[name].add_(self._w(at, place, name, tensor), alpha=scales[name])
 
     def pass_over(self) -> None:
         """Skip a step whose release a crash lost: its noise enters the state and no sum.
@@ -174,11 +172,11 @@ class NoiseSource:
         """
         self._require_left()
         at, self._step = self._step, self._step + 1
-        if self._is_z:
+        if self._recurrence is None:
             return
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
-                self._recurrence(at, self._z(at, place, tensor), self._kept[name])
+                self._w(at, place, name, tensor)
 
     def _require_left(self) -> None:
         if self._most is not None and self._step >= self._most:
@@ -188,7 +186,7 @@ class NoiseSource:
         """σ_g C_g of every tensor, as it is added."""
         return {name: tensor.scale for name, tensor in self._tensors.items()}
 
-    def _z(self, at: int, place: int, tensor: TensorNoise) -> Tensor:
+    def _w(self, at: int, place: int, name: str, tensor: TensorNoise) -> Tensor:
         drawn = standard_normal(
             self._key,
             step=at,
@@ -197,7 +195,8 @@ class NoiseSource:
             device=self._device,
             first=tensor.first,
         )
-        return _of_columns(drawn, tensor).to(self._dtype)
+        z = _of_columns(drawn, tensor).to(self._dtype)
+        return z if self._recurrence is None else self._recurrence(at, z, self._kept[name])
 
     def _add_exactly(
         self, at: int, place: int, tensor: TensorNoise, total: Tensor, scale: float
@@ -212,11 +211,11 @@ class NoiseSource:
     def _add_pieces(self, at: int, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> None:
         """The same where the noise is z itself: no tensor is ever written in full."""
         into = [(sums[name].view(-1), scales[name]) for name in self._tensors]
-        counts = {place: len(sums) for place, (sums, _) in enumerate(into)}
-        firsts = {place: tensor.first for place, tensor in enumerate(self._tensors.values())}
-        for place, first, z in pieces(
-            self._key, step=at, counts=counts, device=self._device, firsts=firsts
-        ):
+        spans = {
+            place: range(tensor.first, tensor.first + len(into[place][0]))
+            for place, tensor in enumerate(self._tensors.values())
+        }
+        for place, first, z in pieces(self._key, step=at, spans=spans, device=self._device):
             flat, scale = into[place]
             flat[first : first + len(z)].add_(z.to(self._dtype), alpha=scale)
 

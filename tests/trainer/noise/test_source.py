@@ -34,7 +34,7 @@ from affidavit.mechanisms.strategies.toeplitz import (
 from affidavit.plan import Noise, noise_forms
 from affidavit.trainer.noise import normal
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.noise.recurrence import leaves_as_it_is
+from affidavit.trainer.noise.recurrence import recurrence_of
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 
 KEY = bytes(range(32))
@@ -260,4 +260,4 @@ def test_noise_in_pieces_is_the_noise_of_each_tensor(monkeypatch: pytest.MonkeyP
 def test_noise_is_taken_as_it_is_drawn_only_where_that_is_certified(name: str) -> None:
     strategy = STRATEGIES[name]
     same = np.array_equal(strategy.noise_matrix(), np.eye(STEPS))
-    assert leaves_as_it_is(strategy) == same
+    assert (recurrence_of(strategy) is None) == same

@@ -33,6 +33,7 @@ NOISES: list[dict[str, Any]] = [
 def injected(strategy: Strategy) -> np.ndarray:
     """N by running the recurrence that the run's noise is made by on unit vectors."""
     step, stored = recurrence_of(strategy), []  # type: ignore[var-annotated]
+    assert step is not None
     units = torch.eye(strategy.steps, dtype=torch.float64)
     return np.stack([step(t, units[t], stored).numpy() for t in range(strategy.steps)])
 
