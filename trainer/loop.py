@@ -314,9 +314,10 @@ class Run:
                         f"stopped on request before step {step + 1} of {steps}; continue with "
                         "--resume.",
                     )
-                loss = _Loss(self.shows_private)
+                losses: list[Tensor] = []
+                seen = losses.append if self.shows_private else lambda _: None
                 try:
-                    records = training.step(step, secrets.ratchet, loss.see)
+                    records = training.step(step, secrets.ratchet, seen)
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
@@ -328,7 +329,7 @@ class Run:
                     raise
                 secrets = self.taken(training, step, records, secrets, due)
                 if show is not None:
-                    show(step + 1, loss.mean)
+                    show(step + 1, float(torch.cat(losses).mean()) if losses else None)
         return self.ended_by("completed", training)
 
     def charged(
@@ -445,24 +446,6 @@ def _require_certified(config: RunConfig, charged: int) -> None:
             "too_many_steps",
             f"{charged} steps were charged, but only {config.execution.steps} are certified.",
         )
-
-
-class _Loss:
-    """The mean loss of a step's records, where it may be shown at all."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown, self._sum, self._records = shown, 0.0, 0
-
-    def see(self, losses: Tensor) -> None:
-        """The losses of one microbatch."""
-        if self._shown:
-            self._sum += float(losses.sum())
-            self._records += len(losses)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean; None if it may not be shown, or there was no record."""
-        return self._sum / self._records if self._records else None
 
 
 @contextmanager

@@ -99,12 +99,13 @@ def main(
         _stop(f"--run {run[:80]!r} is not a run id.")
     if gpu and hosts == 1:  # the nodes of a Ray cluster have GPUs where this process has none
         _require_cuda(processes)
+    key, trusted = _keys(keys or [])
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
         outputs=outputs.resolve(),
-        key=_signing_key(),
-        keys=_trusted_keys(keys or []),
+        key=key,
+        keys=trusted,
         lease=lease,
         own_code=own_code,
         files=tuple(path.resolve() for path in files or ()),
@@ -196,23 +197,16 @@ def _source(server: str, token: str | None) -> RunQueueClient:
     return RunQueueClient(server, token)
 
 
-def _signing_key() -> SigningPort:
+def _keys(trusted: list[Path]) -> tuple[SigningPort, tuple[Path, ...]]:
+    """This worker's own key, and the files of trusted keys, which are read again for each run."""
     try:
         key = own_signing_key(KeyRole.RUN)
+        if key is None:
+            _stop("no signing key found; create one for this worker with: affidavit keys new")
+        TrustRoot(trusted).public_keys()
     except KeyFailure as failure:
         _stop(str(failure))
-    if key is None:
-        _stop("no signing key found; create one for this worker with: affidavit keys new")
-    return key
-
-
-def _trusted_keys(keys: list[Path]) -> tuple[Path, ...]:
-    """Check the files of trusted keys, which are read again for each run."""
-    try:
-        TrustRoot(keys).public_keys()
-    except KeyFailure as failure:
-        _stop(str(failure))
-    return tuple(path.resolve() for path in keys)
+    return key, tuple(path.resolve() for path in trusted)
 
 
 def _stop(message: str) -> NoReturn:

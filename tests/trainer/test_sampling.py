@@ -30,7 +30,6 @@ from affidavit.trainer.steps.sampling import (
     full_batch,
     poisson,
     shuffled,
-    truncated_poisson,
 )
 
 KEY = bytes(range(32))
@@ -106,7 +105,7 @@ def test_truncated_poisson_cuts_to_a_uniform_subset() -> None:
         cut = list(combinations(item, 2)) if len(item) > 2 else [item]  # type: ignore[arg-type]
         for part in cut:
             law[part] = law.get(part, 0) + share / len(cut)
-    sampler = truncated_poisson(KEY, size=4, probability=THIRD, max_lot_size=2)
+    sampler = poisson(KEY, size=4, probability=THIRD, max_lot_size=2)
     assert follows(list(lots(sampler, 4000)), law)
 
 
@@ -231,7 +230,7 @@ def test_numbers_that_would_be_uneven_are_drawn_again() -> None:
 
 SAMPLERS: dict[str, Callable[[bytes, int], Sampler]] = {
     "poisson": lambda key, size: poisson(key, size=size, probability=THIRD),
-    "truncated_poisson": lambda key, size: truncated_poisson(
+    "truncated_poisson": lambda key, size: poisson(
         key, size=size, probability=THIRD, max_lot_size=3
     ),
     "fixed_size": lambda key, size: fixed_size(key, size=size, lot_size=1),

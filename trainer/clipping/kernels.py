@@ -82,7 +82,11 @@ def kernel_of(layer: nn.Module) -> Kernel | None:
             return kernel
     if len(inspect.signature(kind.forward).parameters) != 2:
         return None  # a second input, such as a gate, could change what the comparison saw
-    return _scale_of(layer) or _look_up_of(layer)
+    try:
+        with torch.no_grad():
+            return _scale_of(layer) or _look_up_of(layer)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
 
 
 def _scale_of(layer: nn.Module) -> Kernel | None:
@@ -95,18 +99,12 @@ def _scale_of(layer: nn.Module) -> Kernel | None:
         return None
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(3, len(weight), generator=drawn).to(weight.device, weight.dtype)
-    try:
-        with torch.no_grad():
-            got = functional_call(
-                layer, {"weight": torch.linspace(0.5, 2, len(weight)).to(x)}, (x,)
-            )
-            for shift in (0.0, 1.0):
-                z = functional_call(layer, {"weight": torch.full_like(x[0], 1 - shift)}, (x,))
-                expected = z * (shift + torch.linspace(0.5, 2, len(weight)).to(x))
-                if got.shape == x.shape and torch.allclose(got, expected, rtol=1e-2):
-                    return partial(_run_scaled, shift=shift)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return None
+    got = functional_call(layer, {"weight": torch.linspace(0.5, 2, len(weight)).to(x)}, (x,))
+    for shift in (0.0, 1.0):
+        z = functional_call(layer, {"weight": torch.full_like(x[0], 1 - shift)}, (x,))
+        expected = z * (shift + torch.linspace(0.5, 2, len(weight)).to(x))
+        if got.shape == x.shape and torch.allclose(got, expected, rtol=1e-2):
+            return partial(_run_scaled, shift=shift)
     return None
 
 
@@ -115,17 +113,12 @@ def _look_up_of(layer: nn.Module) -> Kernel | None:
     if not isinstance(layer, nn.Embedding) or layer.weight.device.type == "meta":
         return None
     ids = torch.arange(min(8, len(layer.weight)), device=layer.weight.device).unsqueeze(0)
-    try:
-        with torch.no_grad():
-            weight = whole(layer.weight)
-            rows = weight[ids].double()
-            got = functional_call(layer, {"weight": weight}, (ids,)).double()
-            factor = float((got * rows).sum() / rows.square().sum())
-            if got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2):
-                return partial(_run_look_up, factor=factor)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return None
-    return None
+    weight = whole(layer.weight)
+    rows = weight[ids].double()
+    got = functional_call(layer, {"weight": weight}, (ids,)).double()
+    factor = float((got * rows).sum() / rows.square().sum())
+    alike = got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2)
+    return partial(_run_look_up, factor=factor) if alike else None
 
 
 def _run_look_up(layer: Any, taps: Taps, records: int, ids: Tensor, *, factor: float) -> Tensor:

@@ -77,20 +77,13 @@ def main(arguments: list[str]) -> int:
         for index in range(hosts)
     ]
     address, port = ray.get(actors[0].meeting.remote())
+    ranks = ["-m", "affidavit.trainer.distributed.ranks", str(processes), f"--nnodes={hosts}"]
+    meeting = [f"--master-addr={address}", f"--master-port={port}"]
+    folder, log = os.getcwd(), os.path.realpath("/proc/self/fd/2")
     runs = []
     for index, actor in enumerate(actors):
-        place = (f"--nnodes={hosts}", f"--node-rank={index}")
-        meeting = (f"--master-addr={address}", f"--master-port={port}")
-        words = [
-            "-m",
-            "affidavit.trainer.distributed.ranks",
-            str(processes),
-            *place,
-            *meeting,
-            *command,
-        ]
-        log = os.path.realpath("/proc/self/fd/2")
-        runs.append(actor.run.remote(sys.executable, words, os.getcwd(), log))
+        words = [*ranks, f"--node-rank={index}", *meeting, *command]
+        runs.append(actor.run.remote(sys.executable, words, folder, log))
     codes = _ended(ray, runs)
     ray.shutdown()
     failed = [code for code in codes if code]

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from affidavit.trainer.adapters import Batch, DataAdapter, Group
+from affidavit.trainer.adapters import Batch, Group
 from affidavit.trainer.models.gpt2 import (
     GPT2,
     HIDDEN,
@@ -40,19 +40,6 @@ from affidavit.trainer.options import Options, WrongOption
 MADE_UP_TOKENS = 8
 KINDS = dict(zip(("attention-in", "attention-out", "mlp-in", "mlp-out"), HIDDEN, strict=True))
 """Releases of the layout ``kinds``, and the matrices that each has."""
-
-
-@runtime_checkable
-class TextData(Protocol):
-    """What a language model needs to know about its data; all of it is public."""
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of tokens."""
-
-    @property
-    def longest(self) -> int:
-        """The most tokens of a record."""
 
 
 @dataclass(eq=False, slots=True)
@@ -86,13 +73,14 @@ class LanguageModel:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
 
 
-def gpt2(argument: str, data: DataAdapter) -> LanguageModel:
+def gpt2(argument: str, data: Any) -> LanguageModel:
     """GPT-2 from a folder with weights, or from a configuration and a seed.
 
-    Raises ``WrongOption`` and ``WrongWeights``.
+    ``data`` has a ``vocabulary``, the number of its tokens, and ``longest``, the most tokens of a
+    record; both are public. Raises ``WrongOption`` and ``WrongWeights``.
     """
     options = Options.of(argument, "--model gpt2")
-    if not isinstance(data, TextData):
+    if not (hasattr(data, "vocabulary") and hasattr(data, "longest")):
         raise WrongOption("--model gpt2 needs text data.")
     model, tie = _loaded(options)
     grow(model, data.vocabulary)

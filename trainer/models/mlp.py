@@ -14,28 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from affidavit.trainer.adapters import Batch, DataAdapter, Group
+from affidavit.trainer.adapters import Batch, Group
 from affidavit.trainer.models.layout import Layout, flat, hidden_and_rest
 from affidavit.trainer.options import Options, WrongOption
-
-
-@runtime_checkable
-class LabelledData(Protocol):
-    """What a classifier needs to know about its data; all of it is public."""
-
-    @property
-    def features(self) -> int:
-        """The number of features of a record."""
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,10 +66,14 @@ def perceptron(features: int, hidden: Sequence[int], classes: int, *, seed: int)
     return nn.Sequential(*layers)
 
 
-def mlp(argument: str, data: DataAdapter) -> Classifier:
-    """A perceptron with the widths in ``argument``. Raises ``WrongOption``."""
+def mlp(argument: str, data: Any) -> Classifier:
+    """A perceptron with the widths in ``argument``.
+
+    ``data`` has the numbers of its ``features`` and ``classes``, which are public. Raises
+    ``WrongOption``.
+    """
     options = Options.of(argument, "--model mlp")
-    if not isinstance(data, LabelledData):
+    if not (hasattr(data, "features") and hasattr(data, "classes")):
         raise WrongOption("--model mlp needs data with features and classes.")
     if options.first != "linear" and not re.fullmatch(
         r"[1-9]\d{0,5}(-[1-9]\d{0,5})*", options.first

@@ -92,24 +92,18 @@ class Words:
         return torch.argsort(keys)
 
 
-def poisson(key: bytes, *, size: int, probability: Fraction) -> Sampler:
-    """Each of ``size`` records by itself, with probability at most ``probability``."""
-
-    def lot(step: int) -> Tensor:
-        return _chosen(Words(key, step), size, probability)
-
-    return lot
-
-
-def truncated_poisson(
-    key: bytes, *, size: int, probability: Fraction, max_lot_size: int
+def poisson(
+    key: bytes, *, size: int, probability: Fraction, max_lot_size: int | None = None
 ) -> Sampler:
-    """Poisson lots, a uniform subset of ``max_lot_size`` where one is larger."""
+    """Each of ``size`` records by itself, with probability at most ``probability``.
+
+    Of a lot above ``max_lot_size`` a uniform subset of so many is taken.
+    """
 
     def lot(step: int) -> Tensor:
         words = Words(key, step)
         drawn = _chosen(words, size, probability)
-        if len(drawn) <= max_lot_size:
+        if max_lot_size is None or len(drawn) <= max_lot_size:
             return drawn
         return drawn[words.order(len(drawn))[:max_lot_size]].sort().values
 
@@ -276,12 +270,9 @@ def sampler_of(plan: Plan, index: int, key: bytes) -> Sampler:
     probability = schedule.sampling_probability(plan, phase)
     lot_size = provided.lot_size or 0  # of schemes that have none it is not read
     match provided.scheme:
-        case "poisson":
-            return poisson(key, size=size, probability=probability)
-        case "truncated_poisson":
-            return truncated_poisson(
-                key, size=size, probability=probability, max_lot_size=provided.max_lot_size or 0
-            )
+        case "poisson" | "truncated_poisson":
+            most = provided.max_lot_size
+            return poisson(key, size=size, probability=probability, max_lot_size=most)
         case "fixed_size":
             return fixed_size(key, size=size, lot_size=lot_size)
         case "shuffled":

@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from affidavit.certificate import ClipAdaptation, StepRequirement
 from affidavit.plan import Plan
@@ -123,6 +125,7 @@ class TrainingState:
             )
         )
         self._updated = _updated_by(self.optimizer)
+        self._feedback: ErrorFeedback | None = None
         self._gradient = self._way_of(model, data)
         self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
         self._noise = self._noise_of_phases()
@@ -378,9 +381,8 @@ class TrainingState:
     def pass_over(self, step: int, ratchet: Ratchet) -> None:
         """Skip ``step``, which was charged and lost."""
         self._source(self._config.execution.at(step), ratchet).pass_over()
-        if isinstance(self._gradient, ErrorFeedbackGradient):
-            nothing = self._no_error().private_state_dict()
-            self._feedback.load_private_state_dict(nothing)
+        if self._feedback is not None:
+            self._feedback.load_private_state_dict(self._no_error().private_state_dict())
 
     def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         source = self._noise[required.phase]
@@ -472,11 +474,6 @@ class TrainingState:
 
         Of what is sharded it has ``DTensor``s.
         """
-        error = (
-            self._feedback.private_state_dict()
-            if isinstance(self._gradient, ErrorFeedbackGradient)
-            else {}
-        )
         own = [source.state_dict() for source in self._noise]
         noise = [{**of, "kept": _each(of["kept"], self._as_stored)} for of in own]
         masters = {
@@ -489,7 +486,7 @@ class TrainingState:
             "masters": _each(masters, self._as_stored),
             "optimizer": self._each_of_optimizer(self.optimizer.state_dict(), self._as_stored),
             "noise": noise,
-            "error": error,
+            "error": {} if self._feedback is None else self._feedback.private_state_dict(),
             "clip_factors": dict(self._adaptation.factors) if self._adaptation else {},
             "extra": {name: item.state_dict() for name, item in self.extra.items()},
         }
@@ -510,7 +507,7 @@ class TrainingState:
         )
         for source, stored in zip(self._noise, state["noise"], strict=True):
             source.load_state_dict({**stored, "kept": _each(stored["kept"], self._as_here)})
-        if isinstance(self._gradient, ErrorFeedbackGradient):
+        if self._feedback is not None:
             self._feedback.load_private_state_dict(state["error"])
         if self._adaptation is not None:
             self._adaptation.factors = dict(state["clip_factors"])
@@ -553,7 +550,7 @@ class TrainingState:
         names = {id(item): name for name, item in updated.items()}
         numbered = [item for group in self.optimizer.param_groups for item in group["params"]]
         of = {
-            number: {key: function(names[id(numbered[number])], item) for key, item in own.items()}
+            number: tree_map(partial(function, names[id(numbered[number])]), own)
             for number, own in state["state"].items()
         }
         return {**state, "state": of}
@@ -584,12 +581,7 @@ def _settings(group: Mapping[str, Any]) -> set[str]:
 
 def _each(values: Mapping[str, Any], function: _OfTensor) -> dict[str, Any]:
     """``function`` of every tensor, or of every one in a list."""
-    return {
-        name: [function(name, part) for part in item]
-        if isinstance(item, list)
-        else function(name, item)
-        for name, item in values.items()
-    }
+    return {name: tree_map(partial(function, name), item) for name, item in values.items()}
 
 
 def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
