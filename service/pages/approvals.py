@@ -22,7 +22,7 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
 from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.models import DecisionRequest, Issue
+from affidavit.service.lifecycle.models import DecisionRequest
 from affidavit.service.lifecycle.status import REJECTED, REVOKED, SUPERSEDED, Status, key_revoked_at
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
@@ -80,20 +80,6 @@ class FieldChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Guarantee:
-    """A certificate's guarantee, as far as a comparison needs it."""
-
-    id: str
-    verdict: str
-    epsilon: str | None
-    delta: str | None
-    adjacency: str
-    unit: str
-    noise: str | None
-    created_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ApprovalRequest:
     """One certificate with everything that a decision about it depends on."""
 
@@ -101,24 +87,13 @@ class ApprovalRequest:
     envelope: str
     issue: int
     status: str
-    guarantee: Guarantee
-    base: Guarantee | None
+    guarantee: dict[str, Any]
+    base: dict[str, Any] | None
     changes: tuple[FieldChange, ...]
     requesters: tuple[str, ...]
     policy: str
     waivers: tuple[str, ...]
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecisionPage:
-    """A request for approval, and why the last decision was not accepted."""
-
-    request: ApprovalRequest
-    issues: tuple[Issue, ...]
-    open: bool
-    wrong: str | None = None
-    comment: str = ""
 
 
 @page(router, "/approvals")
@@ -246,17 +221,20 @@ def _base(connection: Connection, certificate: StoredCertificate) -> StoredCerti
     return None if base is None else current(connection, base)
 
 
-def _guarantee(certificate: StoredCertificate) -> Guarantee:
+def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
+    """A certificate's guarantee, as far as a comparison needs it."""
     predicate = statement_of(certificate)["predicate"]
     noise = (predicate.get("noise_multiplier") or {}).get("joint")
-    return view_of(
-        Guarantee,
-        certificate,
-        epsilon=up(certificate.epsilon_upper),
-        delta=up(certificate.delta),
-        unit=predicate["plan"]["dataset"]["unit"],
-        noise=None if noise is None else f"{float(noise):.6g}",
-    )
+    return {
+        "id": certificate.id,
+        "verdict": certificate.verdict,
+        "epsilon": up(certificate.epsilon_upper),
+        "delta": up(certificate.delta),
+        "adjacency": certificate.adjacency,
+        "unit": predicate["plan"]["dataset"]["unit"],
+        "noise": None if noise is None else f"{float(noise):.6g}",
+        "created_at": certificate.created_at,
+    }
 
 
 def _line(row: Any) -> PendingLine:
@@ -284,12 +262,13 @@ def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple
 def _respond(
     request: Request, services: Services, certificate_id: str, status: int = 200, **form: Any
 ) -> Response:
-    """The request for approval, and the ``form``."""
+    """The request for approval, and the ``form``, with why the last decision was not accepted."""
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
     is_open = approval.status == Status.AWAITING_APPROVAL.value
     issues = tuple(history(services.engine, certificate_id))
-    view = DecisionPage(request=approval, issues=issues, open=is_open, **form)
+    view = {"request": approval, "issues": issues, "open": is_open, "wrong": None, "comment": ""}
+    view |= form
     rows = Rows(FieldChange, approval.changes)
     return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"

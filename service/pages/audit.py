@@ -214,37 +214,6 @@ class Entry:
     page: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """A part of the log; ``next`` is where it goes on, None at its end.
-
-    ``checked`` is a range that was hashed again, ``comparison`` the ``saved_checkpoint``
-    compared with the log; ``wrong`` and ``comparison_error`` say why there is none.
-    """
-
-    checkpoint: CheckpointView | None
-    waiting: int
-    search: Search
-    kinds: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    next: int | None
-    checked: RangeCheck | None = None
-    wrong: str = ""
-    saved_checkpoint: str = ""
-    comparison: CheckpointComparison | None = None
-    comparison_error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvedEntry:
-    """One entry, the exact bytes that were hashed, and its inclusion proof."""
-
-    entry: Entry
-    content: str
-    proof: tuple[str, ...]
-    checkpoint: CheckpointView
-
-
 @page(router, "/audit")
 def audit(
     request: Request, _: Auditor, services: TheServices, parameters: Annotated[AuditQuery, Query()]
@@ -262,24 +231,27 @@ def audit(
         rows = connection.execute(_entries(search, size).limit(limit + 1)).all()
         waiting = _waiting(connection)
     cursor = "id" if search.kind or search.subject else "leaf_index"
-    view = Audit(
-        checkpoint=checkpoint,
-        waiting=waiting,
-        search=search,
-        kinds=KINDS,
-        entries=tuple(_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:limit]),
-        next=getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
-        checked=checked,
-        wrong=wrong,
-        saved_checkpoint=parameters.saved_checkpoint,
-        comparison=comparison,
-        comparison_error=comparison_error,
-    )
+    entries = [_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:limit]]
+    view = {
+        "checkpoint": checkpoint,
+        "waiting": waiting,
+        "search": search,
+        "kinds": KINDS,
+        "entries": entries,
+        # Where it goes on.
+        "next": getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
+        # A range that was hashed again, or what is wrong with the one requested.
+        "checked": checked,
+        "wrong": wrong,
+        "saved_checkpoint": parameters.saved_checkpoint,
+        "comparison": comparison,
+        "comparison_error": comparison_error,
+    }
     return respond(
         request,
         view,
         template="audit.html",
-        rows=Rows(Entry, view.entries),
+        rows=Rows(Entry, entries),
         # htmx does not show a response that is an error.
         status=422 if (wrong or comparison_error) and not is_fragment(request) else 200,
     )
@@ -297,22 +269,25 @@ def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> 
     """One entry and its proof."""
     with snapshot(services.engine) as connection:
         view = proved_entry(services.log, connection, index)
-    return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
+    return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view["entry"],)))
 
 
-def proved_entry(log: LogReader, connection: Connection, index: int) -> ProvedEntry:
-    """The entry at ``index``, its proof verified; raises ``NotLogged``."""
+def proved_entry(log: LogReader, connection: Connection, index: int) -> dict[str, Any]:
+    """The entry at ``index``, the bytes that were hashed, and its proof, which is verified.
+
+    Raises ``NotLogged``.
+    """
     proof = log.inclusion(index, None, None)
     leaves = log.entries(index, index)
     checkpoint = checkpoint_of(connection)
     if not leaves or checkpoint is None:
         raise NotLogged(f"the leaf is not among the first {proof.size} entries of the log")
-    return ProvedEntry(
-        entry=_entry(index, leaves[0].leaf_hash, leaves[0].content),
-        content=leaves[0].content,
-        proof=tuple(hash_.hex() for hash_ in proof.hashes),
-        checkpoint=checkpoint,
-    )
+    return {
+        "entry": _entry(index, leaves[0].leaf_hash, leaves[0].content),
+        "content": leaves[0].content,
+        "proof": [hash_.hex() for hash_ in proof.hashes],
+        "checkpoint": checkpoint,
+    }
 
 
 def checkpoint_of(connection: Connection) -> CheckpointView | None:

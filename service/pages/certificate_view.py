@@ -163,14 +163,6 @@ class RunView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbour:
-    """The certificate that this one is compared with first."""
-
-    id: str
-    name: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateView:
     """One certificate, whole."""
 
@@ -214,7 +206,8 @@ class CertificateView:
     runs: tuple[RunView, ...]
     issues: tuple[Issue, ...]
     may_be_approved: bool
-    neighbour: Neighbour | None
+    neighbour: dict[str, Any] | None
+    """The certificate that this one is compared with first: its id and name."""
     approved_by: tuple[str, ...]
     approvals_required: int
 
@@ -284,7 +277,9 @@ def certificate_view(
     )
 
 
-def _neighbour(connection: Connection, certificate: StoredCertificate) -> Neighbour | None:
+def _neighbour(
+    connection: Connection, certificate: StoredCertificate
+) -> dict[str, str | None] | None:
     """The latest other certificate of the same name, else data set, in the same adjacency."""
     table = certificates.c
     for column, value in ((table.name, certificate.name), (table.dataset, certificate.dataset)):
@@ -295,8 +290,8 @@ def _neighbour(connection: Connection, certificate: StoredCertificate) -> Neighb
             .order_by(table.created_at.desc())
             .limit(1)
         )
-        if row := connection.execute(query).first():
-            return view_of(Neighbour, row)
+        if row := connection.execute(query).mappings().first():
+            return {"id": row["id"], "name": row["name"]}
     return None
 
 

@@ -125,25 +125,6 @@ class CertificateLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """A value of a facet; ``count`` has a plus if not all were counted."""
-
-    value: str
-    label: str
-    count: str
-    chosen: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facet:
-    """A facet with its values."""
-
-    name: str
-    label: str
-    choices: tuple[Choice, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateList:
     """A page of the list; ``total`` has a plus if not all were counted.
 
@@ -153,7 +134,7 @@ class CertificateList:
     order: Time
     lines: tuple[CertificateLine, ...]
     total: str
-    facets: tuple[Facet, ...]
+    facets: tuple[dict[str, Any], ...]
     filters: dict[str, str]
     next: str | None
     mechanisms: tuple[str, ...] = get_args(OptimizerName)
@@ -360,22 +341,20 @@ def _tally(connection: Connection, query: Select[Any]) -> _Tally:
     return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
 
 
-def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[Facet]:
+def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]]:
+    """The facets with their values, each counted with a plus if not all were."""
     chosen = search.filters
     for name, (label, values) in _VALUES.items():
-        yield Facet(
-            name=name,
-            label=label,
-            choices=tuple(
-                Choice(
-                    value=value,
-                    label=text,
-                    count=tally.with_each({**chosen, name: value}),
-                    chosen=chosen.get(name) == value,
-                )
-                for value, text in values.items()
-            ),
-        )
+        choices = [
+            {
+                "value": value,
+                "label": text,
+                "count": tally.with_each({**chosen, name: value}),
+                "chosen": chosen.get(name) == value,
+            }
+            for value, text in values.items()
+        ]
+        yield {"name": name, "label": label, "choices": choices}
 
 
 # ---- the page ------------------------------------------------------------------------

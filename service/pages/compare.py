@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -26,7 +26,7 @@ from affidavit.service.pages.charts import chart_response
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of, parse, yaml_of
-from affidavit.service.pages.response import Rows, action, page, respond, view_of
+from affidavit.service.pages.response import Rows, action, page, respond
 from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
 from affidavit.service.problems import Problem
 from affidavit.service.use_cases.draw_certificate import plan_of
@@ -44,21 +44,6 @@ WIDTH, HEIGHT = 560, 340
 Ids = Annotated[
     list[Annotated[str, Query(pattern=rf"{ID_PATTERN}|^$")]], Query(alias="id", max_length=MOST)
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One of the plans with its guarantee."""
-
-    label: str
-    certificate: str | None
-    verdict: str
-    sentence: str
-    epsilon: str | None
-    delta: str | None
-    adjacency: str
-    unit: str
-    noise: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +93,7 @@ class Comparison:
     second_reasons: tuple[Reason, ...] = ()
     missing: tuple[str, ...] = ()
     trouble: str | None = None
-    sides: tuple[Side, ...] = ()
+    sides: tuple[dict[str, Any], ...] = ()
     pairs: tuple[Pair, ...] = ()
 
 
@@ -192,17 +177,19 @@ def _labels(names: Sequence[str | None]) -> list[str]:
     ]
 
 
-def _side(label: str, certificate: str | None, assessment: Assessment) -> Side:
-    return view_of(
-        Side,
-        assessment,
-        label=label,
-        certificate=certificate,
-        sentence=draft_sentence(assessment),
-        epsilon=assessment.epsilon_text,
-        delta=None if assessment.delta is None else up(assessment.delta.upper),
-        noise=assessment.joint_text,
-    )
+def _side(label: str, certificate: str | None, assessment: Assessment) -> dict[str, Any]:
+    """One of the plans with its guarantee."""
+    return {
+        "label": label,
+        "certificate": certificate,
+        "verdict": assessment.verdict,
+        "sentence": draft_sentence(assessment),
+        "epsilon": assessment.epsilon_text,
+        "delta": None if assessment.delta is None else up(assessment.delta.upper),
+        "adjacency": assessment.adjacency,
+        "unit": assessment.unit,
+        "noise": assessment.joint_text,
+    }
 
 
 def _pair(label: str, result: PlanComparison) -> Pair:

@@ -260,17 +260,6 @@ class EntryLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AmountLine:
-    """A part of the budget's ε; ``start`` and ``share`` are percentages of the whole."""
-
-    name: str
-    epsilon: str
-    meaning: str
-    start: float
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """One data set: its ledgers, and the one that is shown with its reservations and chart.
 
@@ -281,7 +270,7 @@ class Dataset:
     name: str
     lines: tuple[LedgerLine, ...] = ()
     shown: LedgerLine | None = None
-    amounts: tuple[AmountLine, ...] = ()
+    amounts: tuple[dict[str, Any], ...] = ()
     budget_sum: str = ""
     entries: tuple[EntryLine, ...] = ()
     next: str | None = None
@@ -405,7 +394,7 @@ def dataset_view(
     return replace(
         view,
         amounts=amounts,
-        budget_sum=plain(float(sum((Decimal(each.epsilon) for each in amounts), Decimal(0)))),
+        budget_sum=plain(float(sum((Decimal(each["epsilon"]) for each in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
         entries=tuple(_entry(entry, theirs.get(entry.id)) for entry in entries),
@@ -513,7 +502,8 @@ def _with_composition(view: Dataset, composed: Composition) -> Dataset:
     return replace(view, composed=text, composed_by=composed.engine)
 
 
-def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[AmountLine, ...]:
+def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, Any], ...]:
+    """The parts of the budget's ε; ``start`` and ``share`` are percentages of the whole."""
     open_ = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
     amounts = amounts_of(ledger, open_)
     if amounts is None:
@@ -523,9 +513,8 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[AmountLine, 
     for name, meaning in AMOUNTS.items():
         share = 100 * float(amounts[name]) / whole
         epsilon = f"{amounts[name].normalize():f}"
-        lines.append(
-            AmountLine(name=name, epsilon=epsilon, meaning=meaning, start=start, share=share)
-        )
+        line = {"name": name, "epsilon": epsilon, "meaning": meaning}
+        lines.append({**line, "start": start, "share": share})
         start += share
     return tuple(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -36,21 +37,11 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeysetView:
-    """The newest keyset."""
-
-    version: int
-    digest: str
-    threshold: int
-    roots: tuple[dict[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The page; ``keyset`` is None if none was published."""
+    """The page; ``keyset`` is the newest, None if none was published."""
 
     keys: tuple[Key, ...]
-    keyset: KeysetView | None
+    keyset: dict[str, Any] | None
 
 
 @page(router, "/keys")
@@ -86,12 +77,12 @@ def keys_view(services: Services, now: datetime) -> Keys:
     keyset = None
     if signed is not None:
         roots = signed.keyset.roots
-        keyset = KeysetView(
-            version=signed.keyset.version,
-            digest=signed.digest,
-            threshold=roots.threshold,
-            roots=tuple({"key_id": root.key_id, "label": root.label} for root in roots.keys),
-        )
+        keyset = {
+            "version": signed.keyset.version,
+            "digest": signed.digest,
+            "threshold": roots.threshold,
+            "roots": [{"key_id": root.key_id, "label": root.label} for root in roots.keys],
+        }
     return Keys(keys=tuple(keys), keyset=keyset)
 
 

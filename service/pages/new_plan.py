@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -84,25 +84,6 @@ class FieldView(Field):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SectionView:
-    """Fields under one heading."""
-
-    title: str
-    about: str
-    fields: tuple[FieldView, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoiseLine:
-    """A release's noise multiplier, as the plan gives it and as its target requires it."""
-
-    name: str
-    count: int
-    given: str | None
-    required: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewView:
     """What a plan would get; ε and δ are decimals rounded up."""
 
@@ -114,7 +95,7 @@ class PreviewView:
     adjacency: str
     unit: str
     joint: str | None
-    noise: tuple[NoiseLine, ...]
+    noise: tuple[dict[str, Any], ...]
     engine: str | None
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...]
@@ -124,16 +105,6 @@ class PreviewView:
     approvals: int
     budget: str | None
     fits: bool | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoiseRow:
-    """ε, rounded up, with the noise ``sigma`` of each release, separated by commas."""
-
-    sigma: str
-    shown: str
-    epsilon: str
-    is_own: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +118,8 @@ class NewPlan:
     """
 
     mode: Mode
-    sections: tuple[SectionView, ...]
-    releases: tuple[SectionView, ...]
+    sections: tuple[dict[str, Any], ...]
+    releases: tuple[dict[str, Any], ...]
     yaml: str
     readable: bool
     typed: bool
@@ -162,7 +133,7 @@ class NewPlan:
     answer: PreviewView | None = None
     trouble: str | None = None
     no_curve: str | None = None
-    noise: tuple[NoiseRow, ...] | None = None
+    noise: tuple[dict[str, Any], ...] | None = None
     document: str = ""
     lacking: tuple[FieldView, ...] = ()
     read: ReadDocument | None = None
@@ -273,20 +244,20 @@ async def _noise(request: Request, services: Services, view: NewPlan) -> Respons
     return _respond(request, replace(view, noise=rows), fragment="noise")
 
 
-async def _noise_rows(services: Services, plan: Plan) -> tuple[NoiseRow, ...]:
+async def _noise_rows(services: Services, plan: Plan) -> tuple[dict[str, Any], ...]:
     return tuple(map(_noise_row, await services.preview_plan.noise_points(plan)))
 
 
-def _noise_row(point: NoisePoint) -> NoiseRow:
-    """Noise and ε are both rounded up, so that the row stays a bound."""
+def _noise_row(point: NoisePoint) -> dict[str, Any]:
+    """ε with the noise of each release; both are rounded up, so that the row stays a bound."""
     noise = tuple(up(sigma) for sigma in point.noise)
     joint = "not defined" if point.joint is None else f"joint {up(point.joint)}"
-    return NoiseRow(
-        sigma=",".join(noise),
-        shown=noise[0] if len(noise) == 1 else joint,
-        epsilon=up(point.epsilon),
-        is_own=point.factor == 1,
-    )
+    return {
+        "sigma": ",".join(noise),
+        "shown": noise[0] if len(noise) == 1 else joint,
+        "epsilon": up(point.epsilon),
+        "is_own": point.factor == 1,
+    }
 
 
 async def _curves(services: Services, plan: Plan) -> Pictures | str:
@@ -330,12 +301,12 @@ def preview_of(preview: Preview) -> PreviewView:
         # Rounded up, for it may be copied to where noise is configured.
         joint=up(assessment.joint),
         noise=tuple(
-            NoiseLine(
-                name=release.name,
-                count=release.count,
-                given=None if release.given is None else f"{release.given:.6g}",
-                required=up(release.required),
-            )
+            {
+                "name": release.name,
+                "count": release.count,
+                "given": None if release.given is None else f"{release.given:.6g}",
+                "required": up(release.required),
+            }
             for release in assessment.releases
         ),
         engine=assessment.accountants[0].name if assessment.accountants else None,
@@ -359,22 +330,16 @@ def curl_of(base: str) -> str:
 
 def _view(request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
     parsed = parse(yaml)
+
+    def section(title: str, about: str, entries: Sequence[Field], at: str = "") -> dict[str, Any]:
+        views = [_field(entry, f"{at}{entry.name}", form, parsed) for entry in entries]
+        return {"title": title, "about": about, "fields": views}
+
     return NewPlan(
         mode=mode,
-        sections=tuple(
-            SectionView(
-                title=section.title,
-                about=section.about,
-                fields=tuple(_field(f, f.name, form, parsed) for f in section.fields),
-            )
-            for section in SECTIONS
-        ),
+        sections=tuple(section(one.title, one.about, one.fields) for one in SECTIONS),
         releases=tuple(
-            SectionView(
-                title=f"Release {row + 1}",
-                about="",
-                fields=tuple(_field(f, f"releases.{row}.{f.name}", form, parsed) for f in RELEASE),
-            )
+            section(f"Release {row + 1}", "", RELEASE, f"releases.{row}.")
             for row in range(form.releases)
         ),
         yaml=yaml,

@@ -73,16 +73,6 @@ class RuleLine:
     changed: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyPage:
-    """One version with its rules beside those of the version before it."""
-
-    line: PolicyLine
-    rules: tuple[RuleLine, ...]
-    yaml: str
-    versions: tuple[int, ...]
-
-
 @page(router, "/policies")
 def policies(request: Request, _: PolicyReader, services: TheServices) -> Response:
     """Every version."""
@@ -100,24 +90,24 @@ def policy(
     view = policy_page(services.policies.versions(), services.policies.policy_set(), name, version)
     if view is None:
         raise Problem(404, "not_found", f"policy {name} has no version {version}.")
-    rows = Rows(RuleLine, view.rules)
+    rows = Rows(RuleLine, view["rules"])
     return respond(request, view, template="policy.html", rows=rows, title=f"{name}-{version}")
 
 
 def policy_page(
     stored: list[StoredPolicy], rules: PolicySet, name: str, version: int
-) -> PolicyPage | None:
-    """One version of a policy; None if it does not exist."""
+) -> dict[str, Any] | None:
+    """One version of a policy with its rules beside those before it; None if it does not exist."""
     versions = {entry.policy.version: entry for entry in stored if entry.policy.name == name}
     if version not in versions:
         return None
     current, former = versions[version], versions.get(version - 1)
-    return PolicyPage(
-        line=policy_line(current, rules),
-        rules=_rules(current.policy, None if former is None else former.policy),
-        yaml=yaml_of(current.policy.as_document()),
-        versions=tuple(sorted(versions, reverse=True)),
-    )
+    return {
+        "line": policy_line(current, rules),
+        "rules": _rules(current.policy, None if former is None else former.policy),
+        "yaml": yaml_of(current.policy.as_document()),
+        "versions": sorted(versions, reverse=True),
+    }
 
 
 def policy_line(stored: StoredPolicy, rules: PolicySet) -> PolicyLine:

@@ -110,15 +110,6 @@ class RunLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Queue:
-    """The page of runs, and the filters."""
-
-    runs: ListPage[RunLine]
-    state: str
-    queue: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunForm:
     """The form of a new run as it was filled in, and what is wrong with it.
 
@@ -241,7 +232,8 @@ def queue(
     with services.engine.connect() as connection:
         runs, following = repository.page(connection, cursor, LISTED, **filters)
         lines = _lines(connection, runs)
-    view = Queue(runs=ListPage(lines=lines, next=following), state=state, queue=queue or "")
+    shown = ListPage(lines=lines, next=following)
+    view = {"runs": shown, "state": state, "queue": queue or ""}
     return respond(request, view, template="runs.html", rows=Rows(RunLine, lines))
 
 

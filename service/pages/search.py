@@ -41,14 +41,6 @@ class Hit:
     whole: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchResults:
-    """The hits, those of one kind together."""
-
-    text: str
-    hits: tuple[Hit, ...] = ()
-
-
 @page(router, "/search")
 def search(
     request: Request,
@@ -67,9 +59,8 @@ def search(
     is_page = request.url.path == "/search"
     if is_page and (len(hits) == 1 or len(exact) == 1):
         return see_other((exact or hits)[0].path)
-    return respond(
-        request, SearchResults(text=text, hits=hits), template="search.html", rows=Rows(Hit, hits)
-    )
+    view = {"text": text, "hits": hits}
+    return respond(request, view, template="search.html", rows=Rows(Hit, hits))
 
 
 def hits_of(connection: Connection, rules: PolicySet, actor: Actor, text: str) -> Iterator[Hit]:

@@ -6,8 +6,8 @@ not followed by a redirect: there is nothing that a reload could read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,11 @@ from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
 
 DAYS = 90
+EMPTY: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "person", "team", "queues", "datasets"), ""),
+    **{"scopes": (), "days": str(DAYS)},
+}
+"""The form before it is filled in."""
 MEANINGS = {
     "submit": "submit plans, start runs",
     "approve": "approve certificates, grant waivers, revoke",
@@ -50,31 +55,6 @@ class TokenLine:
     last_used_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """The form as it was filled in."""
-
-    name: str = ""
-    person: str = ""
-    team: str = ""
-    queues: str = ""
-    datasets: str = ""
-    scopes: tuple[str, ...] = ()
-    days: str = str(DAYS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """Every token, valid ones first, then the newest; ``made`` is the text of a new one."""
-
-    tokens: tuple[TokenLine, ...]
-    meanings: Mapping[str, str]
-    draft: Draft = field(default_factory=Draft)
-    made: str = ""
-    made_for: str = ""
-    wrong: str = ""
-
-
 @page(router, "/tokens")
 def tokens(request: Request, _: Admin, services: TheServices) -> Response:
     """The tokens."""
@@ -86,35 +66,28 @@ def create_token(
     request: Request, actor: Admin, services: TheServices, form: SubmittedForm
 ) -> Response:
     """Create a token and show it this once."""
-    draft = Draft(
-        name=form.get("name"),
-        person=form.get("person"),
-        team=form.get("team"),
-        queues=form.get("queues"),
-        datasets=form.get("datasets"),
-        scopes=tuple(form.all("scope")),
-        days=form.get("days") or str(DAYS),
-    )
+    draft: dict[str, Any] = {name: form.get(name) for name in EMPTY}
+    draft |= {"scopes": form.all("scope"), "days": form.get("days") or str(DAYS)}
     now = services.clock.now()
     try:
-        scopes, days = _scopes(draft), _days(draft)
+        scopes, days = _scopes(draft["scopes"]), _days(draft["days"])
         # Whoever made tokens alone would be two people with the next one.
-        proposal = {**asdict(draft), "scopes": sorted(scopes)}
+        proposal = {**draft, "scopes": sorted(scopes)}
         token, secret = services.second_person.carry_out(
             "token",
             proposal,
             actor,
             now,
             lambda approve: services.tokens.new(
-                draft.name,
+                draft["name"],
                 scopes,
                 days,
                 by=actor.name,
                 at=now,
-                person=draft.person or None,
-                team=draft.team or None,
-                queues=draft.queues.split(),
-                datasets=draft.datasets.split(),
+                person=draft["person"] or None,
+                team=draft["team"] or None,
+                queues=draft["queues"].split(),
+                datasets=draft["datasets"].split(),
                 approve=approve,
             ),
         )
@@ -141,20 +114,20 @@ def revoke_token(
     return see_other("/tokens", done="revoked")
 
 
-def _scopes(draft: Draft) -> list[Scope]:
+def _scopes(names: Sequence[str]) -> list[Scope]:
     known = {scope.value for scope in Scope}
-    if not draft.scopes:
+    if not names:
         raise TokenError("a token needs at least one scope; select one")
-    if unknown := [name for name in draft.scopes if name not in known]:
+    if unknown := [name for name in names if name not in known]:
         raise TokenError(f"{unknown[0][:80]!r} is not a scope; select one of {', '.join(Scope)}")
-    return [Scope(name) for name in draft.scopes]
+    return [Scope(name) for name in names]
 
 
-def _days(draft: Draft) -> int:
-    plain = draft.days.isascii() and draft.days.isdecimal() and len(draft.days) < 7
+def _days(text: str) -> int:
+    plain = text.isascii() and text.isdecimal() and len(text) < 7
     if not plain:
         raise TokenError(f"a token is valid for a whole number of 1 to {LONGEST_DAYS} days")
-    return int(draft.days)
+    return int(text)
 
 
 def _line(token: Token, now: datetime) -> TokenLine:
@@ -165,11 +138,19 @@ def _line(token: Token, now: datetime) -> TokenLine:
 
 
 def _respond(request: Request, services: Services, status: int = 200, **shown: Any) -> Response:
-    """The tokens, and what is ``shown`` of the form."""
+    """The tokens, valid ones first, then the newest, and what is ``shown`` of the form.
+
+    ``made`` is the text of a new one, ``draft`` the form as it was filled in.
+    """
     now = services.clock.now()
     lines = [_line(token, now) for token in services.tokens.all()]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     lines.sort(key=lambda line: line.state != "active")
-    view = Tokens(tokens=tuple(lines), meanings=MEANINGS, **shown)
-    rows = Rows(TokenLine, view.tokens)
+    view = {
+        "tokens": lines,
+        "meanings": MEANINGS,
+        **{"draft": EMPTY, "made": "", "made_for": "", "wrong": ""},
+        **shown,
+    }
+    rows = Rows(TokenLine, lines)
     return respond(request, view, template="tokens.html", rows=rows, status=status)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from affidavit.certificate.policy import WAIVABLE
-from affidavit.plan import Reason
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.pages.access import Approver, PolicyReader
@@ -53,17 +52,6 @@ class WaiverLine:
     expires_at: str
     revoked_by: str | None
     revoked_because: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaiversPage:
-    """Every waiver, and the form that grants one, as it was filled in."""
-
-    waivers: ListPage[WaiverLine]
-    rules: tuple[str, ...]
-    policies: tuple[str, ...]
-    values: Mapping[str, str] = field(default_factory=dict)
-    reasons: tuple[Reason, ...] = ()
 
 
 @page(router, "/waivers")
@@ -125,16 +113,17 @@ def _line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> W
 
 
 def _respond(request: Request, services: Services, status: int = 200, **form: Any) -> Response:
-    """The waivers, and the ``form``."""
+    """Every waiver, and the ``form`` that grants one, as it was filled in."""
     versions = (stored.policy for stored in services.policies.versions())
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()
     lines = tuple(_line(waiver, names, now) for waiver in services.policies.granted())
-    view = WaiversPage(
-        waivers=ListPage(lines=lines),
-        rules=tuple(sorted(WAIVABLE)),
-        policies=tuple(sorted(services.policies.policy_set().policies)),
+    view = {
+        "waivers": ListPage(lines=lines),
+        "rules": sorted(WAIVABLE),
+        "policies": sorted(services.policies.policy_set().policies),
+        **{"values": {}, "reasons": ()},
         **form,
-    )
+    }
     rows = Rows(WaiverLine, lines)
     return respond(request, view, template="waivers.html", rows=rows, status=status)
