@@ -182,6 +182,8 @@ def closed(
     """From the highest ``answer`` of those ``below`` to ``upper``, cheap ones first."""
     lower = 0.0
     for curve in below:
+        if lower >= upper * (1 - NARROW):
+            break
         try:
             if isinstance(curve, Capped) and answer(curve.cap).upper <= lower:
                 continue
