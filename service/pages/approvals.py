@@ -79,23 +79,6 @@ class FieldChange:
     after: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ApprovalRequest:
-    """One certificate with everything that a decision about it depends on."""
-
-    line: PendingLine
-    envelope: str
-    issue: int
-    status: str
-    guarantee: dict[str, Any]
-    base: dict[str, Any] | None
-    changes: tuple[FieldChange, ...]
-    requesters: tuple[str, ...]
-    policy: str
-    waivers: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
 @page(router, "/approvals")
 def approvals(
     request: Request,
@@ -164,24 +147,27 @@ def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def approval_request(connection: Connection, certificate_id: str) -> ApprovalRequest:
-    """One certificate in its current state, with its changes; raises ``Problem`` for none."""
+def approval_request(connection: Connection, certificate_id: str) -> dict[str, Any]:
+    """One certificate with everything that a decision about it depends on.
+
+    Raises ``Problem`` if there is none.
+    """
     certificate = get(connection, certificate_id)
     base = _base(connection, certificate)
     predicate = statement_of(certificate)["predicate"]
-    return ApprovalRequest(
-        line=_line(certificate),
-        envelope=certificate.envelope_digest,
-        issue=certificate.issue,
-        status=certificate.status.value,
-        guarantee=_guarantee(certificate),
-        base=None if base is None else _guarantee(base),
-        changes=() if base is None else plan_changes(base, certificate),
-        requesters=_requesters(connection, certificate),
-        policy=f"{predicate['policy']['name']} v{predicate['policy']['version']}",
-        waivers=tuple(f"{w['code']}: {w['waiver']['reason']}" for w in predicate["waived"]),
-        warnings=tuple(warning["message"] for warning in predicate["warnings"]),
-    )
+    return {
+        "line": _line(certificate),
+        "envelope": certificate.envelope_digest,
+        "issue": certificate.issue,
+        "status": certificate.status.value,
+        "guarantee": _guarantee(certificate),
+        "base": None if base is None else _guarantee(base),
+        "changes": () if base is None else plan_changes(base, certificate),
+        "requesters": _requesters(connection, certificate),
+        "policy": f"{predicate['policy']['name']} v{predicate['policy']['version']}",
+        "waivers": tuple(f"{w['code']}: {w['waiver']['reason']}" for w in predicate["waived"]),
+        "warnings": tuple(warning["message"] for warning in predicate["warnings"]),
+    }
 
 
 def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[FieldChange, ...]:
@@ -265,11 +251,11 @@ def _respond(
     """The request for approval, and the ``form``, with why the last decision was not accepted."""
     with services.engine.connect() as connection:
         approval = approval_request(connection, certificate_id)
-    is_open = approval.status == Status.AWAITING_APPROVAL.value
+    is_open = approval["status"] == Status.AWAITING_APPROVAL.value
     issues = tuple(history(services.engine, certificate_id))
     view = {"request": approval, "issues": issues, "open": is_open, "wrong": None, "comment": ""}
     view |= form
-    rows = Rows(FieldChange, approval.changes)
+    rows = Rows(FieldChange, approval["changes"])
     return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"
     )

@@ -326,9 +326,10 @@ def _decision(pdf: Document, view: CertificateView) -> None:
         f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
         f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
     )
-    states = Counter(WORDS[step.state] for step in view.verification.steps)
+    steps = view.verification["steps"]
+    states = Counter(WORDS[step["state"]] for step in steps)
     counts = ", ".join(f"{count} {word}" for word, count in states.items())
-    pdf.paragraph(f"Of the {len(view.verification.steps)} steps of verification: {counts}.", SMALL)
+    pdf.paragraph(f"Of the {len(steps)} steps of verification: {counts}.", SMALL)
 
 
 def _details(pdf: Document, view: CertificateView) -> None:

@@ -70,31 +70,6 @@ STATUS = len(STEPS)
 """The step that checks for revocation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One step, and the command that repeats it elsewhere.
-
-    ``adds`` are the options of that command beyond those of the basic one.
-    """
-
-    number: int
-    name: str
-    state: State
-    detail: str
-    command: str
-    adds: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verification:
-    """All steps; ``code`` and ``remedy`` say why one failed."""
-
-    passed: bool
-    steps: tuple[Step, ...]
-    code: str | None = None
-    remedy: str | None = None
-
-
 def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
     """This service's keys, with the revocations of the newest keyset."""
     newest = services.keysets.newest()
@@ -105,11 +80,12 @@ def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
 
 def verification(
     bundle: bytes, trusted: Iterable[PublicKey], now: datetime, revoked: str | None
-) -> Verification:
+) -> dict[str, Any]:
     """``bundle`` verified with ``trusted`` keys at ``now``.
 
-    ``revoked`` says why it was revoked, if it was: this service knows from its own records
-    what a status list tells others.
+    ``adds`` are the options of a step's command beyond those of the basic one; ``code`` and
+    ``remedy`` say why one failed. ``revoked`` says why it was revoked, if it was: this service
+    knows from its own records what a status list tells others.
     """
     states: dict[int, tuple[State, str]] = {}
     error: VerificationError | None = None
@@ -125,23 +101,23 @@ def verification(
         for number, _, detail in result.steps:
             states[number] = ("unchecked" if number in result.unchecked else "passed", detail)
         states[STATUS] = ("passed", "not revoked, by the records of this service")
-    return Verification(
-        passed=error is None,
-        steps=tuple(
-            Step(
-                number=number,
-                name=name,
-                state=state,
-                detail=detail,
-                command=VERIFY + OPTIONS.get(number, ""),
-                adds=OPTIONS.get(number, "").strip(),
-            )
+    return {
+        "passed": error is None,
+        "steps": tuple(
+            {
+                "number": number,
+                "name": name,
+                "state": state,
+                "detail": detail,
+                "command": VERIFY + OPTIONS.get(number, ""),
+                "adds": OPTIONS.get(number, "").strip(),
+            }
             for number, name in enumerate(STEPS, 1)
             for state, detail in [states.get(number, ("not_reached", ""))]
         ),
-        code=None if error is None else error.code,
-        remedy=None if error is None else error.remedy,
-    )
+        "code": None if error is None else error.code,
+        "remedy": None if error is None else error.remedy,
+    }
 
 
 # ---- the view ------------------------------------------------------------------------
@@ -201,7 +177,7 @@ class CertificateView:
     envelope_digest: str
     leaf: int | None
     tree_size: int | None
-    verification: Verification
+    verification: dict[str, Any]
     checklist: tuple[Item, ...]
     runs: tuple[RunView, ...]
     issues: tuple[Issue, ...]

@@ -68,20 +68,6 @@ class ChangeLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A plan compared with the first; if they cannot be ranked, ``obstacles``."""
-
-    label: str
-    sentence: str
-    ranking: str | None
-    obstacles: tuple[Reason, ...]
-    start: str | None
-    difference: str | None
-    end: str | None
-    lines: tuple[ChangeLine, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """The page: the plans, and each after the first compared with it."""
 
@@ -94,7 +80,7 @@ class Comparison:
     missing: tuple[str, ...] = ()
     trouble: str | None = None
     sides: tuple[dict[str, Any], ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[dict[str, Any], ...] = ()
 
 
 @page(router, "/compare")
@@ -192,22 +178,23 @@ def _side(label: str, certificate: str | None, assessment: Assessment) -> dict[s
     }
 
 
-def _pair(label: str, result: PlanComparison) -> Pair:
+def _pair(label: str, result: PlanComparison) -> dict[str, Any]:
+    """A plan compared with the first; if they cannot be ranked, ``obstacles``."""
     parts = result.contributions
     sentence = result.sentence.replace("ε ≤ ", "ε\u00a0≤\u00a0")
     for code, name in ADJACENCIES.items():
         sentence = sentence.replace(code, name)
     total = sum((part.difference for part in parts), Decimal(0))
-    return Pair(
-        label=label,
-        sentence=sentence,
-        ranking=result.ranking,
-        obstacles=result.obstacles,
-        start=result.first.epsilon_text,
-        difference=_signed(total) if parts else None,
-        end=result.second.epsilon_text,
-        lines=tuple(_lines(label, {item.change.pointer: item for item in result.alone}, parts)),
-    )
+    return {
+        "label": label,
+        "sentence": sentence,
+        "ranking": result.ranking,
+        "obstacles": result.obstacles,
+        "start": result.first.epsilon_text,
+        "difference": _signed(total) if parts else None,
+        "end": result.second.epsilon_text,
+        "lines": tuple(_lines(label, {item.change.pointer: item for item in result.alone}, parts)),
+    }
 
 
 def _lines(
@@ -271,5 +258,5 @@ def _plan(services: Services, certificate_id: str) -> Plan | None:
 
 
 def _respond(request: Request, view: Comparison, status: int = 200) -> Response:
-    rows = Rows(ChangeLine, [line for pair in view.pairs for line in pair.lines])
+    rows = Rows(ChangeLine, [line for pair in view.pairs for line in pair["lines"]])
     return respond(request, view, template="compare.html", rows=rows, status=status)

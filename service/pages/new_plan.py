@@ -84,30 +84,6 @@ class FieldView(Field):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreviewView:
-    """What a plan would get; ε and δ are decimals rounded up."""
-
-    verdict: str
-    sentence: str
-    epsilon: str | None
-    epsilon_lower: str | None
-    delta: str | None
-    adjacency: str
-    unit: str
-    joint: str | None
-    noise: tuple[dict[str, Any], ...]
-    engine: str | None
-    reasons: tuple[Reason, ...]
-    warnings: tuple[str, ...]
-    assumptions: tuple[str, ...]
-    policy: str
-    waived: tuple[str, ...]
-    approvals: int
-    budget: str | None
-    fits: bool | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NewPlan:
     """The page; ``answer`` is the preview of an accounted plan, ``trouble`` why there is none.
 
@@ -130,7 +106,7 @@ class NewPlan:
     examples: tuple[tuple[str, str], ...] = tuple(
         (name, label) for name, (label, _) in EXAMPLES.items()
     )
-    answer: PreviewView | None = None
+    answer: dict[str, Any] | None = None
     trouble: str | None = None
     no_curve: str | None = None
     noise: tuple[dict[str, Any], ...] | None = None
@@ -287,20 +263,21 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
     return see_other(f"/certificates/{result.certificate.id}")
 
 
-def preview_of(preview: Preview) -> PreviewView:
-    """The preview of an accounted draft."""
+def preview_of(preview: Preview) -> dict[str, Any]:
+    """What a plan would get; ε and δ are decimals rounded up."""
     assessment, ledger = preview.assessment, preview.ledger
     bounded = assessment.epsilon is not None and math.isfinite(assessment.epsilon.upper)
-    return view_of(
-        PreviewView,
-        assessment,
-        sentence=draft_sentence(assessment),
-        epsilon=up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
-        epsilon_lower=None if assessment.epsilon is None else down(assessment.epsilon.lower),
-        delta=None if assessment.delta is None else up(assessment.delta.upper),
+    return {
+        "verdict": assessment.verdict,
+        "sentence": draft_sentence(assessment),
+        "epsilon": up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
+        "epsilon_lower": None if assessment.epsilon is None else down(assessment.epsilon.lower),
+        "delta": None if assessment.delta is None else up(assessment.delta.upper),
+        "adjacency": assessment.adjacency,
+        "unit": assessment.unit,
         # Rounded up, for it may be copied to where noise is configured.
-        joint=up(assessment.joint),
-        noise=tuple(
+        "joint": up(assessment.joint),
+        "noise": tuple(
             {
                 "name": release.name,
                 "count": release.count,
@@ -309,14 +286,16 @@ def preview_of(preview: Preview) -> PreviewView:
             }
             for release in assessment.releases
         ),
-        engine=assessment.accountants[0].name if assessment.accountants else None,
-        warnings=tuple(warning.message for warning in assessment.warnings),
-        policy=f"{preview.policy.name} v{preview.policy.version}",
-        waived=tuple(waived.reason.code for waived in preview.judgement.waived),
-        approvals=preview.policy.approvals,
-        budget=None if ledger is None else _budget(ledger),
-        fits=None if ledger is None else bool(ledger["fits"]),
-    )
+        "engine": assessment.accountants[0].name if assessment.accountants else None,
+        "reasons": assessment.reasons,
+        "warnings": tuple(warning.message for warning in assessment.warnings),
+        "assumptions": assessment.assumptions,
+        "policy": f"{preview.policy.name} v{preview.policy.version}",
+        "waived": tuple(waived.reason.code for waived in preview.judgement.waived),
+        "approvals": preview.policy.approvals,
+        "budget": None if ledger is None else _budget(ledger),
+        "fits": None if ledger is None else bool(ledger["fits"]),
+    }
 
 
 def curl_of(base: str) -> str:

@@ -26,7 +26,7 @@ from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting
-from affidavit.service.pages.audit import CheckpointView, checkpoint_of
+from affidavit.service.pages.audit import checkpoint_of
 from affidavit.service.pages.charts import figure_of, stairs, unit_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.response import Rows, page, respond, view_of
@@ -87,7 +87,7 @@ class Overview:
     more_expiring: bool
     refused: tuple[Item, ...]
     failed: tuple[Item, ...]
-    checkpoint: CheckpointView | None
+    checkpoint: dict[str, Any] | None
     troubles: tuple[Reason, ...]
     anything: bool
     proposals: tuple[Proposal, ...] = ()

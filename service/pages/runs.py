@@ -167,18 +167,6 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """Something that happened to a run, ``after`` the moment before it; ``actor`` did it."""
-
-    at: datetime
-    after: str
-    tone: str
-    what: str
-    tells: str
-    actor: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
     """One run: its progress, its story, its record, and what the ledger says of it.
 
@@ -202,7 +190,7 @@ class RunView:
     time_limit: int | None
     message: str | None
     events: tuple[EventLine, ...]
-    story: tuple[Moment, ...]
+    story: tuple[dict[str, Any], ...]
     record: Record | None
     unit: str
     adjacency: str
@@ -406,32 +394,35 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
     ), run
 
 
-def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[Moment, ...]:
-    """The events of the service, and what the worker signed about the record, by their times."""
-    moments = [
-        Moment(
-            at=event.at,
-            after="",
-            tone=TONES.get(event.kind, "plain"),
-            what=event.kind,
-            tells=": ".join(filter(None, (event.tells, _message_of(event)))),
-            actor=event.worker or event.actor,
-        )
+def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
+    """The events of the service, and what the worker signed about the record, by their times.
+
+    Each is ``after`` the one before it; ``actor`` did it.
+    """
+    moments: list[dict[str, Any]] = [
+        {
+            "at": event.at,
+            "after": "",
+            "tone": TONES.get(event.kind, "plain"),
+            "what": event.kind,
+            "tells": ": ".join(filter(None, (event.tells, _message_of(event)))),
+            "actor": event.worker or event.actor,
+        }
         for event in events
     ]
     if record is not None:
         moments[-1:-1] = _of_record(record)
     # The record's times are whole seconds; within one, the order above is that of the causes.
-    moments.sort(key=lambda moment: moment.at.replace(microsecond=0))
+    moments.sort(key=lambda moment: moment["at"].replace(microsecond=0))
     return tuple(
-        replace(moment, after=_after(before, moment))
+        {**moment, "after": _after(before, moment)}
         for before, moment in zip((None, *moments), moments, strict=False)
     )
 
 
-def _after(before: Moment | None, moment: Moment) -> str:
+def _after(before: Mapping[str, Any] | None, moment: Mapping[str, Any]) -> str:
     """The time since the moment before, where it is a second or more."""
-    seconds = 0.0 if before is None else (moment.at - before.at).total_seconds()
+    seconds = 0.0 if before is None else (moment["at"] - before["at"]).total_seconds()
     return elapsed(seconds) if seconds >= 1 else ""
 
 
@@ -448,7 +439,7 @@ def _message(outcome: Mapping[str, Any]) -> str | None:
     return words(message) if message and outcome.get("code") == "not_conformant" else message
 
 
-def _of_record(record: Record) -> list[Moment]:
+def _of_record(record: Record) -> list[dict[str, Any]]:
     """What its worker signed about a record: when training began, and the end of its check."""
     count = len(record.findings)
     findings = f"{count} finding{'' if count == 1 else 's'}" if count else "no finding"
@@ -457,8 +448,9 @@ def _of_record(record: Record) -> list[Moment]:
         (record.began, "plain", "training", f"the record of {whole(record.charged)} steps begins"),
         (record.ended, tone, "record checked", f"by its worker, with {findings}"),
     )
+    by = record.builder
     return [
-        Moment(at=at, after="", tone=tone, what=what, tells=tells, actor=record.builder)
+        {"at": at, "after": "", "tone": tone, "what": what, "tells": tells, "actor": by}
         for text, tone, what, tells in moments
         if (at := _instant(text)) is not None
     ]
