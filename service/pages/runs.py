@@ -11,7 +11,7 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -166,43 +166,6 @@ class Record:
     subject_digest: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunView:
-    """One run: its progress, its story, its record, and what the ledger says of it.
-
-    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed,
-    ``granted`` are the steps that its workers may have charged, ``engine`` is what starts them
-    ``job_page`` a URL of its dashboard, and ``refusal`` why it refused the run's last job.
-    """
-
-    line: RunLine
-    ended: bool
-    certified_steps: int
-    share: float
-    reservation: str
-    reservation_state: str
-    reserved: str
-    charged: str
-    steps_charged: int | None
-    data: str
-    model: str
-    output: str
-    time_limit: int | None
-    message: str | None
-    events: tuple[EventLine, ...]
-    story: tuple[dict[str, Any], ...]
-    record: Record | None
-    unit: str
-    adjacency: str
-    granted: int
-    engine: str
-    certificate_status: str
-    job_page: str | None = None
-    refusal: str | None = None
-    so_far: str | None = None
-    so_far_steps: int | None = None
-
-
 # ---- the queue ----------------------------------------------------------------------
 
 
@@ -329,15 +292,15 @@ def _fields(form: Form) -> dict[str, object]:
 async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
     """The progress of a run, its events, its record and its charge."""
     view, stored = await run_in_threadpool(_read, services, run_id)
-    if view.ended and is_fragment(request):
+    if view["ended"] and is_fragment(request):
         # The run has ended, which changes the whole page.
         return Response(headers={"HX-Refresh": "true"})
-    if not view.ended and stored.steps:
+    if not view["ended"] and stored.steps:
         progress = await services.run_events.progress(stored, stored.steps)
         if progress.spent is not None and math.isfinite(progress.spent.epsilon):
-            so_far = up(progress.spent.epsilon)
-            view = replace(view, so_far=so_far, so_far_steps=progress.spent.steps)
-    rows = Rows(EventLine, view.events)
+            view["so_far"] = up(progress.spent.epsilon)
+            view["so_far_steps"] = progress.spent.steps
+    rows = Rows(EventLine, view["events"])
     return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
 
 
@@ -357,8 +320,13 @@ async def steps_chart(
     return chart_response(request, chart, width=WIDTH, height=HEIGHT)
 
 
-def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
-    """One run, and what its page shows; raises ``UnknownRun``."""
+def _read(services: Services, run_id: str) -> tuple[dict[str, Any], StoredRun]:
+    """One run, and what its page shows; raises ``UnknownRun``.
+
+    ``granted`` are the steps that its workers may have charged, ``engine`` is what starts them,
+    ``job_page`` a URL of its dashboard, and ``refusal`` why it refused the run's last job. The
+    first ``so_far_steps`` steps cost at most ``so_far``, if that was computed.
+    """
     with services.engine.connect() as connection:
         run = repository.find(connection, run_id)
         reservation = ledger_repository.find_reservation(connection, run.reservation_id)
@@ -369,29 +337,30 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredRun]:
     record = read_provenance(outcome.get("provenance"))
     charged = outcome.get("steps_charged")
     done = run.steps if charged is None else charged
-    return RunView(
-        line=_line(run, reservation.name, reservation.scope.dataset),
-        ended=run.outcome is not None,
-        job_page=services.dispatcher.page(run),
-        refusal=services.dispatcher.refusal(run),
-        certified_steps=reservation.certified_steps,
-        share=min(1.0, done / reservation.certified_steps),
-        reservation=reservation.id,
-        reservation_state=reservation.state,
-        reserved=up(charge_of(reservation.cost).epsilon),
-        charged=up(charge_of(reservation.charged).epsilon),
-        steps_charged=charged,
+    return {
+        "line": _line(run, reservation.name, reservation.scope.dataset),
+        "ended": run.outcome is not None,
+        "certified_steps": reservation.certified_steps,
+        "share": min(1.0, done / reservation.certified_steps),
+        "reservation": reservation.id,
+        "reservation_state": reservation.state,
+        "reserved": up(charge_of(reservation.cost).epsilon),
+        "charged": up(charge_of(reservation.charged).epsilon),
+        "steps_charged": charged,
         **{name: run.request[name] for name in ("data", "model", "output", "time_limit")},
-        message=_message(outcome),
-        events=events,
-        story=_story(events, record),
-        record=record,
-        granted=run.granted,
-        engine=ENGINES[type(services.dispatcher.engine).__name__],
-        unit=reservation.scope.unit,
-        adjacency=reservation.scope.adjacency,
-        certificate_status=certificate.status.value,
-    ), run
+        "message": _message(outcome),
+        "events": events,
+        "story": _story(events, record),
+        "record": record,
+        "unit": reservation.scope.unit,
+        "adjacency": reservation.scope.adjacency,
+        "granted": run.granted,
+        "engine": ENGINES[type(services.dispatcher.engine).__name__],
+        "certificate_status": certificate.status.value,
+        "job_page": services.dispatcher.page(run),
+        "refusal": services.dispatcher.refusal(run),
+        **{"so_far": None, "so_far_steps": None},
+    }, run
 
 
 def _story(events: tuple[EventLine, ...], record: Record | None) -> tuple[dict[str, Any], ...]:
