@@ -96,7 +96,7 @@ def digest_of_weights(paths: Iterable[Path], tensors: Iterable[Mapping[str, Any]
             places[name] = place
     result = hashlib.sha256()
     for tensor in tensors:
-        name, shape = str(tensor["name"]), list(tensor["shape"])
+        name, shape = str(tensor["name"]), tensor.get("shape")
         if name not in places:
             raise _bad(f"the trained tensor {printable(name)} is in no safetensors file.")
         place = places.pop(name)

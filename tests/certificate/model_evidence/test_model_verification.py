@@ -266,6 +266,15 @@ def test_tensors_that_were_not_trained_are_declared(run: Run, tmp_path: Path) ->
     assert verify_model(folder, [run.key.public]).verified
 
 
+def test_a_record_whose_tensor_has_no_shape_is_not_of_the_weights(
+    key: SigningKey, tmp_path: Path
+) -> None:
+    unshaped = run_of(key, lambda entries: entries[0]["tensors"][0].update(shape=2))
+    with pytest.raises(NotTrained) as failure:
+        unshaped.signed(tmp_path / "model")
+    assert failure.value.finding.code == "other_weights"
+
+
 def test_weights_that_cannot_be_compared_are_declared(run: Run, tmp_path: Path) -> None:
     folder = run.signed(tmp_path / "model")
     (folder / WEIGHTS).unlink()
