@@ -314,7 +314,6 @@ class PrivateRun:
         self._records = 0
         self._handed: tuple[Batch, set[Any]] = None, set()
         self._lossless: tuple[int, bool] | None = None  # how many records, and whether made up
-        self._sums: dict[str, Tensor] = {}  # not in ``grad``, where others would change them
         self._due: Due | None = None
         self._over: tuple[int, Due] | None = None
         self._open, self._ready, self._stopped = False, False, False
@@ -366,14 +365,15 @@ class PrivateRun:
                 "before you call private.",
             )
         self._training.require_as_begun()
-        self._private.forget_sums()
-        losses = self._private.accumulate(
-            lambda: self._model.losses(batch), records=records, idle=idle
-        )
-        self._lossless = None  # only now: a loop may catch what was raised above, and step
-        for name, item in self._private.sums().items():
-            self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
-        self._private.forget_sums()
+        self._model.module.zero_grad()
+        self._lossless = None
+        try:
+            losses = self._private.accumulate(
+                lambda: self._model.losses(batch), records=records, idle=idle
+            )
+        except Exception:
+            self._lossless = records, idle  # a loop may catch it, and step
+            raise
         shown = losses.mean() if self._run.shows_private else losses.new_zeros(())
         return shown.requires_grad_()
 
@@ -398,7 +398,6 @@ class PrivateRun:
                 self._training, self.step, self._secrets, lambda: self._stopped
             )
             self._private.forget_sums()
-            self._sums = self._private.sums()
             lot, self._records = self._training.lot(self.step, self._secrets.ratchet)
             last = lot.microbatches - 1
             for place, records in enumerate(lot):
@@ -450,9 +449,8 @@ class PrivateRun:
         assert due is not None  # nobody asked to stop before the step
         self._training.require_as_left()
         try:
-            self._training.release(
-                self.step, self._secrets.ratchet, self._training.summed(self._sums)
-            )
+            sums = self._training.summed(self._private.sums())
+            self._training.release(self.step, self._secrets.ratchet, sums)
         except Diverged:
             self._run.ended_by("diverged", self._training)
             raise

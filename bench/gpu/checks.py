@@ -93,7 +93,7 @@ def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     private = PrivateModel(module, specs)
     batch = tuple(item.to(device) for item in model.made_up(9))
     private.accumulate(lambda: model.losses(batch), records=9)
-    return {n: p.grad.double().cpu() for n, p in module.named_parameters() if p.grad is not None}
+    return {name: item.double().cpu() for name, item in private.sums().items()}
 
 
 def sums(device: str, small: bool) -> str:

@@ -1,4 +1,4 @@
-"""A model whose backward pass leaves clipped sums in ``parameter.grad``.
+"""A model whose backward pass makes clipped sums, and no gradient of a parameter.
 
 ``PrivateModel`` takes a module and the blocks of its trainable tensors, checks that every
 one of them is in exactly one block and belongs to layers that keep records apart, and
@@ -11,7 +11,7 @@ record, are summed, and one backward pass clips.
 >>> private = PrivateModel(model, blocks)
 >>> x = torch.ones(5, 3)
 >>> losses = private.accumulate(lambda: model(x).sum(1), records=5)
->>> bool(model[0].weight.grad.norm() <= 5)
+>>> bool(private.sums()["0.weight"].norm() <= 5)
 True
 
 A tensor that is used several times (a layer that is called twice, a tied output head) is
@@ -19,8 +19,7 @@ clipped by the exact norm of the sum of its uses, or, where its ``BlockSpec`` ha
 each use by itself, which costs the sum of their clip norms
 (``affidavit.trainer.clipping.hooks`` has the third rule).
 
-Parameters may be in any floating type. Sums are in float32 or float64: those of narrower
-parameters are in ``sums``, and not in ``grad``, which has the parameter's type. Activations may be
+Parameters may be in any floating type. Sums are in float32 or float64. Activations may be
 recomputed (``torch.utils.checkpoint``, both kinds). Under ``torch.compile`` the layers that
 have taps run as they are, and what lies between them is compiled.
 
@@ -28,7 +27,7 @@ Layers without a kernel are run one record at a time (``per_record``). Where a m
 parameter in another module than the one that holds it, or hands a layer something else than
 records, ``probe`` notices, and has the module around it run one record at a time.
 
-A step that fails leaves every gradient as it was. Refused by name: batch normalisation and
+A step that fails leaves every sum as it was. Refused by name: batch normalisation and
 other layers that mix records, and tensors in no block or in two.
 """
 
@@ -96,7 +95,7 @@ class PrivateModel:
         self._boxes: set[str] = set()
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
-        self._wide: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self._hidden = self._counted = False
         self._attach()
 
@@ -323,7 +322,7 @@ class PrivateModel:
     def accumulate(
         self, losses: Callable[[], Tensor], *, records: int, idle: bool = False
     ) -> Tensor:
-        """Add the clipped sums of one microbatch to the gradients; the losses, detached.
+        """Add one microbatch to the clipped sums; the losses, detached.
 
         ``losses`` runs the model and returns one loss for each of ``records`` records,
         shape (records,). An empty microbatch adds nothing. Where ``idle`` the records are
@@ -348,8 +347,9 @@ class PrivateModel:
                 for name, item in self._stored().items()
                 if item is not None and before.get(name, ()) not in (None, item)
             )
-            for target in self._targets.values():
-                self._add(target)
+            for name, target in self._targets.items():
+                if (total := target.total) is not None:
+                    self._sums[name] = self._sums[name].add_(total) if name in self._sums else total
         return result
 
     def _stored(self) -> dict[str, tuple[int, int] | None]:
@@ -408,15 +408,12 @@ class PrivateModel:
 
         Of a sharded parameter they are the rows that are here, of the sum over all ranks.
         """
-        result = {}
-        for name, target in self._targets.items():
-            item = self._wide.get(name, target.parameter.grad)
-            if item is None:
-                item = torch.zeros_like(
-                    local(target.parameter), dtype=accumulated_in(target.parameter)
-                )
-            result[name] = item
-        return result
+        return {
+            name: self._sums[name]
+            if name in self._sums
+            else torch.zeros_like(local(of.parameter), dtype=accumulated_in(of.parameter))
+            for name, of in self._targets.items()
+        }
 
     def require_no_gradients(self) -> None:
         """Raise ``UnsupportedModel`` if another backward pass left a gradient."""
@@ -430,10 +427,8 @@ class PrivateModel:
                 )
 
     def forget_sums(self) -> None:
-        """Begin a lot: no sums and no gradients."""
-        self._wide.clear()
-        for target in self._targets.values():
-            target.parameter.grad = None
+        """Begin a lot."""
+        self._sums.clear()
 
     def count_within(self) -> None:
         """From now on count, by block, the records whose norm is at most the clip norm.
@@ -591,12 +586,12 @@ class PrivateModel:
 
     @contextmanager
     def _sums_set_aside(self) -> Iterator[None]:
-        wide, self._wide = self._wide, {}
+        sums, self._sums = self._sums, {}
         try:
             with self._gradients_set_aside():
                 yield
         finally:
-            self._wide = wide
+            self._sums = sums
 
     def _require_caught(self) -> None:
         outside = [t.name for t in self._targets.values() if t.parameter.grad is not None]
@@ -650,17 +645,6 @@ class PrivateModel:
         finally:
             for parameter, grad in held:
                 parameter.grad = grad
-
-    def _add(self, target: Target) -> None:
-        if target.total is None:
-            return
-        parameter = target.parameter
-        if parameter.dtype != target.total.dtype or is_sharded(parameter):
-            self._wide[target.name] = target.total + self._wide.get(target.name, 0)
-        elif parameter.grad is None:
-            parameter.grad = target.total
-        else:
-            parameter.grad.add_(target.total)
 
     def detach(self) -> None:
         """Give the layers their own forward back."""
