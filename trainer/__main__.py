@@ -11,7 +11,8 @@ PyTorch takes seconds to load, so whatever needs it is imported once the files h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar
@@ -37,9 +38,8 @@ from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFai
 from affidavit.trainer.options import FOLDERS, FileRefused
 
 if TYPE_CHECKING:
-    from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+    from affidavit.trainer.adapters import ModelAdapter
     from affidavit.trainer.loop import Outcome
-    from affidavit.trainer.settings import Trial
 
 T = TypeVar("T")
 err = Console(stderr=True, soft_wrap=True)
@@ -173,9 +173,11 @@ def main(
     from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
     from affidavit.trainer.distributed.peers import Peers
     from affidavit.trainer.loop import train
-    from affidavit.trainer.settings import Settings, Supervision
+    from affidavit.trainer.settings import Settings, Supervision, Trial
+    from affidavit.trainer.sources import data_of, model_of
 
-    searched = None if trial is None else _trial(trial)
+    with _usage("bad_trial", str(trial), OSError, ValueError):
+        searched = None if trial is None else Trial.read(trial)
     settings = Settings(
         device=device,
         microbatch=microbatch,
@@ -190,7 +192,12 @@ def main(
     )
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
-    records, adapter = _adapters(data, model)
+    with (
+        _usage("bad_source", "cannot load the data or model", ValueError, OSError, ImportError),
+        _usage("file_refused", "the run may not read this file", FileRefused),
+    ):
+        records = data_of(data)
+        adapter = model_of(model, records)
     options = VerificationOptions(
         trust=policy, status=listed, require_status=listed is not None, require_log=require_log
     )
@@ -291,25 +298,13 @@ def _trusted(
         _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
 
 
-def _trial(path: Path) -> Trial:
-    from affidavit.trainer.settings import Trial
-
+@contextmanager
+def _usage(code: str, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """End with ``code`` where the block raises one of ``kinds``."""
     try:
-        return Trial.read(path)
-    except (OSError, ValueError) as error:
-        _end(Exit.USAGE, "bad_trial", f"{path}: {error}")
-
-
-def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
-    from affidavit.trainer.sources import data_of, model_of
-
-    try:
-        records = data_of(data)
-        return records, model_of(model, records)
-    except FileRefused as error:
-        _end(Exit.USAGE, "file_refused", f"the run may not read this file: {error}")
-    except (ValueError, OSError, ImportError) as error:
-        _end(Exit.USAGE, "bad_source", f"cannot load the data or model: {error}")
+        yield
+    except kinds as error:
+        _end(Exit.USAGE, code, f"{what}: {error}")
 
 
 def _end(status: Exit, code: str, message: str) -> NoReturn:

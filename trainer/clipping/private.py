@@ -479,17 +479,17 @@ class PrivateModel:
     def uses(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, int]:
         """How often each trainable tensor is used, by name, in one pass or when evaluated.
 
-        ``losses`` gives one of shape (records,). Gradients are left as they were. Raises
-        ``UnsupportedModel`` where a tensor is used in neither.
+        ``losses`` gives one of shape (records,). Gradients are left as they were, and no sums.
+        Raises ``UnsupportedModel`` where a tensor is used in neither.
         """
         result = dict.fromkeys(self._targets, 0)
         modes: list[AbstractContextManager[None]] = [nullcontext(), evaluating(self.model)]
-        with self._sums_set_aside():
-            for mode in modes:
-                with mode:
-                    self.accumulate(losses, records=records)
-                for name, target in self._targets.items():
-                    result[name] = result[name] or target.caught
+        for mode in modes:
+            with mode:
+                self.accumulate(losses, records=records)
+            for name, target in self._targets.items():
+                result[name] = result[name] or target.caught
+        self.forget_sums()
         self._require_used(result)
         return result
 
@@ -540,7 +540,7 @@ class PrivateModel:
         sum of each tensor's gradient is. Gradients are left as they were.
         """
         rows = self.gradients(partial(losses, records), records=len(records))
-        with self._sums_set_aside(), torch.enable_grad():
+        with self._gradients_set_aside(), torch.enable_grad():
             for place, record in enumerate(records):
                 losses(record[None]).sum().backward()  # a reentrant checkpoint takes no other way
                 for name, target in self._targets.items():
@@ -577,21 +577,12 @@ class PrivateModel:
     def _rows(
         self, losses: Callable[[], Tensor], records: int, only: int | None = None
     ) -> list[tuple[GradientHook, Tensor]]:
-        with self._sums_set_aside(), self._lot_of(records):
+        with self._gradients_set_aside(), self._lot_of(records):
             rows: list[tuple[GradientHook, Tensor]] = []
             self._lot.only, self._lot.rows = only, rows
             self._backward(losses, only)
             self._require_caught()
             return rows
-
-    @contextmanager
-    def _sums_set_aside(self) -> Iterator[None]:
-        sums, self._sums = self._sums, {}
-        try:
-            with self._gradients_set_aside():
-                yield
-        finally:
-            self._sums = sums
 
     def _require_caught(self) -> None:
         outside = [t.name for t in self._targets.values() if t.parameter.grad is not None]

@@ -85,10 +85,6 @@ class Peers:
         if self.size > 1:
             add_up(sums)
 
-    def agree(self, holds: bool) -> bool:
-        """Whether ``holds`` is true on every rank."""
-        return all(self.gathered(holds))
-
     def gathered(self, item: T) -> list[T]:
         """The plain data of all ranks, in their order."""
         result: list[Any] = [None] * self.size

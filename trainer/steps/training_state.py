@@ -420,7 +420,7 @@ class TrainingState:
     def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ``Diverged`` where they are not finite; on every rank, where each has its rows."""
         finite = all_finite(local(item) for item in tensors.values())
-        if not (finite if self.shards is None else self._peers.agree(finite)):
+        if not (finite if self.shards is None else all(self._peers.gathered(finite))):
             raise Diverged(
                 "diverged",
                 f"{what}. Certify the plan with a smaller "
