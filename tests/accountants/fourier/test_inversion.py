@@ -202,6 +202,24 @@ RUNS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("event", "delta", "epsilons"),
+    [
+        (poisson(0.01, 2.0, 2000), 1e-6, (1.0349602115511396, 0.97637296228643419)),
+        (poisson(0.05, 1.3, 300, "replace_one"), 1e-8, (8.1985488972288989,)),
+        (poisson(0.2, 4.0, 500), 1e-5, (5.1461399399205652,)),
+    ],
+)
+def test_brackets_hold_what_30_digits_show(
+    event: Event, delta: float, epsilons: tuple[float, ...]
+) -> None:
+    """The same integral by Gauss's rule, in a window three times as wide, in 30 digits."""
+    for direction, epsilon in zip(directions(event), epsilons, strict=False):
+        result = inverted_epsilon([direction], delta)
+        assert result is not None
+        assert result.lower < epsilon < result.upper < epsilon * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("event", RUNS)
 @pytest.mark.parametrize("delta", [1e-9, 1e-3])
 def test_lattices_overlap(event: Event, delta: float) -> None:
