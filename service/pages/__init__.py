@@ -4,8 +4,9 @@ How a page is made
 ------------------
 A page is one module, named by its noun, and one template. The module has
 
-1. a *view*: frozen dataclasses with what is shown, and one function that reads them from
-   the database. No HTML, no drawing; a clock or a limit comes in as an argument;
+1. a *view* with what is shown, and one function that reads it from the database: a mapping, or
+   a frozen dataclass where Python reads it too. The rows of a table are dataclasses, whose fields
+   are the columns of its CSV. No HTML, no drawing; a clock or a limit comes in as an argument;
 2. the route, which takes an actor, builds the view and hands it to ``respond``::
 
     router = APIRouter()
@@ -13,7 +14,7 @@ A page is one module, named by its noun, and one template. The module has
     @page(router, "/tokens")                     # also /tokens.json and /tokens.csv
     def tokens(request: Request, _: Admin, services: TheServices) -> Response:
         view = tokens_view(services.tokens)
-        return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view.tokens))
+        return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view["tokens"]))
 
 and one line in ``MODULES``. ``respond`` renders the view as HTML, as JSON (every field of it)
 and its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn``
