@@ -28,7 +28,7 @@ Complex = NDArray[np.complex128]
 
 POINTS = tuple(n * 2**k for k in range(8) for n in (96, 128))
 """Intervals of the rules that are tried; a test compares their weights with 40 digits."""
-_MOST_WORK = 30_000_000
+_MOST_WORK = 50_000_000
 """Frequencies times intervals."""
 LARGEST_PROBABILITY = 0.9
 """Of a sample; near 1 the loss of an unlikely place is a small difference of large numbers."""
@@ -331,7 +331,8 @@ class AnalyticLaw:
         turned = np.zeros(orders.size)
         turned[0] = thetas[-1]
         rules = [
-            (part, weight, *part.log_errors(orders, turned, bar)) for part, weight in self.parts
+            (part, weight, *part.log_errors(orders, turned, bar - math.log(abs(weight))))
+            for part, weight in self.parts
         ]
         if thetas.size * sum(points for *_, points in rules) > _MOST_WORK:
             raise Unanswered
