@@ -1,8 +1,4 @@
-"""Quantities that the calls of a script state: the arguments of each, and what trains how often.
-
-A parameter of a script's functions and constructors has what every call gives it, in whichever
-file: what a call in another file of its repository gives is a value, or the reason why it is none.
-"""
+"""Quantities that the calls of a script state: the arguments of each, and what trains how often."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from affidavit.importers.directives import FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.script_ast import Script, keywords_of, last_name, unpacks
-from affidavit.importers.script_callers import callers
 from affidavit.importers.script_files import definition_of
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
@@ -40,7 +35,7 @@ class Quantities:
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Values(script, READERS, callers=callers, definition=definition_of)
+        self.values = Values(script, READERS, definition=definition_of)
         self.arguments = arguments_of(self.values.spread(call), library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}

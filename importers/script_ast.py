@@ -46,8 +46,8 @@ class Script:
     folder: Path | None = None
     name: str | None = None
     parents: dict[ast.AST, ast.AST] = field(init=False)
-    elsewhere: dict[ast.AST, list[ast.Call]] = field(init=False, default_factory=dict)
-    """The calls of its functions in other files, as far as they were looked for."""
+    shared: set[ast.AST] = field(init=False, default_factory=set)
+    """What leads to the private call, where several files run it."""
     modules: dict[tuple[Script, ast.alias], tuple[Script, bool] | None] = field(
         init=False, default_factory=dict
     )

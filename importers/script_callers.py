@@ -1,7 +1,4 @@
-"""The other files of a repository that use what a script defines: their calls, and what runs it.
-
-Files of tests do not count.
-"""
+"""The files of a repository that run what a script defines. Files of tests do not count."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from affidavit.importers.script_ast import Script, last_name
-from affidavit.importers.script_files import definition_of, parsed_file, valued
+from affidavit.importers.script_files import definition_of, parsed_file
 from affidavit.importers.script_options import READERS
-from affidavit.importers.script_values import Unreadable, Values
+from affidavit.importers.script_values import Values
 
 MOST_FILES = 5_000
 LARGEST_FILE = 1 << 20
@@ -25,32 +22,11 @@ WORD = re.compile(r"\w+")
 SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
 
 
-def callers(script: Script, function: ast.AST) -> list[ast.Call]:
-    """The calls of a function or constructor of the script in other files.
-
-    Raises ``Unreadable`` if a file does something else with it.
-    """
-    if function not in script.elsewhere:
-        owner = script.parents.get(function)
-        made = owner if getattr(function, "name", "") == "__init__" else None
-        top = made if isinstance(made, ast.ClassDef) else function
-        named = isinstance(top, ast.ClassDef | ast.FunctionDef)
-        outermost = named and script.parents.get(top) is script.tree
-        script.elsewhere[function] = list(_calls(script, top.name)) if outermost else []  # type: ignore[attr-defined]
-    return script.elsewhere[function]
-
-
-def _calls(script: Script, name: str) -> Iterator[ast.Call]:
-    for values, node in _uses(script, {name}):
-        call = values.script.parents[node]
-        if isinstance(call, ast.Call) and call.func is node:
-            yield valued(values, call)
-        elif node not in values.script.types:
-            raise Unreadable(node, f"{name} is passed on in {values.script.name}")
-
-
 def runners(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr]]:
-    """The scripts that run what leads to these nodes, and where: itself, or others that name it."""
+    """The scripts that run what leads to these nodes, and where: itself, or others that name it.
+
+    Where they are several, what leads to them is noted as ``shared``.
+    """
     tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
     others = [top for top in script.tree.body if top not in tops]
     names: set[str] = set()
@@ -62,6 +38,7 @@ def runners(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr
     running: dict[Script, list[ast.expr]] = {script: nodes} if runs else {}
     for values, node in _uses(script, names) if names else ():
         running.setdefault(values.script, []).append(node)
+    script.shared = leading - {script.tree} if len(running) > 1 else set()
     return running
 
 

@@ -34,7 +34,7 @@ from affidavit.importers.training_loop import (
     steps_of,
 )
 
-PARAMETERS = ("parameters", "named_parameters")
+PARAMETERS = NAMES["weights"][:2]
 
 
 def is_unused(script: Script, call: ast.Call) -> bool:

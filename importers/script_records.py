@@ -36,6 +36,7 @@ from affidavit.importers.training_loop import (
     loops_of,
     loss_methods,
     lot_of,
+    names_set_in,
     of_lots,
     reads_records,
     seen_at,
@@ -700,10 +701,16 @@ def set_by_records(values: Values) -> ast.AST | None:
         while isinstance(owner, ast.Attribute | ast.Subscript):
             owner = owner.value
             owners.append((last_name(owner) or "").lower())
+        told: list[tuple[ast.AST, ast.AST]] = [(item, statement) for item in args]
+        for loop in values.script.above(node):
+            if isinstance(loop, ast.For) and last_name(owner) in names_set_in(loop.target):
+                over = [last_name(part) for part in ast.walk(loop.iter)]
+                owners += ["model" for name in over if name in NAMES["weights"]]
+                told.append((loop.iter, loop))
         if any(name.endswith(MODELS[:3]) for name in owners) and any(
             reads_records(values, item)
-            or any(reads_content(item, at[statement]) for at in lots if statement in at)
-            for item in args
+            or any(reads_content(item, at[place]) for at in lots if place in at)
+            for item, place in told
         ):
             return node
     return None

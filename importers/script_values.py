@@ -113,8 +113,6 @@ class Values:
     """The call of each function whose result is being read."""
     main: Script | None = None
     """The script that runs, if ``script`` is a module of it."""
-    callers: Callable[[Script, ast.AST], list[ast.Call]] | None = None
-    """The calls of a function in other files, with values as arguments."""
     definition: Callable[[Values, ast.expr], tuple[Values, Definition] | None] | None = None
     """What another file defines, with its values."""
     _depth: int = 0
@@ -426,9 +424,9 @@ class Values:
                 calls.append(ast.Call(func=use, args=[], keywords=[]))
             else:
                 raise Unreadable(use, f"{ast.unparse(use)} is passed on")
-        if self.callers is not None:
-            calls += self.callers(self.script, function)
         name = getattr(function, "name", "")
+        if not self.script.shared.isdisjoint((function, self.script.parents.get(function))):
+            raise Unreadable(function, f"several files call {name}")
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")

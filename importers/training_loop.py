@@ -1135,10 +1135,7 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
         how = f"{len(calls)} calls of {name} are" if calls else f"no call of {name} is"
         raise Unreadable(function, f"{how} in this file")
     # A call that app.run(main) stands for has no place of its own.
-    place = calls[0] if calls[0] in values.script.parents else calls[0].func
-    if place not in values.script.parents:
-        raise Unreadable(function, f"another file calls {name}")
-    return place
+    return calls[0] if calls[0] in values.script.parents else calls[0].func
 
 
 def _times(values: Values, iterable: ast.expr) -> float | None:
@@ -1172,15 +1169,11 @@ def _times(values: Values, iterable: ast.expr) -> float | None:
 
 
 def _require_own_name(values: Values, function: ast.expr) -> None:
-    """Refuse a ``range`` or a ``tqdm`` that the file itself defines."""
-    root = root_of(function)
-    if not isinstance(root, ast.Name):
-        raise Unreadable(function, "it is not a function by name")
-    bindings = values.script.bindings_of(root)
-    if any(not isinstance(item.node, ast.alias) for item in bindings):
-        raise Unreadable(function, f"{root.id} is defined in this file")
-    if bindings and last_name(function) in ("range", "enumerate"):
-        raise Unreadable(function, f"{root.id} is imported")
+    """Refuse a ``tqdm`` that the file itself defines, and a ``range`` that it binds at all."""
+    root, own = root_of(function), last_name(function) in ("range", "enumerate")
+    bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
+    if any(own or not isinstance(getattr(item, "node", None), ast.alias) for item in bindings):
+        raise Unreadable(function, f"{text_of(function)} may not be what its name says")
 
 
 def is_private_loader(values: Values, node: ast.expr) -> bool:

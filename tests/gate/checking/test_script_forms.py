@@ -261,23 +261,17 @@ def test_what_only_another_file_runs_is_read_as_that_file() -> None:
         + "    model.compile(o)\n    model.fit(x, y, batch_size=6, epochs=2)\n"
     )  # fmt: skip
     Path("train.py").write_text(text)
-    Path("main.py").write_text("from train import train\nfor i in range(9):\n    train(x, 4.0)\n")
-    for here, epochs in (("", 18), ("train(x, 4.0)\n", None), ("train(x, 4.0)\n", "changed")):
-        if epochs == "changed":
-            Path("main.py").write_text(
-                "from train import train\ntrain(x, 4.0)\no.noise_multiplier = 1\n"
-            )
-            with pytest.raises(MalformedPlan, match=r"main\.py"):
-                script_importer.read((text + here).encode(), Path(), name="train.py")
-            continue
+    main = "from train import train\nfor i in range(9):\n    train(x, 4.0)\n"
+    for here, there, epochs in (("", main, 18), ("train(x, 4.0)\n", "x = 1\n", 2)):
+        Path("main.py").write_text(there)
         partial = script_importer.read((text + here).encode(), Path(), name="train.py")
         assert partial is not None
         assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-        assert partial.data.get("epochs") == epochs
-    Path("main.py").write_text("x = 1\n")
-    partial = script_importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
-    assert partial is not None
-    assert partial.data["epochs"] == 2
+        assert partial.data["epochs"] == epochs
+    for change, why in (("", "several files"), ("o.noise_multiplier = 1\n", r"main\.py")):
+        Path("main.py").write_text(main + change)
+        with pytest.raises(MalformedPlan, match=why):
+            script_importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
 
 
 ARGS = """\

@@ -406,6 +406,8 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         ),
         ("", "told['b'].append(9)\n        if told['b'][-1] < 9: break", None),
         ("", "self.net.centre = out.mean(0)", "other_optimizer"),
+        ("", "for v, g in zip(model.weights, grads(out)): v.assign_sub(g)", "other_optimizer"),
+        ("", "for v, w in zip(model.weights, past.weights): v.assign_sub(w)", None),
         ("", "pass\nupdate_bn(rows, model)", "other_optimizer"),
         ("", "pass\nupdate_bn(others, model)", None),
         ("", "if loss > 9: sys.exit()", "data_dependent_stop"),
