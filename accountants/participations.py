@@ -51,6 +51,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    ReplacedAllocationGaussian,
     ShuffledEpoch,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
@@ -278,6 +279,8 @@ def always_drawn(leaf: Leaf) -> float:
     match leaf:
         case Gaussian() | RandomAllocationGaussian():
             distance = 1.0
+        case ReplacedAllocationGaussian():
+            distance = 2.0
         case PoissonSubsampledGaussian():
             distance = 2.0 if leaf.pair == "replace_one" else 1.0
         case PoissonSampledGroupGaussian():

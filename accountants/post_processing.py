@@ -46,6 +46,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    ReplacedAllocationGaussian,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -211,7 +212,11 @@ def _known(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Known, in
                 ),
                 times,
             )
-        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian():
+        case (
+            TruncatedPoissonGaussian()
+            | TruncatedPoissonGroupGaussian()
+            | ReplacedAllocationGaussian()
+        ):
             return  # Bounds of a run, which no record attains.
         case GaussianMixture(conceded=conceded) if conceded > 0:
             return

@@ -46,6 +46,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
+    ReplacedAllocationGaussian,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -239,7 +240,7 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
                 "Rényi accounting has no bound here for truncated Poisson sampling.",
                 "Use the fourier accountant.",
             )
-        case RandomAllocationGaussian():
+        case RandomAllocationGaussian() | ReplacedAllocationGaussian():
             raise Unsupported(
                 "Rényi accounting has no bound here for random allocation.",
                 "Use the allocation accountant.",

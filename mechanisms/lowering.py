@@ -30,9 +30,11 @@ from affidavit.plan import (
     Gaussian,
     MalformedPlan,
     Plan,
+    RandomAllocationGaussian,
     Reason,
     RefusedPlan,
     Repeated,
+    ReplacedAllocationGaussian,
     ShuffledEpoch,
     alternatives,
     as_document,
@@ -129,8 +131,10 @@ class Lowered:
         )
         if all(map(_is_unsampled, links)):
             return own
+        own_bins = None if self.plan.dataset.records_per_unit > 1 else _replaced_on_bins(links)
         chain = ChainOfNeighbours(event=one.extra.around(links), links=int(distance_of(self.plan)))
-        return EitherBound(events=(*alternatives(own), chain))
+        replaced = () if own_bins is None else (one.extra.around((own_bins,)),)
+        return EitherBound(events=(*alternatives(own), *replaced, chain))
 
     def _is_bounded_only(
         self, phases: tuple[Event, ...], joints: list[float], steps: int | None
@@ -170,6 +174,17 @@ class Lowered:
                 raise ValueError("the plan leaves its noise or its steps open; close it")
             phases.append(phase.attained(jointly(phase.joint, self.extra.same_lot), phase.steps))
         return self.extra.around(phases)
+
+
+def _replaced_on_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:
+    """What a replaced record costs where one that is not there costs ``links``.
+
+    Of one allocation; a part of a pass costs at most the whole. None elsewhere.
+    """
+    match links:
+        case (RandomAllocationGaussian(bins=bins, noise_multiplier=sigma),) if bins > 1:
+            return ReplacedAllocationGaussian(bins=bins, noise_multiplier=sigma)
+    return None
 
 
 def _is_unsampled(event: Event) -> bool:

@@ -23,7 +23,8 @@ balls_in_bins     add_remove,       random allocation of 1 of b bins at σ_joint
                   zero_out          E epochs, once (a partial last epoch after the first
                                     counts in full); with bins_drawn: each_epoch 1 of b at
                                     σ_joint, E times, and what is released of the last
-balls_in_bins     replace_one       Gaussian, once an epoch, or a chain of neighbours (lowering)
+balls_in_bins     replace_one       Gaussian, once an epoch, or as a replaced record or a chain of
+                                    neighbours (lowering)
 ================  ================  ==================================================
 
 That shuffling claims nothing more: given the permutation, a record takes part in k known

@@ -51,6 +51,7 @@ from .events import PoissonSubsampledGaussian as PoissonSubsampledGaussian
 from .events import RandomAllocationGaussian as RandomAllocationGaussian
 from .events import RepeatAndSelect as RepeatAndSelect
 from .events import Repeated as Repeated
+from .events import ReplacedAllocationGaussian as ReplacedAllocationGaussian
 from .events import SampledColumns as SampledColumns
 from .events import ShuffledEpoch as ShuffledEpoch
 from .events import SubsampledPair as SubsampledPair

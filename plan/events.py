@@ -289,6 +289,18 @@ class RandomAllocationGaussian(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplacedAllocationGaussian(_Checked):
+    """As ``RandomAllocationGaussian``, where the record is replaced by another.
+
+    (1/b Σ_i N(e_i, σ² I_b), 1/b Σ_i N(-e_i, σ² I_b)) dominates it, and no lower end rests on it.
+    Source: docs/theorems/random-allocation.md.
+    """
+
+    bins: int
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShuffledEpoch:
     """No event but an attack: whether any sum of an epoch's ``lots`` shuffled lots is large.
 
@@ -366,6 +378,7 @@ Leaf = (
     | TruncatedPoissonGaussian
     | TruncatedPoissonGroupGaussian
     | RandomAllocationGaussian
+    | ReplacedAllocationGaussian
     | BallsInBinsGaussian
 )
 

@@ -69,7 +69,12 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.plan import ChainOfNeighbours, Event, alternatives
+from affidavit.plan import (
+    ChainOfNeighbours,
+    Event,
+    ReplacedAllocationGaussian,
+    alternatives,
+)
 
 SMALLEST_DELTA = 1e-30
 LARGEST_DELTA = 0.999
@@ -173,7 +178,7 @@ class FourierAccountant:
     def _least_of(self, bounds: Sequence[Event]) -> PrivacyCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
         if self.provable:
-            bounds = [bound for bound in bounds if not has_columns(bound)]
+            bounds = [bound for bound in bounds if _is_stated(bound)]
         chains = [bound for bound in bounds if isinstance(bound, ChainOfNeighbours)]
         own = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
         if not chains:
@@ -194,7 +199,8 @@ class FourierAccountant:
         # With little noise the first is what other engines would have answered.
         engines = (self, accountant("gaussian"), accountant("participations"))
         curves = [FirstThatAnswers(event=first, engines=engines)]
-        curves += [FirstThatAnswers(event=other, engines=(engines[1], self)) for other in others]
+        rest = (engines[1], self, accountant("allocation"))
+        curves += [FirstThatAnswers(event=other, engines=rest) for other in others]
         both = _least_upper_ends(curves)
         if not moments:
             return both
@@ -254,6 +260,15 @@ def _finer(event: Event, kinds: int) -> tuple[Direction, ...]:
     if kinds <= MOST_INVERTED:
         return directions(event, kinds=kinds)
     return directions(event, cells=FINER_CELLS)
+
+
+def _is_stated(bound: Event) -> bool:
+    """Whether the checker has statements for all of ``bound``, or for each link of a chain."""
+    if has_columns(bound):
+        return False
+    return isinstance(bound, ChainOfNeighbours) or not any(
+        isinstance(leaf, ReplacedAllocationGaussian) for leaf, _ in leaves(bound)
+    )
 
 
 def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> LeastCurve:

@@ -72,6 +72,7 @@ from affidavit.plan import (
     RandomAllocationGaussian,
     RepeatAndSelect,
     Repeated,
+    ReplacedAllocationGaussian,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -260,7 +261,7 @@ def _sampling_probability(leaf: Leaf) -> float:
             return probability
         case GaussianMixture(weights=weights):
             return 1 - weights[0]
-        case RandomAllocationGaussian():
+        case RandomAllocationGaussian() | ReplacedAllocationGaussian():
             raise Unsupported(
                 "random allocation is not supported by the fourier engine.",
                 "Use the allocation accountant.",
@@ -299,6 +300,7 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
             WithoutReplacementGaussian()
             | WithoutReplacementGroupGaussian()
             | RandomAllocationGaussian()
+            | ReplacedAllocationGaussian()
             | BallsInBinsGaussian()
             | Laplace()
         ):
@@ -330,7 +332,7 @@ def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, floa
             return hidden_law(leaf, side) if lots == "hidden" else (truncated_law(leaf, side), 0.0)
         case TruncatedPoissonGroupGaussian():
             return truncated_group_law(leaf, added=side == "add", displaced=lots == "hidden")
-        case RandomAllocationGaussian() | BallsInBinsGaussian():
+        case RandomAllocationGaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
             raise Unsupported(
                 f"the fourier engine does not support {type(leaf).__name__}.",
                 "Use another accountant.",

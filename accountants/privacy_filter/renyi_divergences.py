@@ -85,6 +85,7 @@ from affidavit.plan import (
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
     RepeatAndSelect,
+    ReplacedAllocationGaussian,
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     WithoutReplacementGaussian,
@@ -262,6 +263,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             return _least(_gaussian(part.noise_multiplier / 2), _by_laws(part))
         case RandomAllocationGaussian(noise_multiplier=sigma):
             return _least(_gaussian(sigma), _allocation(part))
+        case ReplacedAllocationGaussian(noise_multiplier=sigma):
+            return _gaussian(sigma / 2)
         case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
             longest = math.sqrt(max(row[place] for place, row in enumerate(gram.rows)))
             return _gaussian(sigma / longest)

@@ -62,8 +62,16 @@ from affidavit.accountants.random_allocation.renyi import (
     RenyiAllocationAccountant,
     check_range,
 )
+from affidavit.accountants.random_allocation.replaced import ReplacedCurve
 from affidavit.accountants.registry import OURS
-from affidavit.plan import Composed, Event, RandomAllocationGaussian, Repeated
+from affidavit.plan import (
+    Composed,
+    Event,
+    Leaf,
+    RandomAllocationGaussian,
+    Repeated,
+    ReplacedAllocationGaussian,
+)
 
 SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
@@ -177,6 +185,8 @@ class AllocationAccountant:
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        if isinstance(record := _replaced(event), ReplacedAllocationGaussian):
+            return ReplacedCurve(bins=record.bins, rate=1 / record.noise_multiplier)
         above, below = self._curves(event)
         least = above
         if isinstance(above, ComposedAllocationCurve):
@@ -251,6 +261,14 @@ class AllocationAccountant:
 
     def _curve(self, orders: Orders) -> AllocationCurve:
         return AllocationCurve(directions=orders, relative_width=self.relative_width)
+
+
+def _replaced(event: Event) -> Leaf | None:
+    """The one release of ``event``, if it has one."""
+    match leaves(event):
+        case ((leaf, 1),):
+            return leaf
+    return None
 
 
 def _orders(leaf: RandomAllocationGaussian) -> Orders:

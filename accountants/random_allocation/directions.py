@@ -142,14 +142,8 @@ class Direction:
         threshold = self.threshold(epsilon)
         term, beyond = self._parts(cut)
         values, weights = term.atoms
-        low, high = -20.0, 25.0
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            tilt = math.exp(middle) / abs(threshold)
-            mean = self.bins * _tilted(values, weights, tilt)[1]
-            low, high = (middle, high) if mean - 2 / tilt < threshold else (low, middle)
-        tilt = math.exp((low + high) / 2) / abs(threshold)
-        log_moment, _, variance = _moments(values, weights, tilt)
+        tilt = tilt_of(self.bins, term.atoms, threshold, abs(threshold))
+        log_moment, _, variance = moments(values, weights, tilt)
         spread = self.bins * variance + 2 / tilt**2
         exponent = self.bins * log_moment - tilt * threshold - 2 * math.log(tilt)
         exponent += math.log(self.scale(epsilon)) - math.log(2 * math.pi * spread) / 2
@@ -277,27 +271,8 @@ class Direction:
         self, term: Term, saddle: Saddle, epsilon: float, negligible: float, step: float
     ) -> Window:
         """Sums outside of which there is too little to matter, by Chernoff's bound."""
-        threshold, spread = self.threshold(epsilon), math.sqrt(saddle.variance + 1e-300)
-        scale = math.log(self.scale(epsilon)) + saddle.log_moment - saddle.tilt * threshold
-        # max g = 1/(e θ)
-        tail = math.log(1e-3 * max(negligible, 1e-290)) - scale + math.log(saddle.tilt) + 1
-        tail = min(tail, -1.0)
-        values, weights = term.atoms
-        lows, highs = [], []
-        for share in _LADDER:
-            tilt = share / spread
-            under = self.bins * _moments(values, weights, saddle.tilt - tilt)[0]
-            over = self.bins * _moments(values, weights, saddle.tilt + tilt)[0]
-            lows.append(((tail - under + saddle.log_moment) / tilt, tilt))
-            highs.append(((over - saddle.log_moment - tail) / tilt, tilt))
-        (low, below), (high, above) = max(lows), min(highs)
-        return Window(
-            low=min(low, threshold - 0.01 * spread) - step,
-            high=max(high, threshold + 0.01 * spread) + step,
-            tilt=saddle.tilt,
-            below=below,
-            above=above,
-        )
+        share = max(negligible, 1e-290) / self.scale(epsilon)
+        return window_of(self.bins, term.atoms, saddle, self.threshold(epsilon), share, step)
 
     def _nodes(self, term: Term, bottom: float, step: float) -> tuple[Array, Array, bool]:
         """Nodes of the upper and of the lower measure, and whether its first cell is open."""
@@ -321,6 +296,53 @@ class Direction:
                 break
             result = float(ndtr(z - self.rate)) / mass
         return result
+
+
+def tilt_of(bins: int, atoms: tuple[Array, Array], threshold: float, size: float) -> float:
+    """The tilt at which the mean of (ΣV - Θ)_+ is made, for Θ = ``threshold``.
+
+    It is looked for around one over ``size``. ``atoms`` are V and its log weights, of shape (n,).
+    """
+    low, high = -20.0, 25.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        tilt = math.exp(middle) / size
+        mean = bins * _tilted(*atoms, tilt)[1]
+        low, high = (middle, high) if mean - 2 / tilt < threshold else (low, middle)
+    return math.exp((low + high) / 2) / size
+
+
+def window_of(
+    bins: int,
+    atoms: tuple[Array, Array],
+    saddle: Saddle,
+    threshold: float,
+    negligible: float,
+    step: float,
+) -> Window:
+    """Sums outside of which there is too little of (ΣV - Θ)_+ to matter, by Chernoff's bound.
+
+    ``negligible`` is about how much is too little; ``atoms`` are as in ``tilt_of``.
+    """
+    spread = math.sqrt(saddle.variance + 1e-300)
+    scale = saddle.log_moment - saddle.tilt * threshold
+    # max g = 1/(e θ)
+    tail = min(math.log(1e-3 * negligible) - scale + math.log(saddle.tilt) + 1, -1.0)
+    lows, highs = [], []
+    for share in _LADDER:
+        tilt = share / spread
+        under = bins * moments(*atoms, saddle.tilt - tilt)[0]
+        over = bins * moments(*atoms, saddle.tilt + tilt)[0]
+        lows.append(((tail - under + saddle.log_moment) / tilt, tilt))
+        highs.append(((over - saddle.log_moment - tail) / tilt, tilt))
+    (low, below), (high, above) = max(lows), min(highs)
+    return Window(
+        low=min(low, threshold - 0.01 * spread) - step,
+        high=max(high, threshold + 0.01 * spread) + step,
+        tilt=saddle.tilt,
+        below=below,
+        above=above,
+    )
 
 
 def where_it_falls_to(delta: float, curve: Callable[[float], float], most: float) -> float:
@@ -353,7 +375,7 @@ def _ratio(epsilon: float) -> float:
     return float(_ratios(np.array([epsilon]))[0])
 
 
-def _moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
+def moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
     """log E exp(tilt V), and mean and variance of the tilted law."""
     tilted, mean, peak, total = _tilted(values, log_weights, tilt)
     centred = values - mean

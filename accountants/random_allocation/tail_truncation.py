@@ -51,12 +51,30 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
-from affidavit.accountants.random_allocation.power import Term
+from affidavit.accountants.random_allocation.power import Calls, Term
 
 _ROUNDS = 60
 
 
-def upper_masses(term: Term, nodes: Array, *, raise_below: bool = True) -> Array:
+class Bounded(Protocol):
+    """One V, restricted to V <= ``top``, of which ``mass`` is the chance, rounded up."""
+
+    @property
+    def top(self) -> float:
+        """The largest V that counts."""
+        ...
+
+    @property
+    def mass(self) -> float:
+        """Pr(V <= top)."""
+        ...
+
+    def calls(self, points: Array) -> Calls:
+        """The tail and the call function at ``points``, of shape (n,)."""
+        ...
+
+
+def upper_masses(term: Bounded, nodes: Array, *, raise_below: bool = True) -> Array:
     """Masses on ``nodes`` whose call function is nowhere below that of ``term``.
 
     The last node must not lie below ``term.top``. Without ``raise_below`` smaller V are left

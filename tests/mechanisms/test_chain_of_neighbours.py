@@ -176,7 +176,8 @@ def test_many_bins_hide_a_replaced_record(extra: list[dict[str, Any]]) -> None:
     one = epsilon(plan(**{**many, "adjacency": "zero_out"}))
     replaced = epsilon(plan(**many))
     assert replaced.lower >= one.lower
-    assert 2 * one < replaced < 3 * one
+    # Beside a selection it is a chain of two neighbours.
+    assert (2 if extra else 1) * one < replaced < (3 if extra else 2) * one
 
 
 def test_the_rounds_of_a_group_show_a_replaced_record() -> None:
