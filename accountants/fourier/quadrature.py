@@ -281,14 +281,12 @@ class AnalyticLaw:
                 own = ((AnalyticPart.of(law, rare), 1.0),)
                 return cls(own, own)
             case RevealedMixtureLaw(first=first, second=second, weight=weight):
-                sums = [
-                    (cls.of(one, rare / w), w) for one, w in ((first, 1 - weight), (second, weight))
-                ]
-                parts, least = (
-                    tuple((part, w * own) for one, w in sums for part, own in getattr(one, which))
-                    for which in ("parts", "least")
+                rest = 1 - weight
+                both = (cls.of(first, rare / rest), rest), (cls.of(second, rare / weight), weight)
+                return cls(
+                    tuple((part, w * own) for one, w in both for part, own in one.parts),
+                    tuple((part, w * own) for one, w in both for part, own in one.least),
                 )
-                return cls(parts, least)
             case ExtrapolatedLaw(lower=lower, near=near, share=share, least=least):
                 above, below = AnalyticPart.of(near, rare), AnalyticPart.of(lower, rare)
                 # Where the law of ``near`` is left out, nothing is taken from it.
@@ -357,16 +355,16 @@ class AnalyticLaw:
         own = own + np.abs(exponents) + np.abs(orders)[:, None] * moved
         tilted, sizes = shares[0], np.abs(shares)
         rounded = (sizes * own).sum(axis=1)
+        sums = sizes.sum(axis=1)
         errors = np.exp(np.minimum(logs - log_moments, 0.0))
         centre = float(tilted @ losses)
         apart = losses - centre
         far = np.abs(apart)
         # Each quotient is one plus a sum of shares times e^{iθ(L-c)} - 1, of at most this size.
-        most = float(sizes[0].sum())
-        size = np.minimum(2.0 * most, thetas * float(sizes[0] @ far))
+        size = np.minimum(2.0 * sums[0], thetas * float(sizes[0] @ far))
         roundings = (8.0 * (2 * _CHUNK + losses.size / _CHUNK) + 64.0) * size
         roundings += np.minimum(
-            2.0 * (1.0 + most) * rounded[0],
+            2.0 * (1.0 + sums[0]) * rounded[0],
             thetas * float((sizes[0] * far) @ (own[0] + rounded[0])),
         )
         powers = 8.0 * (1 + math.log2(thetas.size))
@@ -376,20 +374,18 @@ class AnalyticLaw:
             _log1p(_turned(tilted, one * apart, thetas.size)),
             1.01 * (2.0 * errors[0] + UNIT_ROUNDOFF * roundings),
             log_moments,
-            errors + UNIT_ROUNDOFF * (128.0 + rounded),
+            errors + UNIT_ROUNDOFF * (128.0 * sums + rounded),
             centre,
         )
 
     def layers(self, order: float, log_moment: float) -> tuple[Array, Array]:
         """Half lengths (nats) and weights of uniform laws, parts of the tilted law; (L,) each."""
-        halves, weights = zip(
-            *(
-                part.layers(order, log_moment - math.log(weight))
-                for part, weight in self.least
-                if weight > 0
-            ),
-            strict=True,
-        )
+        layers = [
+            part.layers(order, log_moment - math.log(weight))
+            for part, weight in self.least
+            if weight > 0
+        ]
+        halves, weights = zip(*layers, strict=True)
         return np.concatenate(halves), np.concatenate(weights)
 
 
