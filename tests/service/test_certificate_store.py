@@ -51,6 +51,8 @@ def store(engine: Engine) -> CertificateStore:
 
 SIGNER = SigningKey.generate()
 KEY = SIGNER.public.as_record()
+DEVELOPER = SigningKey.generate(development=True)
+"""Of certificates that are untrusted."""
 FOREVER = NOON.replace(year=9999)
 BOUNDS = {"epsilon": "8", "delta": "1e-5"}
 
@@ -72,7 +74,8 @@ def certificate(number: int = 0, requester: str = "é", **changes: Any) -> Store
         "noise_multiplier": noise,
         "validity": {"not_before": format_instant(created), "not_after": format_instant(end)},
     }
-    envelope = sign_envelope(canonical_json({"predicate": predicate}), SIGNER)
+    signer = DEVELOPER if values["untrusted"] else SIGNER
+    envelope = sign_envelope(canonical_json({"predicate": predicate}), signer)
     bundle = {"envelope": envelope.as_document()}
     result = {
         **{name: {"upper": float(value)} for name, value in BOUNDS.items()},
@@ -87,7 +90,7 @@ def certificate(number: int = 0, requester: str = "é", **changes: Any) -> Store
         delta=1e-5,
         created_at=created,
         envelope_digest=envelope.digest,
-        key_id=SIGNER.key_id,
+        key_id=signer.key_id,
         bundle=canonical_json(bundle),
         result=json.dumps(result),
     )
@@ -170,7 +173,7 @@ def test_first_certificates_of_one_key_that_race_are_all_kept(
 
 def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
     unsure, sure = certificate(untrusted=True), certificate(requester="trusted")
-    store.add(unsure, KEY, REQUEST)
+    store.add(unsure, DEVELOPER.public.as_record(), REQUEST)
     assert store.find(unsure.id) == unsure
     assert store.repeat(unsure.id, REQUEST, untrusted_too=True) == unsure
     assert store.repeat(unsure.id, REQUEST, untrusted_too=False) is None
