@@ -117,7 +117,11 @@ def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AS
         case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
             return item if keys is None or name_of(item) in {None, *keys} else None
         case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
-            if keys is not None and name_of(node) == "self" and len(stored[name]) == 1:
+            if (
+                keys is not None
+                and name_of(node) == "self"
+                and len(script.stores_of(name, node)) == 1
+            ):
                 return None  # the constructor's own, as of ``self.args = args``
             return item if keys is None or name in keys else None
         case ast.Attribute(attr=name) as method if name not in NAMES["reading_methods"]:

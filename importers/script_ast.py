@@ -121,6 +121,24 @@ class Script:
                 table[node.attr].append(node)
         return table
 
+    def stores_of(self, name: str, node: ast.AST) -> list[ast.Attribute]:
+        """Where an attribute is set, but by other classes of themselves than that around ``node``.
+
+        Classes that are made of others of the file count as one.
+        """
+        own = self._class_around(node)
+        return [
+            store
+            for store in self.stored_attributes.get(name, [])
+            if None in (own, other := self._class_around(store))
+            or own is other
+            or not _names(store.value, "self")
+            or any(self.defines(last_name(base) or "") for c in (own, other) for base in c.bases)  # type: ignore[union-attr]
+        ]
+
+    def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
+        return next((outer for outer in self.above(node) if isinstance(outer, ast.ClassDef)), None)
+
     @cached_property
     def types(self) -> set[ast.AST]:
         """Nodes that only name a type: in annotations, base classes and ``isinstance``."""

@@ -79,7 +79,7 @@ class Links:
         if origin is None or not self._is_worth(*origin):
             return
         uses = self.script.reads_of(name)
-        if any(not is_left_out(values, use) for use in uses):
+        if place(origin[0]) in self.way or any(not is_left_out(values, use) for use in uses):
             alias.name = alias.asname = f"{name}."
             for use in uses:
                 use.id = self.names.setdefault(origin, name)

@@ -528,7 +528,7 @@ class Values:
             raise Unreadable(node, f"line {line}: {text_of(where)} may change {text_of(value)}")
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
-        stores = self.script.stored_attributes.get(name, [])
+        stores = self.script.stores_of(name, node)
         if len(stores) != 1:
             times = f"{len(stores)} times" if stores else "nowhere in this file"
             raise Unreadable(node, f"self.{name} is set {times}")

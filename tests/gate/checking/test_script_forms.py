@@ -333,7 +333,8 @@ def test_an_object_is_followed_into_functions_of_other_files(
 )
 def test_settings_that_an_object_holds_are_read(change: str, is_read: bool) -> None:
     text = (
-        HEAD + ARGS + "class A:\n    def __init__(self, args):\n        self.args = args\n"
+        HEAD + ARGS + "class Net:\n    def __init__(self, args):\n        self.args = args\n"
+        "class A:\n    def __init__(self, args):\n        self.args = args\n"
         f"        self.net = Net()\n        {change}\n        o = "
         + USE.format(noise="self.args.sigma") + "A(args)\n"
     )  # fmt: skip
