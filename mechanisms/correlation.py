@@ -148,6 +148,11 @@ class Correlation:
         return draw.claimed
 
     @property
+    def _is_alone(self) -> bool:
+        """Whether the phase is the whole run: one release alone needs no lattice."""
+        return len(self.plan.phases) == 1 and not self.plan.extra
+
+    @property
     def _pair(self) -> SubsampledPair:
         return pair_of(self.plan)
 
@@ -185,6 +190,8 @@ class Correlation:
         if not isinstance(step, Uncut):
             return
         with suppress(TooLarge):
+            if self._pair == "replace_one" and not self._is_alone:
+                raise TooLarge("a lattice for so many moves of a replaced record")
             mixture = self._mixture(step, at)
             for number, more in lots.items():
                 moved = displaced_mixture(mixture, number * half * _longest(at.strategy))
@@ -314,8 +321,7 @@ class Correlation:
     def _along_one_direction(self, joint: float, at: Streamed) -> GaussianMixture | None:
         """The run as one release, along a direction in which its columns are long."""
         draw = self._draw
-        alone = len(self.plan.phases) == 1 and not self.plan.extra
-        farthest = math.inf if alone else joint * _MOST_SHOWN
+        farthest = math.inf if self._is_alone else joint * _MOST_SHOWN
         if (apart := self._phase.sampling.separation) is not None:
             shown = _shown_along_a_direction(at.strategy, at.turn)
             most = schedule.highest_probability(self.plan, self._phase)

@@ -29,7 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, gammaln, pdtrc
+from scipy.special import betainc, gammaln, pdtrc
 
 from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
 from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
@@ -224,7 +224,8 @@ def _taken_more_than(counts: Array, steps: int, probability: float, separation: 
     result have shape (n,).
     """
     draws = np.maximum(steps - counts * (separation - 1), 0).astype(np.int64)
-    chances = np.where(counts < draws, bdtrc(counts, draws, probability), 0.0)
+    # More accurate for many draws than scipy's ``bdtrc``.
+    chances = betainc(counts + 1, np.maximum(draws - counts, 1), probability) * (counts < draws)
     return np.asarray(np.minimum(chances * (1 + _SLACK), 1.0))
 
 

@@ -12,15 +12,18 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from flint import arb
 from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
+from affidavit.accountants.checker.dominating_pairs import at_least
 from affidavit.accountants.column_moments import BoundedByOrder, MomentCurve, log_moment
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.participation_mixture import (
+    _taken_more_than,
     separated_mixture,
     shown_separated,
 )
@@ -295,6 +298,11 @@ def test_a_record_whose_turns_are_nearly_certain_shows_all_of_them(lot: int) -> 
         target={"delta": 1e-6},
     )
     assert epsilon(run).lower > 1
+
+
+def test_chances_of_many_draws_are_rounded_up() -> None:
+    above = float(_taken_more_than(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
+    assert above >= at_least(141, 1_000_000, arb(1e-4))
 
 
 def test_noise_is_found_for_a_target() -> None:
