@@ -25,7 +25,8 @@ from affidavit.service.dependencies import Services
 MECHANISMS = ("dp_sgd", "dp_adam", "dp_adambc", "dp_adam_floor")
 DATASETS = 200
 TEAMS = 40
-KINDS = ("certificate", "refusal", "approval", "reservation", "commitment", "settlement", "run")
+KINDS = ("refusal", "run", "record", "token")
+"""Of entries that nothing in the database is held against."""
 DAYS = 720
 PLAN: dict[str, Any] = {
     "version": 1,

@@ -107,7 +107,10 @@ def event_entry(scope: LedgerScope, event: Any) -> LogEntry:
 def require_unaltered(
     connection: Connection, ledger_id: int, scope: LedgerScope, last: int
 ) -> None:
-    """Raise ``LedgerAltered`` unless event number ``last`` is the head that the log has."""
+    """Raise ``LedgerAltered`` unless event number ``last`` is the head that the log has.
+
+    Raises ``LogDamaged`` where the log's entries about ledgers cannot be read.
+    """
     fault = _of_head(connection, ledger_id, scope, last)
     fault = fault or _of_end(_newest_in_log(connection).get(scope, 0), last)
     if fault is not None:
@@ -130,7 +133,10 @@ def require_logged(connection: Connection, reservation: StoredReservation) -> No
 
 
 def require_all_unaltered(connection: Connection) -> None:
-    """The same for every ledger; raises ``LedgerAltered`` for the first that was altered."""
+    """The same for every ledger; raises ``LedgerAltered`` for the first that was altered.
+
+    Raises ``LogDamaged`` where the log's entries about them cannot be read.
+    """
     # The log is read first: a ledger that goes on meanwhile is only ever ahead of it.
     logged = _newest_in_log(connection)
     for row in connection.execute(_LAST).all():
@@ -181,12 +187,18 @@ def _of_end(logged: int, last: int) -> str | None:
 
 
 def _newest_in_log(connection: Connection) -> dict[LedgerScope, int]:
-    """The number of the last event of each ledger among the newest entries of the log."""
+    """The number of the last event of each ledger among the newest entries of the log.
+
+    Raises ``LogDamaged`` where one cannot be read.
+    """
     last: dict[LedgerScope, int] = {}
     for content in connection.execute(_NEWEST).scalars():
-        body = json.loads(content)["body"]
-        scope = LedgerScope(**body["ledger"])
-        last[scope] = max(last.get(scope, 0), int(body["seq"]))
+        try:
+            body = json.loads(content)["body"]
+            scope, seq = LedgerScope(**body["ledger"]), int(body["seq"])
+        except (ValueError, TypeError, KeyError):
+            raise LogDamaged("an entry about a budget cannot be read") from None
+        last[scope] = max(last.get(scope, 0), seq)
     return last
 
 

@@ -58,7 +58,7 @@ def own(ask: Any, *statements: str) -> None:
     """What the owner of the database can do: take the triggers off, and write."""
     engine = writer(ask.services.engine)
     if engine.dialect.name == "postgresql":
-        logged = ("log_checkpoints", "log_nodes", "log_leaves")
+        logged = ("log_checkpoints", "log_entries", "log_nodes", "log_leaves")
         for table in ("ledgers", "ledger_events", "reservations", "runs", *logged):
             with engine.begin() as connection:  # one lock at a time: the log is written meanwhile
                 connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
@@ -241,6 +241,13 @@ def test_a_ledger_whose_end_was_removed_admits_nothing(ask: Any, plan: Any) -> N
     made, reservation = reserved(ask, plan)
     own(ask, "DELETE FROM ledger_events WHERE seq = 2")
     refused(ask, plan, made, reservation, "ledger_altered")
+
+
+def test_an_entry_that_cannot_be_read_suspends_writes(ask: Any, plan: Any) -> None:
+    made, reservation = reserved(ask, plan)
+    own(ask, "UPDATE log_entries SET content = '{}' WHERE kind = 'reservation'")
+    refused(ask, plan, made, reservation, "log_damaged")
+    assert ask("GET", "/readyz", "audit").status_code == 503
 
 
 def test_a_log_that_was_rolled_back_is_not_built_on(ask: Any, plan: Any) -> None:
