@@ -176,7 +176,7 @@ def main(
     from affidavit.trainer.settings import Settings, Supervision, Trial
     from affidavit.trainer.sources import data_of, model_of
 
-    with _usage("bad_trial", str(trial), OSError, ValueError):
+    with _usage("bad_trial", f"cannot read the trial {trial}", OSError, ValueError):
         searched = None if trial is None else Trial.read(trial)
     settings = Settings(
         device=device,
