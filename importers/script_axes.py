@@ -41,14 +41,8 @@ JOINING = SUMS | EXTREMES | {"next", "bincount", "value_counts", "Counter"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
 REPEATING = ("repeat", "repeat_interleave", "tile")
-SYNTHETIC = ("arange", "range", "linspace", "eye", "zeros", "ones")
-CORE = ("torch", "torch.Tensor", "torch.linalg", "torch.special", "torch.fft", "numpy",
-        "numpy.linalg", "jax.numpy", "tensorflow", "tensorflow.math", "einops")  # fmt: skip
-"""The modules of which every function is an operation on arrays."""
-NETWORKS = (*MODELS, "netd", "netg", "discriminator", "critic", "encoder", "decoder", "head",
-            "classifier", "backbone")  # fmt: skip
+NETWORKS = MODELS + NAMES["networks"]
 """Ends of the names of what runs a network."""
-TESTS = ("isinstance", "hasattr", "callable", "is_tensor", "issubclass")
 
 
 class Of(NamedTuple):
@@ -304,7 +298,7 @@ class Meetings:
         made = self.script.value_of(node.func) if isinstance(node.func, ast.Name) else None
         function = made if isinstance(made, ast.Attribute) else node.func
         name = (last_name(function) or "").rstrip("_")
-        if name in SIZES or name in TESTS:
+        if name in SIZES or name in NAMES["tests"]:
             return None
         told, args, space = keywords_of(node), list(node.args), self._space(function)
         method = isinstance(node.func, ast.Attribute) and space is None
@@ -336,7 +330,7 @@ class Meetings:
         if module is None:
             return "functional" if path[0] == "F" and not origins else None
         dotted = ".".join([module, *([name] if name else []), *path[1:]]).rpartition(".")[0]
-        if dotted in CORE or dotted.startswith(("scipy", "sklearn")):
+        if dotted in NAMES["core"] or dotted.startswith(("scipy", "sklearn")):
             return "core"
         return "functional" if dotted.startswith(("torch.nn", "tensorflow.nn", "jax.nn")) else None
 
@@ -616,7 +610,7 @@ def multiplies_rows(values: Values, call: ast.Call) -> bool:
         axes = [part.split()[:1] for part in pattern.split("->")]
         return axes[0] != axes[-1]
     made = getattr(call.func, "value", None) if method else next(iter(call.args), None)
-    if isinstance(made, ast.List) or last_name(getattr(made, "func", call)) in SYNTHETIC:
+    if isinstance(made, ast.List) or last_name(getattr(made, "func", call)) in NAMES["synthetic"]:
         return False
     first = next(iter(getattr(args[0], "elts", args)), None) if args else None
     whole = last_name(call.func) == "tile" or (method and len(args) > 1)

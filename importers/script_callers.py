@@ -49,44 +49,22 @@ def _mentions(part: ast.AST, names: set[str]) -> bool:
 def _uses(script: Script, names: set[str]) -> Iterator[tuple[Values, ast.expr]]:
     """Where other files name what the script defines by one of these names, with their values."""
     own = place(script)
-    if own is None:
-        return
-    words = {*names, Path(own).stem}
-    for file, named in _imports():
-        if not words.isdisjoint(named) and file.lower() != own:
-            other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
-            if other is not None:
-                for name in sorted(names):
-                    yield from _uses_in(Values(other, READERS), own, name)
-
-
-def _uses_in(values: Values, own: str, name: str) -> Iterator[tuple[Values, ast.expr]]:
-    imported = _imported_as(values.script, name)
-    for node in values.script.nodes:
-        known_as = imported if isinstance(node, ast.Name) else {name}
-        if (
-            isinstance(node, ast.Name | ast.Attribute)
-            and last_name(node) in known_as
-            and _is_it(values, node, own, name)
-        ):
-            yield values, node
-
-
-def _is_it(values: Values, node: ast.expr, own: str, name: str) -> bool:
-    """Whether a name or attribute is the function ``name`` of the file ``own``."""
-    it = definition_of(values, node) if isinstance(node.ctx, ast.Load) else None  # type: ignore[attr-defined]
-    return it is not None and it[1].name == name and place(it[0].script) == own
-
-
-def _imported_as(script: Script, name: str) -> set[str]:
-    """The names by which a file may import what is called ``name`` elsewhere."""
-    names = set[str]()
-    for node in script.nodes:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.name in (name, "*"):
-                    names.add(alias.asname or name)
-    return names
+    words = {*names, Path(own or "").stem}
+    for file, imported in _imports() if own is not None else ():
+        if words.isdisjoint(imported) or file.lower() == own:
+            continue
+        other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
+        if other is None:
+            continue
+        values = Values(other, READERS)
+        known_as = {node.asname: node.name for node in other.nodes if isinstance(node, ast.alias)}
+        for node in other.nodes:
+            if not isinstance(node, ast.Name | ast.Attribute) or isinstance(node.ctx, ast.Store):
+                continue
+            if known_as.get(last_name(node), last_name(node)) in names:
+                origin = definition_of(values, node)
+                if origin and origin[1].name in names and place(origin[0].script) == own:
+                    yield values, node
 
 
 def place(script: Script) -> str | None:

@@ -379,19 +379,6 @@ def definition_of(values: Values, node: ast.expr) -> tuple[Values, Definition] |
     return None
 
 
-def valued(values: Values, call: ast.Call) -> ast.Call:
-    """A call with values in place of its arguments, which belong to another file."""
-    return ast.Call(
-        ast.Name(last_name(call.func) or "", ast.Load()),
-        [item if isinstance(item, ast.Starred) else _value(values, item) for item in call.args],
-        [ast.keyword(item.arg, _value(values, item.value)) for item in call.keywords],
-    )
-
-
-def _value(values: Values, node: ast.expr) -> ast.expr:
-    return ast.Constant(values.attempt(node))
-
-
 def _inside(values: Values, module: Script) -> Values:
     """The values of a module of the script."""
     main = values.main or values.script
@@ -417,8 +404,11 @@ def local_import(values: Values, call: ast.Call) -> Any:
     bound = module.bindings.get((module.tree, name), [])
     if any(isinstance(item, ast.Starred) for item in call.args):
         raise Unreadable(call, "its arguments are not all named")
-    passed = valued(values, call)
-    passed.func = ast.Name(name, ast.Load())
+    passed = ast.Call(  # with values, as its arguments belong to another file
+        ast.Name(name, ast.Load()),
+        [ast.Constant(values.attempt(item)) for item in call.args],
+        [ast.keyword(item.arg, ast.Constant(values.attempt(item.value))) for item in call.keywords],
+    )
     if len(bound) == 1 and isinstance(bound[0].node, ast.alias):
         return local_import(inner, passed)  # what another module defines
     changed = _changed(values, name)

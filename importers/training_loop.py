@@ -55,10 +55,7 @@ HALF_PRECISION = {
 }
 """What makes trainers scale their losses by a ``GradScaler``."""
 SIZES = NAMES["form_not_content"]
-OF_RECORDS = ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "BatchMemoryManager", "zip",
-              "list", "iter", "from_numpy", "tensor", "as_tensor", "Tensor", "from_data_loader",
-              *WRAPPERS)  # fmt: skip
-"""What holds the records that it is given, and nothing else."""
+OF_RECORDS = WRAPPERS.union(NAMES["of_records"])
 PARTS = NAMES["data_parts"]
 OTHER_STEPS = NAMES["other_steps"]
 
