@@ -42,6 +42,8 @@ from typing import Any
 import torch
 import torch.nn.utils.parametrize
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from affidavit.trainer.clipping.ghost_norm import accumulated_in
 from affidavit.trainer.clipping.hooks import (
@@ -95,6 +97,7 @@ class PrivateModel:
         self._boxes: set[str] = set()
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
+        self._picked: dict[int, set[int]] = {}
         self._sums: dict[str, Tensor] = {}
         self._hidden = self._counted = False
         self._attach()
@@ -303,6 +306,13 @@ class PrivateModel:
                 "the records in the first dimension.",
                 path=path,
             )
+        if rows in self._picked.get(records, ()):
+            raise MixedRecords(
+                f"{path}: the layer sees {rows} rows that a mask picked for {records} records. "
+                "Others may have more or fewer, and it is unknown whose a row is. Keep the records "
+                "in the first dimension, and mask the losses instead of packing rows.",
+                path=path,
+            )
         self._folds.add(path)
 
     def set_clip_norms(self, blocks: Sequence[BlockSpec]) -> None:
@@ -460,7 +470,9 @@ class PrivateModel:
         """
         self._lot.observing = True
         try:
-            self.losses(losses, records=records)
+            with _Picks() as picks:
+                self.losses(losses, records=records)
+            self._picked[records] = picks.sizes
             return self._lot.narrow
         except RuntimeError as error:
             if "does not require grad" not in str(error):
@@ -641,6 +653,29 @@ class PrivateModel:
         """Give the layers their own forward back."""
         for layer, _ in self._runs:
             layer.__dict__.pop("forward", None)
+
+
+class _Picks(TorchDispatchMode):
+    """The ``sizes`` of what operations return whose number of rows depends on values."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Any operation as it is."""
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.index.Tensor:
+            picks = any(item is not None and item.dtype == torch.bool for item in args[1])
+        else:
+            picks = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
+        if picks:
+            self.sizes |= {len(item) for item in tree_leaves(result) if item.ndim}
+        return result
 
 
 @contextmanager

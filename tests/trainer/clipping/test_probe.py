@@ -113,6 +113,17 @@ def test_mixing_in_training_mode_is_found_whatever_hides_it(rate: float, last: f
         probe(private(model), losses(model))
 
 
+def test_rows_that_a_mask_picks_are_refused_though_each_record_has_as_many() -> None:
+    def packed(rows: Tensor) -> Tensor:
+        chosen = FEATURES[rows][..., 0] > -9
+        values = model.last(model.first(FEATURES[rows])[chosen])
+        return values.view(len(rows), -1).square().sum(1)
+
+    model = Body()
+    with pytest.raises(MixedRecords, match="a mask picked"):
+        probe(private(model), packed)
+
+
 def test_records_that_displace_each_other_in_a_full_microbatch_are_found() -> None:
     def in_turn(_: nn.Module, x: Tensor) -> Tensor:
         return x * (torch.arange(len(x)) < 8)[:, None, None]  # an expert with a capacity of 8
