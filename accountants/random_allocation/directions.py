@@ -322,7 +322,7 @@ def window_of(
 ) -> Window:
     """Sums outside of which there is too little of (ΣV - Θ)_+ to matter, by Chernoff's bound.
 
-    ``negligible`` is about how much is too little; ``atoms`` are as in ``tilt_of``.
+    ``negligible`` is about how much is too little; ``atoms`` are as in ``tilt_of``, of shape (n,).
     """
     spread = math.sqrt(saddle.variance + 1e-300)
     scale = saddle.log_moment - saddle.tilt * threshold
@@ -376,7 +376,7 @@ def _ratio(epsilon: float) -> float:
 
 
 def moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
-    """log E exp(tilt V), and mean and variance of the tilted law."""
+    """log E exp(tilt V), and mean and variance of the tilted law; ``values`` have shape (n,)."""
     tilted, mean, peak, total = _tilted(values, log_weights, tilt)
     centred = values - mean
     return peak + math.log(total), mean, float(tilted @ (centred * centred)) / total
