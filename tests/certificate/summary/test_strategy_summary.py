@@ -122,13 +122,6 @@ def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None
         ),
         (
             {
-                "adjacency": "replace_one",
-                "sampling": {"scheme": "b_min_sep", "lot_size": 10, "separation": 10},
-            },
-            "no_amplification",
-        ),
-        (
-            {
                 "sampling": {"scheme": "balls_in_bins", "lot_size": 100},
                 "noise": {"kind": "bidiagonal", "lambda": -0.5},
             },
