@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -34,8 +41,17 @@ LARGEST_INTEGER = 2**53 - 1
 Integer = Annotated[
     int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER), BeforeValidator(_integral)
 ]
+
+
+def _read_back(value: float) -> float:
+    # RFC 8785 writes these as whole numbers, which no reader of a signed plan accepts.
+    if LARGEST_INTEGER < value < 1e21:
+        raise PydanticCustomError("inexact", "a number must be below 2^53 or at least 10^21")
+    return value
+
+
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Real, Field(ge=1e-100, le=1e100)]
+Positive = Annotated[Real, Field(ge=1e-100, le=1e100), AfterValidator(_read_back)]
 Probability = Annotated[Real, Field(gt=0, lt=1)]
 Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]

@@ -227,7 +227,7 @@ def test_every_field_that_is_changed_by_the_least_makes_another_digest() -> None
     assert len(seen) > 35
 
 
-@given(st.integers(1, 10**6), st.floats(1e-100, 1e100), st.floats(1e-12, 0.9))
+@given(st.integers(1, 10**6), st.floats(1e-100, 1e15), st.floats(1e-12, 0.9))
 def test_digests_are_equal_exactly_when_the_numbers_are(
     steps: int, sigma: float, delta: float
 ) -> None:

@@ -29,6 +29,11 @@ def phases(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    (
+        {"releases": [{**NOISY, "clip_norm": 1e18}]},  # signed as a whole number above 2^53
+        "invalid_value",
+        "/releases/0/clip_norm",
+    ),
     ({"noise": {"kind": "bsr"}}, "missing_field", "/noise/bands"),
     ({"noise": {"kind": "bisr"}}, "missing_field", "/noise/bands"),
     ({"noise": {"kind": "banded"}}, "missing_field", "/noise/bands"),
