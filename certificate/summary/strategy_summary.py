@@ -23,6 +23,7 @@ from affidavit.mechanisms.strategies import (
     Dense,
     Strategy,
     TooLarge,
+    Tree,
     Workload,
     coefficients_digest,
 )
@@ -92,6 +93,7 @@ _OR_CHAIN = ", or ε is that of a chain of neighbours if that is less"
 
 def caveats(lowered: Lowered) -> Iterator[Caveat]:
     """What a reader should know of the strategies; it changes no number."""
+    last, incomplete = lowered.plan.phases[-1], False
     for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
         at = streamed(part)
         if at is None:
@@ -110,6 +112,21 @@ def caveats(lowered: Lowered) -> Iterator[Caveat]:
                 message="the sensitivity of the strategy is an upper bound that need not be "
                 "attained; the lower end of ε is that of a pattern that is.",
             )
+        incomplete |= isinstance(at.strategy, Tree) and _cut_short(at.strategy, last=phase is last)
+    if incomplete:
+        yield Caveat(
+            code="tree_not_completed",
+            message="a new tree begins before the previous one is complete. A run that completes "
+            "its trees (DP-FTRL's tree completion) releases more than is certified: make the "
+            "length of each tree a power of two, with additional steps in which no record takes "
+            "part.",
+        )
+
+
+def _cut_short(tree: Tree, *, last: bool) -> bool:
+    """Whether a new tree begins after one that has no root over all of its steps."""
+    begins = tree.steps > tree.period or not last
+    return begins and tree.period & (tree.period - 1) != 0
 
 
 def _errors(at: Streamed, workload: Workload) -> tuple[float | None, float | None]:

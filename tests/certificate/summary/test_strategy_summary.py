@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.plan import Plan
+from affidavit.plan import Plan, as_document, plan_from
 
 Make = Callable[..., Plan]
 STREAM: dict[str, Any] = {
@@ -144,6 +144,30 @@ def test_what_a_reader_should_know_is_said(
     outcome = result(plan_of(**{**STREAM, **changes}))
     assert code in [warning["code"] for warning in outcome["warnings"]]
     assert outcome["strategy"]["exact"] == (code == "no_amplification")
+
+
+@pytest.mark.parametrize(
+    ("lot", "restart", "warned"), [(100, True, True), (125, True, False), (100, False, False)]
+)
+def test_a_tree_that_is_cut_short_is_warned_of(
+    plan_of: Make, lot: int, restart: bool, warned: bool
+) -> None:
+    """1,000 records make trees of 10 and of 8 steps; the last tree of a run is followed by none."""
+    noise = {"kind": "tree", "restart": restart}
+    sampling = {"scheme": "cyclic", "lot_size": lot}
+    outcome = result(plan_of(**{**STREAM, "noise": noise, "sampling": sampling}))
+    codes = [warning["code"] for warning in outcome["warnings"]]
+    assert ("tree_not_completed" in codes) == warned
+
+
+def test_a_tree_that_another_phase_follows_is_warned_of(plan_of: Make) -> None:
+    document = as_document(plan_of(**{**STREAM, "noise": {"kind": "tree"}}))
+    shared = ("steps", "sampling", "noise", "releases", "clipping")
+    phase = {name: document.pop(name) for name in shared if name in document}
+    for steps, warned in ((30, True), (32, False)):
+        plan = plan_from({**document, "phases": [{**phase, "steps": steps}, phase]})
+        codes = [warning["code"] for warning in result(plan)["warnings"]]
+        assert ("tree_not_completed" in codes) == warned
 
 
 def test_a_dense_strategy_is_told_by_the_digest_of_its_noise(plan_of: Make) -> None:
