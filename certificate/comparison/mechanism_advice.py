@@ -17,16 +17,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
 from affidavit.certificate.comparison.strategy_comparison import (
     INDEPENDENT,
     MechanismCost,
     Progress,
     attempt,
+    variant,
 )
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
-from affidavit.plan import Plan, RefusedPlan, schedule
+from affidavit.plan import Plan, RefusedPlan, as_document, plan_from, schedule
 
 LARGEST_DENSE = 1024
 """Steps up to which optimising a dense strategy is waited for."""
@@ -34,6 +36,8 @@ GROUPS = (2, 4, 8, 16, 32, 64, 128)
 """Groups tried for cyclic Poisson sampling; a banded strategy has as many bands."""
 BISR_BANDS = 64
 BUFFERS = 2
+FREE = 1.001
+"""Of the noise of lots that are never cut, what cut ones may need to cost nothing."""
 FAR_APART = 20.0
 """Ratio of errors above which they are drawn by powers of ten."""
 
@@ -156,6 +160,10 @@ class _Bench:
             adjacency=self.adjacency,
         )
 
+    def cut(self, label: str, cap: int | None) -> MechanismCost:
+        """Independent noise over Poisson lots that are cut to ``cap`` records."""
+        return self.row(label, INDEPENDENT, scheme="truncated_poisson", max_lot_size=cap)
+
 
 def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
     """The plan's own mechanism, and those whose sampling amplifies."""
@@ -164,7 +172,13 @@ def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
         noise = phase.noise.model_dump(mode="json", exclude_none=True, by_alias=True)
         sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
         yield bench.row(f"as planned ({phase.noise.kind})", noise, **sampling)
-    yield bench.row("independent, amplified", INDEPENDENT, scheme="poisson")
+    poisson = bench.row("independent, amplified", INDEPENDENT, scheme="poisson")
+    yield poisson
+    if phase.sampling.scheme == "truncated_poisson":
+        cap = phase.sampling.max_lot_size
+        yield bench.cut(f"independent, cut at {cap}", cap)
+        if poisson.certified and (free := _free_cap(bench, poisson)) != cap:
+            yield bench.cut(f"independent, cut at {free} at no cost", free)
     yield bench.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
     buffered = {"kind": "blt", "buffers": BUFFERS}
     yield bench.row(f"BLT-{BUFFERS}, fresh lots", buffered, scheme="poisson")
@@ -176,6 +190,30 @@ def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
         best = _best_groups(bench, label, noise_for)
         if best is not None:
             yield best
+
+
+def _free_cap(bench: _Bench, poisson: MechanismCost) -> int:
+    """About the least cap at which lots need hardly more noise than those that are never cut."""
+
+    def is_free(cap: int) -> bool:
+        bench.progress(f"lots of at most {cap} records")
+        sampling = {"scheme": "truncated_poisson", "lot_size": bench.lot, "max_lot_size": cap}
+        changed = {"noise": INDEPENDENT, "sampling": sampling, "adjacency": bench.adjacency}
+        document = as_document(variant(bench.plan, bench.steps, bench.target, **changed))
+        for release, noise in zip(document["releases"], needed, strict=True):
+            release["noise_multiplier"] = noise
+        return certify(plan_from(document), second_opinion=False).verdict == "certified"
+
+    releases = () if poisson.assessment is None else poisson.assessment.releases
+    needed = [(release.required or release.given or 0.0) * FREE for release in releases]
+    spread = math.sqrt(bench.lot)
+    low, high = bench.lot, min(bench.size, bench.lot + math.ceil(2 * spread))
+    while high < bench.size and not is_free(high):
+        low, high = high, min(bench.size, bench.lot + 2 * (high - bench.lot))
+    while high - low > max(1.0, spread / 20):
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_free(middle) else (middle, high)
+    return high
 
 
 def _best_groups(

@@ -170,6 +170,22 @@ def test_of_one_number_of_bands_that_fails_the_reason_is_shown(plan_of: MakePlan
     assert banded.reasons
 
 
+def test_a_plan_whose_lots_are_cut_learns_which_cap_costs_nothing(plan_of: MakePlan) -> None:
+    def noise(cap: int | None) -> float:
+        scheme = "poisson" if cap is None else "truncated_poisson"
+        sampling = {"scheme": scheme, "lot_size": 20} | ({"max_lot_size": cap} if cap else {})
+        row = attempt("", plan, 60, (4, 1e-4), noise=INDEPENDENT, sampling=sampling)
+        assert row.assessment is not None
+        assert row.assessment.joint is not None
+        return row.assessment.joint
+
+    sampling = {"scheme": "truncated_poisson", "lot_size": 20, "max_lot_size": 22}
+    plan = plan_of(**FIXED_ORDER | {"sampling": sampling, "noise": INDEPENDENT})
+    labels = [label.split() for label in rows(advise(plan)) if "at no cost" in label]
+    (cap,) = (int(words[3]) for words in labels)
+    assert noise(cap) < 1.0015 * noise(None) < noise(cap - 1) < noise(22)
+
+
 def test_what_cannot_be_certified_stays_in_the_table_with_its_reason(plan_of: MakePlan) -> None:
     plan = plan_of(**FIXED_ORDER)
     fixed = {"scheme": "fixed_size", "lot_size": 20}
