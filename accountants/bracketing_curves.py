@@ -79,6 +79,16 @@ class BracketingCurve:
         upper = self.above.delta(epsilon).upper
         return closed(upper, self.below, lambda curve: curve.delta(epsilon))
 
+    @property
+    def orders(self) -> tuple[BracketingCurve, BracketingCurve]:
+        """The curves of P against Q, and of Q against P."""
+        above, below = orders_of(self.above), [orders_of(curve) for curve in self.below]
+        first, second = (
+            BracketingCurve(above=above[side], below=tuple(curves[side] for curves in below))
+            for side in (0, 1)
+        )
+        return first, second
+
     def with_width(self, relative_width: float) -> PrivacyCurve:
         """The same with narrower or wider brackets of both, where they can be had."""
         return BracketingCurve(

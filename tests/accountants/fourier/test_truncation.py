@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from affidavit.accountants import accountant
+from affidavit.accountants.bracketing_curves import orders_of
 from affidavit.accountants.fourier import FourierAccountant, refinement
 from affidavit.accountants.fourier.evaluation import Sum, transforms
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
@@ -30,6 +32,7 @@ from affidavit.plan import (
     Composed,
     Event,
     PoissonSubsampledGaussian,
+    RepeatAndSelect,
     Repeated,
     TruncatedPoissonGaussian,
 )
@@ -203,6 +206,20 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
     )
     assert 0 < result.lower < 1e-3 * result.upper
     assert sum(points) < 1_000_000
+
+
+@pytest.mark.parametrize("neighbours", ALL)
+def test_each_order_of_cut_lots_is_bounded(neighbours: Neighbours) -> None:
+    """As the best of several runs needs them, which costs at least what one run does."""
+    run = Repeated(event=cut(58, neighbours), count=50)
+    curve = FourierAccountant().curve(run)
+    whole = curve.epsilon(1e-5)
+    orders = [order.epsilon(1e-5) for order in orders_of(curve)]
+    assert max(order.lower for order in orders) == pytest.approx(whole.lower, rel=1e-3)
+    assert max(order.upper for order in orders) == pytest.approx(whole.upper, rel=1e-3)
+    best = RepeatAndSelect(event=run, mean=5.0, shape=1.0)
+    result = accountant("selection").curve(best).epsilon(1e-5)
+    assert whole.lower < result.upper < 3 * whole.upper
 
 
 def sums(
