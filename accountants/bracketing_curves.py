@@ -39,7 +39,7 @@ from affidavit.plan import (
 )
 
 Cut = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
-NARROW = 1e-4
+NARROW = 2e-6
 """Relative width of a bracket beside which no other is computed."""
 ROUNDING = 1e-8
 """Relative difference of two Gaussian-DP parameters that is rounding."""
