@@ -149,31 +149,22 @@ class FourierAccountant:
         if least == event and neighbours is None:
             return _after_concessions(own)
         # A transform that is tilted for what bounds the run would see little of what it attains.
-        below = [self._curve(least), _after_concessions(own)]
+        shown = self._curve(least)
+        below = [shown, _after_concessions(own)]
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             wide = max(own.relative_width, _VISIBLE)
             below.append(replace(own.of(visible), relative_width=wide))
         if neighbours is None:
-            return BracketingCurve(above=_least(self._above(event)), below=tuple(below))
+            return BracketingCurve(above=_least(_above(event, own, shown)), below=tuple(below))
         return ChainedCurve(
-            above=self._above(event),
+            above=_above(event, own, shown),
             below=tuple(below),
-            neighbours=_least(self._above(neighbours)),
+            neighbours=_least(
+                _above(neighbours, self._curve(neighbours), self._curve(attained(neighbours)))
+            ),
             links=records,
         )
-
-    def _above(self, event: Event) -> tuple[PrivacyCurve, ...]:
-        """Upper ends of ``event`` with cut lots revealed, and with them hidden if it has any."""
-        own, hidden = self._curve(event), directions(event, lots="hidden")
-        revealed = _after_concessions(own)
-        if hidden == own.directions:
-            return (revealed,)
-        # The quicker one, mostly; where it meets what is attained the other adds nothing.
-        least = BracketingCurve(
-            above=_after_concessions(own.of(hidden)), below=(self._curve(attained(event)),)
-        )
-        return least, revealed
 
     def _least_of(self, bounds: Sequence[Event]) -> PrivacyCurve:
         """The least upper ends of events that each bound the run, none of which it attains."""
@@ -254,6 +245,18 @@ class FourierAccountant:
         if not results:
             raise errors[0]
         return min(results)
+
+
+def _above(event: Event, own: FourierCurve, shown: FourierCurve) -> tuple[PrivacyCurve, ...]:
+    """Upper ends of ``event`` with cut lots revealed, its ``own``, and with them hidden if any are.
+
+    ``shown`` is of what it attains.
+    """
+    hidden, revealed = directions(event, lots="hidden"), _after_concessions(own)
+    if hidden == own.directions:
+        return (revealed,)
+    # The quicker one, mostly; where it meets what is attained the other adds nothing.
+    return BracketingCurve(above=_after_concessions(own.of(hidden)), below=(shown,)), revealed
 
 
 def _finer(event: Event, kinds: int) -> tuple[Direction, ...]:

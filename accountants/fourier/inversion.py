@@ -234,7 +234,9 @@ def _of_both_ends(
     if not any(direction.gapped for direction in directions):
         return bracket(directions)
     above, below = zip(*(direction.ends for direction in directions), strict=True)
-    return Bracket(lower=bracket(below).lower, upper=bracket(above).upper)
+    # Of the two it is the laws that dominate for which there may be no answer.
+    upper = bracket(above).upper
+    return Bracket(lower=bracket(below).lower, upper=upper)
 
 
 def _worst_epsilon(directions: Sequence[Direction], delta: float) -> Bracket:

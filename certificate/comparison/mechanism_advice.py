@@ -13,10 +13,11 @@ The Pareto front of a group is what no other row of it beats in both error and m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from affidavit.certificate.assessment import ReleaseNoise
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
 from affidavit.certificate.comparison.strategy_comparison import (
@@ -177,7 +178,8 @@ def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
     if phase.sampling.scheme == "truncated_poisson":
         cap = phase.sampling.max_lot_size
         yield bench.cut(f"independent, cut at {cap}", cap)
-        if poisson.certified and (free := _free_cap(bench, poisson)) != cap:
+        assessed = poisson.assessment if poisson.certified else None
+        if assessed is not None and (free := _free_cap(bench, assessed.releases)) != cap:
             yield bench.cut(f"independent, cut at {free} at no cost", free)
     yield bench.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
     buffered = {"kind": "blt", "buffers": BUFFERS}
@@ -192,8 +194,9 @@ def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
             yield best
 
 
-def _free_cap(bench: _Bench, poisson: MechanismCost) -> int:
-    """About the least cap at which lots need hardly more noise than those that are never cut."""
+def _free_cap(bench: _Bench, uncut: Sequence[ReleaseNoise]) -> int:
+    """About the least cap at which lots need hardly more noise than ``uncut`` ones."""
+    needed = [FREE * (release.required or 0.0) for release in uncut]
 
     def is_free(cap: int) -> bool:
         bench.progress(f"lots of at most {cap} records")
@@ -204,8 +207,6 @@ def _free_cap(bench: _Bench, poisson: MechanismCost) -> int:
             release["noise_multiplier"] = noise
         return certify(plan_from(document), second_opinion=False).verdict == "certified"
 
-    releases = () if poisson.assessment is None else poisson.assessment.releases
-    needed = [(release.required or release.given or 0.0) * FREE for release in releases]
     spread = math.sqrt(bench.lot)
     low, high = bench.lot, min(bench.size, bench.lot + math.ceil(2 * spread))
     while high < bench.size and not is_free(high):

@@ -54,7 +54,7 @@ RAY_STATES: Mapping[str, JobState] = {
 class RayJobs:
     """The jobs of the cluster whose dashboard answers at ``address``; ``command`` is started.
 
-    Ray's Jobs API is asked over HTTP, so that the service needs no Ray. ``RAY_AUTH_TOKEN`` is the
+    Ray's Jobs API is called over HTTP, so that the service needs no Ray. ``RAY_AUTH_TOKEN`` is the
     token of a cluster that has one.
     """
 

@@ -65,7 +65,7 @@ def test_given_its_cut_lots_no_record_moves_the_run_further(
         covered = int(np.argmax(weights > 1e-299) * spacing / farthest)
         conceded = 0.0
         for hit in product((False, True), repeat=STEPS):
-            # Given the steps in which a lot is cut and the record drawn.
+            # For each set of steps in which a lot is cut and the record drawn.
             told = np.array(hit)
             if told.sum() > covered:
                 conceded += (cut * (1 - chances[0])) ** told.sum() * (
