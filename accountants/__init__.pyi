@@ -11,7 +11,7 @@ from .calibration import most as most
 from .calibration import most_steps as most_steps
 from .checker import CHAIN as CHAIN
 from .checker import DOMINATING_PAIRS as DOMINATING_PAIRS
-from .checker import MOST_ROWS as MOST_ROWS
+from .checker import MAX_ROWS as MAX_ROWS
 from .checker import CutLots as CutLots
 from .checker import Draws as Draws
 from .checker import Patterns as Patterns

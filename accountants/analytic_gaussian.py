@@ -24,13 +24,13 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.gaussian import SMALLEST_MU
+from affidavit.accountants.gaussian import MIN_MU
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import DP_ACCOUNTING
 from affidavit.plan import Event, Gaussian
 
-LARGEST_MU = 1e4
-SMALLEST_DELTA = 1e-200
+MAX_MU = 1e4
+MIN_DELTA = 1e-200
 """A larger μ and a smaller δ were not compared."""
 TOLERANCE = 1e-12
 """Nats: what the library's search is told to come within."""
@@ -51,9 +51,9 @@ class AnalyticCurve:
         require_delta(delta)
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
-        if delta < SMALLEST_DELTA:
+        if delta < MIN_DELTA:
             raise OutOfReach(
-                f"dp_accounting's closed form was not tried below δ = {SMALLEST_DELTA:g}.",
+                f"dp_accounting's closed form was not tried below δ = {MIN_DELTA:g}.",
                 "Use the gaussian accountant.",
             )
         with np.errstate(all="ignore"):
@@ -94,9 +94,9 @@ class AnalyticGaussianAccountant:
                     "Use an accountant for subsampled or Laplace releases.",
                 )
         mu = math.hypot(*(math.sqrt(count) / leaf.noise_multiplier for leaf, count in parts))
-        if parts and not SMALLEST_MU <= mu <= LARGEST_MU:
+        if parts and not MIN_MU <= mu <= MAX_MU:
             raise OutOfReach(
-                f"μ = {mu:.3g} is outside [{SMALLEST_MU:g}, {LARGEST_MU:g}], where "
+                f"μ = {mu:.3g} is outside [{MIN_MU:g}, {MAX_MU:g}], where "
                 "dp_accounting's closed form was compared.",
                 "Use the gaussian accountant.",
             )

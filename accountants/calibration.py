@@ -50,7 +50,7 @@ NOISE = (1e-6, 1e7)
 """Scales of the noise that are searched."""
 PROBABILITIES = (1e-9, 1.0)
 """Sampling probabilities that are searched."""
-MOST_STEPS = 100_000_000
+MAX_STEPS = 100_000_000
 """The most steps that are searched."""
 
 Epsilon = Callable[[float], float]
@@ -154,11 +154,11 @@ def most_steps(
 ) -> int:
     """The most steps with ``upper(steps) <= target``; at least one.
 
-    Raises ``NoSolution`` where one step is too many, or more than ``MOST_STEPS`` fit.
+    Raises ``NoSolution`` where one step is too many, or more than ``MAX_STEPS`` fit.
     """
-    result = most(upper, target, ceiling=MOST_STEPS, guess=guess)
-    if result == MOST_STEPS:
-        raise NoSolution(f"more than {MOST_STEPS} steps fit the target.", "Give the steps instead.")
+    result = most(upper, target, ceiling=MAX_STEPS, guess=guess)
+    if result == MAX_STEPS:
+        raise NoSolution(f"more than {MAX_STEPS} steps fit the target.", "Give the steps instead.")
     return result
 
 
@@ -375,7 +375,7 @@ def _excess(epsilon: float, target: float) -> float:
 
 WITHIN = 0.01
 """A confirmed ε at most this far below the target, relative to it, is near enough."""
-MOST_LOOKS = 8
+MAX_LOOKS = 8
 """Brackets asked of the engine."""
 _BEYOND = 0.002
 """How far beyond the edge, in log noise, a scale is tried."""
@@ -385,13 +385,13 @@ _GUESSES = 40
 def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon) -> float:
     """A scale of the noise with ``upper(scale) <= target`` (nats), within about ``WITHIN`` of it.
 
-    ``upper`` is called at most ``MOST_LOOKS`` times. Raises ``NoSolution`` where the guess
+    ``upper`` is called at most ``MAX_LOOKS`` times. Raises ``NoSolution`` where the guess
     meets the target nowhere or everywhere, ``OutOfReach`` where nothing was confirmed.
     """
     at, slope = _crossing(lambda x: _log_excess(guess(math.exp(x)), target), 0.0)
     best: float | None = None
     at += _BEYOND
-    for look in range(MOST_LOOKS):
+    for look in range(MAX_LOOKS):
         value = _log_excess(upper(math.exp(at)), target)
         if value <= 0:
             best = at if best is None else min(best, at)

@@ -35,10 +35,10 @@ Group = (
 )
 NARROW = 1e-2
 """Relative width of a bracket up to which no chain is asked."""
-_MOST_REFINED = 8
+_MAX_REFINED = 8
 """Links whose narrower bounds are worth their time."""
-_LEAST_DELTA = 1e-300
-_HALVINGS, _LEAST_SHARE, _RUNG = 40, 1e-30, 0.25
+_MIN_DELTA = 1e-300
+_HALVINGS, _MIN_SHARE, _RUNG = 40, 1e-30, 0.25
 """Of the search for a smaller δ, the smallest that is looked for, of the first one, and how far
 apart, as a ratio, the δ lie at which neighbours are known."""
 
@@ -102,7 +102,7 @@ def chained_epsilon(
     total = 0.0
     for _ in range(links):
         at = delta / links * math.exp(-total) * (1 - 1e-9)
-        if at < _LEAST_DELTA or total > most:
+        if at < _MIN_DELTA or total > most:
             return math.inf
         total = (total + float(neighbours(at))) * (1 + 2.0**-50)
     return total if total <= most else math.inf
@@ -139,7 +139,7 @@ class ChainedCurve:
 
     @property
     def _is_short(self) -> bool:
-        return self.links <= _MOST_REFINED
+        return self.links <= _MAX_REFINED
 
     @property
     def orders(self) -> tuple[ChainedCurve, ChainedCurve]:
@@ -200,7 +200,7 @@ class ChainedCurve:
             )
             return low + part * (high - low) if math.isfinite(high) else high
 
-        low, high = max(own.lower, min(1.0, own.upper) * _LEAST_SHARE), min(1.0, own.upper)
+        low, high = max(own.lower, min(1.0, own.upper) * _MIN_SHARE), min(1.0, own.upper)
         # What the chain does not reach there it reaches at no smaller δ.
         if chained_epsilon(about, high, self.links, epsilon) > epsilon:
             return high

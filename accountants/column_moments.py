@@ -43,7 +43,7 @@ from affidavit.accountants.protocol import (
 from affidavit.plan import Composed, Event, SampledColumns
 
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
-MOST_TRANSITIONS = 20_000
+MAX_TRANSITIONS = 20_000
 """Between the states of the records of one moment; larger orders are not computed."""
 _ROUNDS = 400
 """Steps after which a moment is known to grow no faster."""
@@ -81,7 +81,7 @@ def _transitions(order: int, separation: int, lags: int) -> _Transitions | None:
     A history is the lags, a bit each, at which a record took part, and a state how many records
     have which.
     """
-    if separation > lags and math.comb(order + separation, order) > MOST_TRANSITIONS:
+    if separation > lags and math.comb(order + separation, order) > MAX_TRANSITIONS:
         return None
     waiting, remembered = (1 << (separation - 1)) - 1, (1 << lags) - 1
     states: dict[_State, int] = {((0, order),): 0}
@@ -108,7 +108,7 @@ def _transitions(order: int, separation: int, lags: int) -> _Transitions | None:
                 states[target] = len(states)
                 pending.append(target)
             rows.append((states[state], states[target], drawn, sum(may) - drawn, math.log(ways)))
-        if len(rows) > MOST_TRANSITIONS:
+        if len(rows) > MAX_TRANSITIONS:
             return None
     origin, targets, drawn_, left_out, ways_ = map(np.array, zip(*rows, strict=True))
     taken_ = np.zeros((len(states), lags + 1))

@@ -43,8 +43,8 @@ from affidavit.plan import (
     alternatives,
 )
 
-SMALLEST_MU, LARGEST_MU = 1e-7, 1e6
-SMALLEST_LOWER = 1e-300
+MIN_MU, MAX_MU = 1e-7, 1e6
+MIN_LOWER = 1e-300
 """Below this a double has lost digits; no lower bound is claimed."""
 ROUNDING = 16 * sys.float_info.epsilon
 """Relative error allowed for ``log_ndtr``, its argument and the sums around it."""
@@ -75,7 +75,7 @@ class GaussianCurve:
         widest, narrowest = log_q - log_p - 2 * error, log_q - log_p + 2 * error
         lower = math.exp(log_p - error) * -math.expm1(min(0.0, narrowest))
         return Bracket(
-            lower=lower if lower > SMALLEST_LOWER else 0.0,
+            lower=lower if lower > MIN_LOWER else 0.0,
             # The next double up, so that a δ that underflows is still bounded above zero.
             upper=min(
                 1.0,
@@ -181,7 +181,7 @@ def joint_mu(event: Event) -> float:
 
     μ = √(Σ count/σ²), σ the noise multipliers, as Gaussian DP composes (arXiv:1905.02383).
     Raises ``Unsupported`` for what is not Gaussian, and ``OutOfReach`` for a μ outside
-    [``SMALLEST_MU``, ``LARGEST_MU``].
+    [``MIN_MU``, ``MAX_MU``].
     """
     precisions = []
     for leaf, count in leaves(event):
@@ -196,9 +196,9 @@ def joint_mu(event: Event) -> float:
     if not precisions:
         return 0.0
     mu = math.sqrt(math.fsum(precisions)) * (1 + ROUNDING)
-    if not SMALLEST_MU <= mu <= LARGEST_MU:
+    if not MIN_MU <= mu <= MAX_MU:
         raise OutOfReach(
-            f"μ = {mu:.3g} is outside [{SMALLEST_MU:g}, {LARGEST_MU:g}], where double "
+            f"μ = {mu:.3g} is outside [{MIN_MU:g}, {MAX_MU:g}], where double "
             "precision bounds the profile.",
             "Choose a noise multiplier nearer to what training uses.",
         )

@@ -49,7 +49,7 @@ from affidavit.plan import Event, RandomAllocationGaussian
 
 ROUNDING = 1e-9
 """Relative allowance for floating point, far above what sums of positive terms lose."""
-LARGEST_SQUARE = 300.0
+MAX_SQUARE = 300.0
 """Largest ‖m_i‖² that the integral is taken for: its doubles end at e^700."""
 TOP, SPREAD = 9.5, 7.0
 """Deviations at which the integrals over v_i, and over its neighbours, end."""
@@ -120,7 +120,7 @@ class LargestBinCurve:
     @cached_property
     def _integrals(self) -> tuple[Integral, ...]:
         bins = self.pair.bins[0]
-        if len(self.pair.bins) > 1 or bins.copies > 1 or self.pair.largest > LARGEST_SQUARE:
+        if len(self.pair.bins) > 1 or bins.copies > 1 or self.pair.largest > MAX_SQUARE:
             return ()
         return integrals_of(bins)
 

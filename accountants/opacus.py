@@ -29,7 +29,7 @@ from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 TOLERANCE = 0.01
 """Nats below the target where the search ends."""
-MOST_NOISE = 1e6
+MAX_NOISE = 1e6
 """Noise multiplier at which the search gives up."""
 ERROR = 0.01
 """Nats that ``PRVAccountant`` adds to what its grid shows."""
@@ -67,7 +67,7 @@ def opacus_noise(
     while True:
         most *= 2
         side = search.side(most)
-        if most > MOST_NOISE:
+        if most > MAX_NOISE:
             raise ValueError("the privacy budget is too low")
         if side >= 0:
             break
@@ -97,7 +97,7 @@ class _Search:
         """Find too little and too much noise near the result, which decide all that lie beyond."""
         if self.ours is None:
             return
-        low, high = math.log(0.2), math.log(MOST_NOISE)
+        low, high = math.log(0.2), math.log(MAX_NOISE)
         for _ in range(NARROWING):
             middle = (low + high) / 2
             over = approximate_epsilon(self._event(math.exp(middle)), self.delta)

@@ -29,7 +29,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import LeastCurve
 from affidavit.accountants.composition import leaves, parts
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.gaussian import LARGEST_MU, GaussianCurve
+from affidavit.accountants.gaussian import MAX_MU, GaussianCurve
 from affidavit.accountants.protocol import (
     OutOfReach,
     PrivacyCurve,
@@ -66,7 +66,7 @@ EDGES = 2048
 """Numbers of participations at which the Gaussian curves are taken; in between the next one."""
 ROUNDING = 1e-9
 """Relative allowance for tails of the binomial and normal laws, far above what they lose."""
-SMALLEST_DELTA = 1e-100
+MIN_DELTA = 1e-100
 """No smaller δ is answered for: tails of the binomial law would underflow."""
 COUNTS = 512
 """Numbers of counted releases that are tried from below."""
@@ -99,22 +99,22 @@ class ParticipationCurve:
         """
         require_delta(delta)
         always, result = self._always, self._by_participations(delta)
-        if always.mu <= LARGEST_MU:
+        if always.mu <= MAX_MU:
             result = min(result, always.epsilon(delta).upper)
         if math.isinf(result):
             raise OutOfReach(
-                f"a record that is always drawn has μ = {always.mu:.3g}, above {LARGEST_MU:g}.",
+                f"a record that is always drawn has μ = {always.mu:.3g}, above {MAX_MU:g}.",
                 "Add noise or run fewer steps.",
             )
         return Bracket(lower=0.0, upper=(result + self.pure) * (1 + ROUNDING))
 
     def _by_participations(self, delta: float) -> float:
-        if delta < SMALLEST_DELTA:
+        if delta < MIN_DELTA:
             return math.inf
         edges, above = self._edges(delta)
         mu = np.sqrt(self.base + self.gain * edges)
         low, high = 0.0, float(mu[-1] ** 2 / 2 + 40 * mu[-1])
-        if mu[-1] > LARGEST_MU or self._mean(mu, above, high) > delta:
+        if mu[-1] > MAX_MU or self._mean(mu, above, high) > delta:
             return math.inf
         while high - low > 1e-7 * high:
             middle = (low + high) / 2
@@ -125,11 +125,11 @@ class ParticipationCurve:
         """``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` unless it is at least 0."""
         require_epsilon(epsilon)
         rest = epsilon - self.pure * (1 + ROUNDING)
-        edges, above = self._edges(SMALLEST_DELTA)
+        edges, above = self._edges(MIN_DELTA)
         mu, always, result = np.sqrt(self.base + self.gain * edges), self._always, 1.0
-        if rest >= 0 and mu[-1] <= LARGEST_MU:
+        if rest >= 0 and mu[-1] <= MAX_MU:
             result = min(result, self._mean(mu, above, rest))
-        if rest >= 0 and always.mu <= LARGEST_MU:
+        if rest >= 0 and always.mu <= MAX_MU:
             result = min(result, always.delta(rest).upper)
         return Bracket(lower=0.0, upper=result)
 
@@ -165,7 +165,7 @@ class Counted:
 
     def epsilon(self, delta: float) -> Bracket:
         """``[lower end, ∞]`` of ε (nats) at ``delta``."""
-        chance, log_false = self._attacks(max(delta, SMALLEST_DELTA))
+        chance, log_false = self._attacks(max(delta, MIN_DELTA))
         with np.errstate(divide="ignore", invalid="ignore"):
             result = np.log(chance - delta) - log_false
         lower = float(np.nanmax(np.where(chance > delta, result, 0.0), initial=0.0))
@@ -173,7 +173,7 @@ class Counted:
 
     def delta(self, epsilon: float) -> Bracket:
         """``[lower end, 1]`` of δ at ``epsilon`` (nats)."""
-        chance, log_false = self._attacks(SMALLEST_DELTA)
+        chance, log_false = self._attacks(MIN_DELTA)
         result = chance - np.exp(np.minimum(0.0, log_false + epsilon))
         return Bracket(lower=max(0.0, float(result.max(initial=0.0))), upper=1.0)
 

@@ -42,20 +42,20 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
 )
 
-SMALLEST_DELTA = 1e-9
-LARGEST_GRID = 400_000
+MIN_DELTA = 1e-9
+MAX_GRID = 400_000
 """Points."""
 DEFAULT_INTERVAL = 1e-4
 """Nats between the points of the grid."""
-LARGEST_NOISE = 1e4
+MAX_NOISE = 1e4
 """The noise multiplier above which nothing is asked of the library."""
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Releases in one run."""
-MOST_LEAVES = 8
+MAX_LEAVES = 8
 """Kinds of release in one run; each costs the library up to a second."""
 ROUNDING = 1e-9
 """Relative allowance for the rounding of ε when it is read off the grid."""
-LARGEST_SUMMED = 600.0
+MAX_SUMMED = 600.0
 """Nats up to which the library's own search for ε is taken."""
 ROUND_OFF = 64 * 2.0**-53
 """Allowance of δ for the round-off of each release."""
@@ -117,7 +117,7 @@ def _crossing(pld: library.PrivacyLossDistribution, delta: float) -> tuple[float
     there is the loss that is exceeded with probability ``delta``, and is looked for again.
     """
     result = float(pld.get_epsilon_for_delta(delta))
-    if not LARGEST_SUMMED < result < math.inf:
+    if not MAX_SUMMED < result < math.inf:
         return result, result
     low, high = 0.0, 2 * result
     while high - low > ROUNDING * high:
@@ -128,7 +128,7 @@ def _crossing(pld: library.PrivacyLossDistribution, delta: float) -> tuple[float
 
 
 def _require_reach(delta: float, round_off: float) -> None:
-    least = max(SMALLEST_DELTA, 2 * round_off)
+    least = max(MIN_DELTA, 2 * round_off)
     if delta < least:
         raise OutOfReach(
             f"the PLD engine adds round-off to δ and bounds nothing below {least:.3g} in this run.",
@@ -153,14 +153,14 @@ class PldAccountant:
         for leaf, _ in parts:
             _require_known(leaf)
         steps = sum(count for _, count in parts)
-        if steps > MOST_STEPS:
+        if steps > MAX_STEPS:
             raise OutOfReach(
-                f"{steps} releases are more than the {MOST_STEPS} that the PLD engine composes.",
+                f"{steps} releases are more than the {MAX_STEPS} that the PLD engine composes.",
                 "Use another accountant.",
             )
-        if len(parts) > MOST_LEAVES:
+        if len(parts) > MAX_LEAVES:
             raise OutOfReach(
-                f"the run has {len(parts)} kinds of release; the PLD engine takes {MOST_LEAVES}.",
+                f"the run has {len(parts)} kinds of release; the PLD engine takes {MAX_LEAVES}.",
                 "Use another accountant.",
             )
         if not parts or self.interval is not None:
@@ -176,9 +176,9 @@ def _require_known(leaf: Leaf) -> None:
             | PoissonSubsampledGaussian(noise_multiplier=sigma, pair="add_remove")
             | TruncatedPoissonGaussian(noise_multiplier=sigma, neighbours="add_remove" | "zero_out")
         ):
-            if sigma > LARGEST_NOISE:
+            if sigma > MAX_NOISE:
                 raise OutOfReach(
-                    f"noise multiplier {sigma:.3g} is beyond the PLD engine's {LARGEST_NOISE:g}.",
+                    f"noise multiplier {sigma:.3g} is beyond the PLD engine's {MAX_NOISE:g}.",
                     "Use another accountant.",
                 )
         case _:
@@ -202,7 +202,7 @@ def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     truncated = any(isinstance(leaf, TruncatedPoissonGaussian) for leaf, _ in parts)
     finest = DEFAULT_INTERVAL * (10 if truncated else 1)
     requested = min(finest, rough.epsilon(1e-5).upper / 1000)
-    interval = max(requested, span / LARGEST_GRID, 1e-8)
+    interval = max(requested, span / MAX_GRID, 1e-8)
     if interval > 100 * DEFAULT_INTERVAL:
         raise OutOfReach(
             f"the PLD grid would span {span:.3g} nats.", "Add noise, or use another accountant."

@@ -53,12 +53,12 @@ from affidavit.plan import (
     WithoutReplacementGroupGaussian,
 )
 
-LEAST_NOISE, DOUBLINGS = 0.2, 12
+MIN_NOISE, DOUBLINGS = 0.2, 12
 """The Fourier accountant's least noise multiplier, and how often it is doubled at most."""
-LEAST_RATE, MOST_STEPS = 1e-6, 1_000_000
+MIN_RATE, MAX_STEPS = 1e-6, 1_000_000
 """The least sampling probability, and the most steps, that it is asked for at once."""
 
-MOST_NOISE = 1000.0
+MAX_NOISE = 1000.0
 """The largest noise multiplier that it is asked for."""
 BELOW_PRODUCTS = 1e-5
 """How far, at most and relative to it, a Gram matrix's entry lies above the true product."""
@@ -157,9 +157,9 @@ def _louder(known: Sequence[tuple[Known, int]]) -> Iterator[Sequence[tuple[Known
         known = [(leaf, times) for leaf, times in known if _is_reached(leaf)]
     normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, Laplace)]
     for doubling in range(DOUBLINGS if normal else 0):
-        least = LEAST_NOISE * 2**doubling
+        least = MIN_NOISE * 2**doubling
         for releases in [known, normal] if len(normal) < len(known) else [known]:
-            yield [(_with_noise(leaf, least), min(times, MOST_STEPS)) for leaf, times in releases]
+            yield [(_with_noise(leaf, least), min(times, MAX_STEPS)) for leaf, times in releases]
 
 
 def _with_noise(leaf: Known, least: float) -> Known:
@@ -229,11 +229,9 @@ def _is_reached(leaf: Known) -> bool:
     records = getattr(leaf, "records", 1)
     if isinstance(leaf, GaussianMixture):
         records = len(leaf.weights) - 1
-    if leaf.noise_multiplier > MOST_NOISE * records:
+    if leaf.noise_multiplier > MAX_NOISE * records:
         return False
-    return (
-        not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= LEAST_RATE
-    )
+    return not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= MIN_RATE
 
 
 def _chance_of_a_run(part: Leaf | RepeatAndSelect) -> float:

@@ -36,7 +36,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.schedules import MOST_KINDS
+from affidavit.accountants.fourier.schedules import MAX_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import PRV_ACCOUNTANT
 from affidavit.plan import (
@@ -71,7 +71,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-LARGEST_GRID = 2_000_000
+MAX_GRID = 2_000_000
 """Points."""
 SECONDS = 30.0
 """Wall-clock time for one question."""
@@ -79,8 +79,8 @@ EPSILON_ERROR = 0.01
 """Nats: what the library is asked to come within."""
 ACCURACY = 1e-3
 """Relative, by which both ends are moved outward."""
-SMALLEST_DELTA = 1e-9
-SMALLEST_NOISE = 0.05
+MIN_DELTA = 1e-9
+MIN_NOISE = 0.05
 """The noise multiplier below which the library's grid has no end."""
 
 
@@ -148,7 +148,7 @@ class PrvCurve:
         error = delta * 1e-3
         reach = compute_safe_domain_size(variables, self._counts, EPSILON_ERROR, error)
         mesh = EPSILON_ERROR / math.sqrt(sum(self._counts) / 2 * math.log(12 / error))
-        if not 2 * reach / mesh <= LARGEST_GRID:
+        if not 2 * reach / mesh <= MAX_GRID:
             raise OutOfReach(
                 f"the PRV accountant would need {2 * reach / mesh:.2g} grid points.",
                 "Use another accountant.",
@@ -174,9 +174,9 @@ def _library_at_work() -> Iterator[None]:
 
 
 def _require_delta(delta: float) -> None:
-    if delta < SMALLEST_DELTA:
+    if delta < MIN_DELTA:
         raise OutOfReach(
-            f"the PRV accountant is not trusted below δ = {SMALLEST_DELTA:g}.",
+            f"the PRV accountant is not trusted below δ = {MIN_DELTA:g}.",
             "Use another accountant for smaller δ.",
         )
 
@@ -208,16 +208,16 @@ class PrvAccountant:
     def curve(self, event: Event) -> PrvCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
-        if len(parts) > MOST_KINDS:
+        if len(parts) > MAX_KINDS:
             raise OutOfReach(
-                f"{len(parts)} kinds of release, of which the PRV accountant takes {MOST_KINDS}.",
+                f"{len(parts)} kinds of release, of which the PRV accountant takes {MAX_KINDS}.",
                 "Use another accountant.",
             )
         for leaf, _ in parts:
             _variable(leaf, False)
-            if leaf.noise_multiplier < SMALLEST_NOISE:
+            if leaf.noise_multiplier < MIN_NOISE:
                 raise OutOfReach(
-                    f"noise multiplier {leaf.noise_multiplier:.3g} is below {SMALLEST_NOISE}, "
+                    f"noise multiplier {leaf.noise_multiplier:.3g} is below {MIN_NOISE}, "
                     "where the PRV accountant's grid has no end.",
                     "Add more noise.",
                 )

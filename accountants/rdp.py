@@ -99,7 +99,7 @@ def quiet() -> Iterator[None]:
 
 ROUNDING = 1e-9
 """Relative allowance for the library's floating point, far above what it loses."""
-SMALLEST_NOISE = 0.05
+MIN_NOISE = 0.05
 """Below this the fractional orders of the library fail one by one."""
 STEADY_NOISE = 2000.0
 """Above this the library's differences for samples without replacement cancel to nothing."""
@@ -217,9 +217,9 @@ def _relation(leaf: Leaf) -> NeighboringRelation | None:
                 "Rényi accounting has no bound here for Poisson sampling under replace_one.",
                 "Use add_remove, or an accountant that has the pair.",
             )
-        case PoissonSubsampledGaussian(noise_multiplier=sigma) if sigma < SMALLEST_NOISE:
+        case PoissonSubsampledGaussian(noise_multiplier=sigma) if sigma < MIN_NOISE:
             raise OutOfReach(
-                f"noise multiplier {sigma:.3g} is below {SMALLEST_NOISE}.", "Add more noise."
+                f"noise multiplier {sigma:.3g} is below {MIN_NOISE}.", "Add more noise."
             )
         case PoissonSubsampledGaussian():
             return NeighboringRelation.ADD_OR_REMOVE_ONE

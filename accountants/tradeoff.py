@@ -91,7 +91,7 @@ from affidavit.accountants.protocol import AccountantError, OutOfReach, PrivacyC
 
 Array = npt.NDArray[np.float64]
 
-LARGEST_EPSILON = 690.0
+MAX_EPSILON = 690.0
 """Nats. Beyond it e^ε leaves the doubles; such a line says nothing for any α above 1e-299."""
 ROUNDING = 1e-12
 _ULPS = 1e-15
@@ -157,7 +157,7 @@ class TradeOff:
         From below by the known points: δ does not increase, so any of them will do. From
         above by ε = 0 if it is known, else by h(1) <= h(γ) + (γ - 1), slopes being >= -1.
         """
-        gamma = np.exp(np.minimum(self.epsilons, LARGEST_EPSILON))
+        gamma = np.exp(np.minimum(self.epsilons, MAX_EPSILON))
         above = [item.upper + g - 1 for item, g in zip(self.deltas, gamma, strict=True)]
         return Bracket(
             lower=max(delta.lower for delta in self.deltas),
@@ -166,7 +166,7 @@ class TradeOff:
 
     def _everywhere(self) -> tuple[Array, Array, Array]:
         """γ >= 0 in order with lower and upper ends of h, from h(0) = 1 on."""
-        stored = [i for i, epsilon in enumerate(self.epsilons) if epsilon <= LARGEST_EPSILON]
+        stored = [i for i, epsilon in enumerate(self.epsilons) if epsilon <= MAX_EPSILON]
         above = np.exp(np.array([self.epsilons[i] for i in stored]))
         low = np.array([self.deltas[i].lower for i in stored])
         high = np.array([self.deltas[i].upper for i in stored])
@@ -295,7 +295,7 @@ def _require_prior(prior: float) -> None:
         raise ValueError(f"a prior lies strictly between 0 and 1, got {prior!r}")
 
 
-SMALLEST_DELTA = 1e-12
+MIN_DELTA = 1e-12
 """The profile is followed until δ is about this small."""
 TOLERANCE = 3e-4
 """To what, a probability, the error of type II is known beside what the accountant leaves."""
@@ -309,7 +309,7 @@ Progress = Callable[[int], None]
 def sample(
     curve: PrivacyCurve, *, tolerance: float = TOLERANCE, progress: Progress = lambda _: None
 ) -> TradeOff:
-    """δ of ``curve`` from ε = 0 to where it is ``SMALLEST_DELTA``, as a trade-off function.
+    """δ of ``curve`` from ε = 0 to where it is ``MIN_DELTA``, as a trade-off function.
 
     ``tolerance`` is in the error of type II, as ``TOLERANCE``.
 
@@ -324,7 +324,7 @@ def sample(
             requested[epsilon] = None
         progress(len(requested))
 
-    top = min(_top(curve), LARGEST_EPSILON)
+    top = min(_top(curve), MAX_EPSILON)
     expected = [top * index / (FIRST - 1) for index in range(FIRST)]
     while expected and len(requested) < MOST:
         for epsilon in expected[: MOST - len(requested)]:
@@ -350,7 +350,7 @@ def _wanted(known: dict[float, Bracket], tolerance: float) -> list[float]:
 
 def _top(curve: PrivacyCurve) -> float:
     """The ε up to which the profile is followed."""
-    for exponent in range(round(-math.log10(SMALLEST_DELTA)), 0, -1):
+    for exponent in range(round(-math.log10(MIN_DELTA)), 0, -1):
         try:
             top = curve.epsilon(10.0**-exponent).upper
         except AccountantError:

@@ -46,7 +46,7 @@ from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import certain_accountants
 from affidavit.plan import ChainOfNeighbours, Event, Leaf, TruncatedPoissonGaussian, alternatives
 
-MOST_NODES, QUICK_NODES = 6000, 512
+MAX_NODES, QUICK_NODES = 6000, 512
 """Nodes of a lattice on one side of zero. With the second a proof mostly takes less than
 dp-accounting's PLD, which is asked where that proves too little."""
 _FIRST_NODES, _TRIES = 64, 6
@@ -55,7 +55,7 @@ _SPACING = 8.0
 _ABOUT = 1.2
 """How far above the least bound another is asked, relatively, both of them known to a tenth."""
 _HALVINGS = 10
-_MOST_TERMS = 100
+_MAX_TERMS = 100
 """Of a mixture that is cut on a lattice without taking long."""
 _LOSS_BITS, _RATIO_BITS = 96, 176
 _REACH = 12.5
@@ -71,7 +71,7 @@ def search_witness(
     epsilon: Bracket,
     delta: float,
     looseness: float,
-    most: int = MOST_NODES,
+    most: int = MAX_NODES,
     require: Requirement | None = None,
 ) -> tuple[Witness, Proof]:
     """A witness that ``event`` is (ε, ``delta``)-DP, and its proof, for the least ε found.
@@ -188,7 +188,7 @@ def _search(
 def _takes_long(direction: Direction) -> bool:
     """Whether wide mixtures are composed with other releases: half a minute."""
     terms = (len(piece.over) + len(piece.under) for law, _ in direction for piece in law.pieces)
-    return single_release(direction) is None and max(terms, default=0) > _MOST_TERMS
+    return single_release(direction) is None and max(terms, default=0) > _MAX_TERMS
 
 
 def _concluded(

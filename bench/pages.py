@@ -3,7 +3,7 @@
 Each page is asked for ``TIMES`` times in this process, with a token of every scope; the median
 is over all but the first. Every SELECT that a page makes is explained afterwards with the values
 it was made with: a sequential scan of a table of more than ``SMALL`` rows, or a step that
-touches more than ``MOST_ROWS`` rows, is a fault. Faults, and pages slower than ``LIMIT_MS``, are
+touches more than ``MAX_ROWS`` rows, is a fault. Faults, and pages slower than ``LIMIT_MS``, are
 listed below the table.
 
     python -m bench.pages [CERTIFICATES] [LOG_ENTRIES]
@@ -44,7 +44,7 @@ CERTIFICATES, LOG_ENTRIES = 100_000, 1_000_000
 TIMES = 16
 LIMIT_MS = 200.0
 SMALL = 10_000
-MOST_ROWS = 50_000
+MAX_ROWS = 50_000
 
 
 def pages(engine: Engine) -> dict[str, str]:
@@ -104,7 +104,7 @@ def faults(engine: Engine, asked: list[Statement], large: frozenset[str]) -> lis
     result = []
     for read in explain(engine, asked):
         through = sorted(read.scanned & large)
-        if through or read.touched > MOST_ROWS:
+        if through or read.touched > MAX_ROWS:
             what = f"reads through {', '.join(through)}" if through else f"{read.touched} rows"
             result.append(f"{what}: {read.sql[:200]}")
     return result

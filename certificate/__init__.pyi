@@ -143,7 +143,7 @@ from .runs.step_requirements import closed_plan as closed_plan
 from .runs.step_requirements import noise_std as noise_std
 from .runs.step_requirements import std_of as std_of
 from .verification.bundle_verification import verify as verify
-from .verification.status import MOST_BYTES as MOST_BYTES
+from .verification.status import MAX_BYTES as MAX_BYTES
 from .verification.status import StatusEntry as StatusEntry
 from .verification.status import StatusList as StatusList
 from .verification.status import current_status as current_status

@@ -47,7 +47,7 @@ from affidavit.plan import canonical_json, digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-MOST_SIGNATURES = 64
+MAX_SIGNATURES = 64
 
 
 class BadEnvelope(Exception):
@@ -140,7 +140,7 @@ class CosignedEnvelope(SignedPart):
 
     payload: Base64
     payload_type: Annotated[str, Field(alias="payloadType")]
-    signatures: Annotated[tuple[EnvelopeSignature, ...], Field(max_length=MOST_SIGNATURES)]
+    signatures: Annotated[tuple[EnvelopeSignature, ...], Field(max_length=MAX_SIGNATURES)]
 
     @model_validator(mode="after")
     def _one_signature_a_key(self) -> Self:

@@ -22,7 +22,7 @@ from flint import arb
 from affidavit.accountants import (
     CHAIN,
     DOMINATING_PAIRS,
-    MOST_ROWS,
+    MAX_ROWS,
     Bracket,
     CutLots,
     Draws,
@@ -377,7 +377,7 @@ def _matrices(at: Streamed) -> tuple[list[list[list[float]]], bool]:
     from affidavit.mechanisms.strategies import Tree
 
     strategy = at.strategy.injected
-    if strategy.steps > MOST_ROWS:
+    if strategy.steps > MAX_ROWS:
         raise no_statement(f"a matrix of {strategy.steps} steps")
     if "strategy" in strategy.coefficients or isinstance(strategy, Tree):
         return [strategy.strategy_matrix().tolist()], False

@@ -170,11 +170,11 @@ RETRIES = 2
 """Repetitions of a request that failed."""
 RETRY_DELAY = 0.25
 """Seconds before the first repetition; each further one waits twice as long."""
-MOST_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 256 * 1024 * 1024
 """Of an answer, when decompressed."""
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 """Until an answer is complete."""
-MOST_LINE = 64 * 1024
+MAX_LINE = 64 * 1024
 """Characters of a line of events."""
 LONGEST_DELAY = 30.0
 """Seconds, whatever Retry-After says."""

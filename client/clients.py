@@ -17,8 +17,8 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import (
-    MOST_BYTES,
-    MOST_SECONDS,
+    MAX_BYTES,
+    MAX_SECONDS,
     Answer,
     Body,
     Call,
@@ -114,8 +114,8 @@ class EventStream:
     def read(self, text: str) -> Iterator[RunEvent | RunProgress]:
         """The events that ``text`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
         *lines, self._rest = (self._rest + text).split("\n")
-        if len(self._rest) > calls.MOST_LINE:
-            raise ValueError(f"a line of events is longer than {calls.MOST_LINE} characters")
+        if len(self._rest) > calls.MAX_LINE:
+            raise ValueError(f"a line of events is longer than {calls.MAX_LINE} characters")
         for line in lines:
             name, _, value = line.removesuffix("\r").partition(":")
             if name in calls.FIELDS:
@@ -200,7 +200,7 @@ class Client(_Requests):
     def _respond(self, call: Call[Answer]) -> httpx.Response | Exception:
         try:
             with self._http.stream(**self._options(call)) as response:
-                return read_at_most(response, MOST_BYTES, MOST_SECONDS)
+                return read_at_most(response, MAX_BYTES, MAX_SECONDS)
         except calls.NO_ANSWER as error:
             return error
 
@@ -227,7 +227,7 @@ class Client(_Requests):
                             yield from events.read(text)
                         answer = response
                     else:
-                        answer = read_at_most(response, MOST_BYTES, MOST_SECONDS)
+                        answer = read_at_most(response, MAX_BYTES, MAX_SECONDS)
                     if events.is_over(answer):
                         return
             except calls.FAILURES as error:
@@ -237,7 +237,7 @@ class Client(_Requests):
 
 async def _whole(response: httpx.Response) -> httpx.Response:
     """What ``read_at_most`` returns."""
-    body = Body(MOST_BYTES, MOST_SECONDS)
+    body = Body(MAX_BYTES, MAX_SECONDS)
     async for part in response.aiter_bytes():
         body.add(part)
     return body.of(response)

@@ -17,7 +17,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate.keys.signers import own_signing_key
-from affidavit.certificate.policy import BUILT_IN, MOST_RECORDS, judge, lacks, with_requirements
+from affidavit.certificate.policy import BUILT_IN, MAX_RECORDS, judge, lacks, with_requirements
 from affidavit.gate.console import (
     fail,
     out,
@@ -59,7 +59,7 @@ def certify(
     records: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_RECORDS, help="Also bound ε of groups of this many records, or users."
+            min=1, max=MAX_RECORDS, help="Also bound ε of groups of this many records, or users."
         ),
     ] = None,
     relation: Annotated[

@@ -40,7 +40,7 @@ from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_tru
 from affidavit.plan import MalformedPlan, load_json
 
 TIMEOUT = 30.0
-MOST_BYTES, MOST_SECONDS = 32 * 1024 * 1024, 300.0
+MAX_BYTES, MAX_SECONDS = 32 * 1024 * 1024, 300.0
 
 
 class Unreadable(Exception):
@@ -82,7 +82,7 @@ class HttpSource:
     def _get(self, path: str) -> bytes:
         try:
             with self._client.stream("GET", f"{self._url}/{path}") as response:
-                content = read_at_most(response, MOST_BYTES, MOST_SECONDS).content
+                content = read_at_most(response, MAX_BYTES, MAX_SECONDS).content
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unreadable(f"cannot reach {self._url}: {type(error).__name__}.") from None
         if response.status_code == httpx.codes.NOT_FOUND:
@@ -186,7 +186,7 @@ def _print(report: MonitorReport, *, as_json: bool) -> None:
 
 def _of_bundle(path: Path) -> str:
     try:
-        document = load_json(read_file(path), MOST_BYTES).data
+        document = load_json(read_file(path), MAX_BYTES).data
         return read_inclusion(document["log"]).checkpoint
     except MalformedPlan as error:
         stop(f"{path}: {error.reasons[0].message}")

@@ -15,7 +15,7 @@ from affidavit.plan import MalformedPlan, Plan, Reason, Syntax, locate, parse_pl
 
 POLL_SECONDS = 0.05
 """Seconds to wait for a line before the reader gets a turn."""
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """Of a file that is read whole; a device may have no end."""
 
 
@@ -36,19 +36,19 @@ class PlanFile:
 def read_bytes(name: str | os.PathLike[str]) -> bytes:
     """The bytes of a file or of standard input (``-``).
 
-    Raises ``MalformedPlan`` if it cannot be read, or has more than ``MOST_BYTES``.
+    Raises ``MalformedPlan`` if it cannot be read, or has more than ``MAX_BYTES``.
     """
     try:
         if name == "-":
-            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
             with Path(name).open("rb") as stream:
-                raw = stream.read(MOST_BYTES + 1)
+                raw = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable("unreadable", f"cannot read {name}: {detail}.") from None
-    if len(raw) > MOST_BYTES:
-        raise _unreadable("too_large", f"{name} is larger than {MOST_BYTES >> 20} MiB.")
+    if len(raw) > MAX_BYTES:
+        raise _unreadable("too_large", f"{name} is larger than {MAX_BYTES >> 20} MiB.")
     return raw
 
 
@@ -60,7 +60,7 @@ def _unreadable(code: str, message: str) -> MalformedPlan:
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
     """Each line of ``stream`` as it arrives, and None for each interval without one.
 
-    Raises ``MalformedPlan`` for a line of more than ``MOST_BYTES``; a device may have no end.
+    Raises ``MalformedPlan`` for a line of more than ``MAX_BYTES``; a device may have no end.
     """
     try:
         descriptor = stream.fileno()
@@ -77,8 +77,8 @@ def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
         if not chunk:
             break
         partial += chunk
-        if len(partial) > MOST_BYTES:
-            raise _unreadable("too_large", f"a line is larger than {MOST_BYTES >> 20} MiB.")
+        if len(partial) > MAX_BYTES:
+            raise _unreadable("too_large", f"a line is larger than {MAX_BYTES >> 20} MiB.")
         if b"\n" in chunk:
             *lines, partial = partial.split(b"\n")
             yield from map(bytes, lines)

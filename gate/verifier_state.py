@@ -32,7 +32,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import BadNote, read_checkpoint
 from affidavit.gate.console import err
-from affidavit.gate.plan_io import MOST_BYTES
+from affidavit.gate.plan_io import MAX_BYTES
 from affidavit.plan import read_limited
 
 VERSION = 1
@@ -54,7 +54,7 @@ class Store:
     def _load(self) -> dict[str, Any]:
         """The stored entries; raises ``BadStore``."""
         try:
-            document = json.loads(read_limited(self.path, MOST_BYTES))
+            document = json.loads(read_limited(self.path, MAX_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:

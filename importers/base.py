@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.plan import (
-    LARGEST_INTEGER,
+    MAX_INTEGER,
     PHASE_FIELDS,
     MalformedPlan,
     Reason,
@@ -249,7 +249,7 @@ def share(kind: str, field: str, value: Any) -> float:
     return float(value)
 
 
-def whole(kind: str, field: str, value: Any, most: int = LARGEST_INTEGER) -> int:
+def whole(kind: str, field: str, value: Any, most: int = MAX_INTEGER) -> int:
     """A positive whole number up to ``most``; raises ``MalformedPlan``."""
     if not is_number(value) or not 0 < value <= most or value != int(value):
         raise _wrong(kind, field, value, "a positive whole number in range")

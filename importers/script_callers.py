@@ -15,8 +15,8 @@ from affidavit.importers.script_files import definition_of, parsed_file
 from affidavit.importers.script_options import READERS
 from affidavit.importers.script_values import Values
 
-MOST_FILES = 5_000
-LARGEST_FILE = 1 << 20
+MAX_FILES = 5_000
+MAX_FILE = 1 << 20
 IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 WORD = re.compile(r"\w+")
 SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
@@ -87,14 +87,14 @@ def _imports() -> Iterator[tuple[str, frozenset[str]]]:
             if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
                 continue
             count += 1
-            if count > MOST_FILES:
+            if count > MAX_FILES:
                 return
             yield file, _imported(file, state.st_mtime_ns, state.st_size)
 
 
-@lru_cache(maxsize=MOST_FILES)
+@lru_cache(maxsize=MAX_FILES)
 def _imported(file: str, _: int, size: int) -> frozenset[str]:
-    if size > LARGEST_FILE:
+    if size > MAX_FILE:
         return frozenset()
     with open(file, encoding="utf-8", errors="replace") as stream:
         text = stream.read()

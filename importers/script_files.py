@@ -30,10 +30,10 @@ from affidavit.importers.script_ast import (
 from affidavit.importers.script_launches import PLACES, yaml_of
 from affidavit.importers.script_values import Record, Unreadable, Values, default_of
 
-LARGEST_FILE = 1 << 20
-MOST_VALUES = 100_000
+MAX_FILE = 1 << 20
+MAX_VALUES = 100_000
 DEEPEST = 50
-MOST_MODULES = 100
+MAX_MODULES = 100
 GIN_PARSERS = NAMES["gin_parsers"]
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 GIN = re.compile(r"^([\w./]*[./])?(\w+)\.(\w+)\s*=\s*(\S.*?)\s*(?:#.*)?$")
@@ -294,7 +294,7 @@ def _is_small(document: Any) -> bool:
     while parts:
         part, depth = parts.pop()
         count += 1
-        if count > MOST_VALUES or depth > DEEPEST:
+        if count > MAX_VALUES or depth > DEEPEST:
             return False
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         parts += [(item, depth + 1) for item in inner]
@@ -307,7 +307,7 @@ def _text_of(values: Values, node: ast.AST, name: str, folder: Path | None = Non
         raise Unreadable(node, f"{name} cannot be read from here")
     file = folder / name
     try:
-        readable = os.path.isfile(file) and file.stat().st_size <= LARGEST_FILE
+        readable = os.path.isfile(file) and file.stat().st_size <= MAX_FILE
         if not readable or not Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve()):
             raise Unreadable(node, f"{name} is not a file beside the script")
         return file.read_text("utf-8")
@@ -531,7 +531,7 @@ def modules_of(values: Values, beside: Collection[str] = ()) -> list[Script]:
             if not isinstance(node, ast.alias) or _package(script, node) in beside:
                 continue
             origin = _module(values, script, node)
-            if origin is not None and origin[0] not in scripts and len(scripts) < MOST_MODULES:
+            if origin is not None and origin[0] not in scripts and len(scripts) < MAX_MODULES:
                 scripts.append(origin[0])
     return scripts
 

@@ -30,7 +30,7 @@ from affidavit.importers.script_plan import Reading
 from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
 
 LARGEST = 1 << 18
-MOST_RUNNERS = 5
+MAX_RUNNERS = 5
 NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
 FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
@@ -75,7 +75,7 @@ def _as_run(script: Script, library: Library) -> Script:
     named = list(_named(script, library))
     line = getattr(named[0], "lineno", 1)
     way, nodes = [script], named
-    while len(running := runners(way[-1], nodes)) == 1 and len(way) < MOST_RUNNERS:
+    while len(running := runners(way[-1], nodes)) == 1 and len(way) < MAX_RUNNERS:
         ((host, nodes),) = running.items()
         if host in way or host.dynamic is not None:
             break

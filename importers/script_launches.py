@@ -28,8 +28,8 @@ NO_LAUNCHES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv",
                ".lock", ".svg", ".log")  # fmt: skip
 STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
 DOCUMENTS = (".yaml", ".yml", ".json")
-MOST_FILES = 400
-LARGEST_FILE = 1 << 18
+MAX_FILES = 400
+MAX_FILE = 1 << 18
 ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
 SET = re.compile(
@@ -67,10 +67,10 @@ def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str,
     return settings
 
 
-@lru_cache(maxsize=MOST_FILES)
+@lru_cache(maxsize=MAX_FILES)
 def _text_of(file: Path, _: int, size: int) -> str:
     """A file's text; empty if it is large or none."""
-    raw = file.read_bytes() if size <= LARGEST_FILE else b"\0"
+    raw = file.read_bytes() if size <= MAX_FILE else b"\0"
     return "" if b"\0" in raw else raw.decode("utf-8", "replace")
 
 
@@ -180,7 +180,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 if file in seen or file.suffix.lower() in NO_LAUNCHES or not file.is_file():
                     continue
                 seen.add(file)
-                if len(seen) > MOST_FILES:
+                if len(seen) > MAX_FILES:
                     return
                 yield file
 

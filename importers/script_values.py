@@ -37,7 +37,7 @@ from affidavit.importers.script_ast import (
 from affidavit.importers.script_launches import differs, option
 
 DEPTH = 40
-LARGEST_EXPONENT = 64
+MAX_EXPONENT = 64
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -180,7 +180,7 @@ class Values:
         return value
 
     def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
-        if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT):
+        if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT):
             raise Unreadable(node, "its operation is not read")
         result = self._apply(node, OPERATORS[type(op)], [left, right])
         if isinstance(result, complex):

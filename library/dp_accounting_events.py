@@ -22,7 +22,7 @@ from dp_accounting import dp_event
 from affidavit.importers import DP_EVENT_REMEDIES
 from affidavit.mechanisms import joint_of_blocks
 from affidavit.plan import (
-    MOST_WEIGHTS,
+    MAX_WEIGHTS,
     Adjacency,
     Composed,
     Event,
@@ -147,10 +147,10 @@ def _mixture(event: Any, adjacency: Adjacency) -> Event:
         gcd(*(move.numerator for move in weights)), lcm(*(m.denominator for m in weights))
     )
     places = {int(move / unit): weight for move, weight in weights.items()}
-    if min(places) < 0 or 0 not in places or max(places) >= MOST_WEIGHTS:
+    if min(places) < 0 or 0 not in places or max(places) >= MAX_WEIGHTS:
         raise NotTranslated(
             "the sensitivities of a MixtureOfGaussiansDpEvent are 0 and multiples of one number up "
-            f"to {MOST_WEIGHTS - 1}; round them up to such, and account for the larger mixture."
+            f"to {MAX_WEIGHTS - 1}; round them up to such, and account for the larger mixture."
         )
     noise = float(event.standard_deviation / unit) * (1 - ROUNDING)
     if places.keys() == {0, 1} and math.fsum(places.values()) == 1:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars
     from matplotlib.axes import Axes
 
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,8 +110,8 @@ def sweep(
     count = 1
     for choices in values.values():
         count *= len(choices)
-    if not values or not 0 < count <= MOST_ROWS:
-        raise ValueError(f"the grid has {count if values else 0} plans; give 1 to {MOST_ROWS}.")
+    if not values or not 0 < count <= MAX_ROWS:
+        raise ValueError(f"the grid has {count if values else 0} plans; give 1 to {MAX_ROWS}.")
     plan = load(source)
     answers = []
     for combination in itertools.product(*values.values()):

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from affidavit.plan import (
-    MOST_RECORDS,
+    MAX_RECORDS,
     ClippingQuantile,
     Composed,
     Event,
@@ -138,8 +138,8 @@ def _unsampled(plan: Plan, index: int, metric: Metric | LaplaceMetric) -> list[R
             "centred, which the plan cannot say."
         )
         return [_reason("unsupported", pointer, message, remedy)]
-    if plan.dataset.records_per_unit > MOST_RECORDS:
-        message = f"sampling is accounted for users of at most {MOST_RECORDS} records."
+    if plan.dataset.records_per_unit > MAX_RECORDS:
+        message = f"sampling is accounted for users of at most {MAX_RECORDS} records."
         return [_reason("user_level_sampling", pointer, message, remedy)]
     return []
 

@@ -22,7 +22,7 @@ from affidavit.mechanisms.samplers import (
 from affidavit.mechanisms.strategies.participation import lots_in_turn
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.plan import (
-    MOST_BINS,
+    MAX_BINS,
     Gaussian,
     Leaf,
     Plan,
@@ -104,7 +104,7 @@ def _in_bins(plan: Plan, index: int) -> Draw:
     )
 
     def allows(strategy: Strategy) -> Route:
-        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= MOST_BINS
+        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= MAX_BINS
         return "balls_in_bins" if bins else "gaussian"
 
     return Draw(

@@ -235,7 +235,7 @@ class Correlation:
             return None
         apart, lags = self._phase.sampling.separation or 1, (at.strategy.bands - 1) // at.turn
         # One record that waits has as many states as it waits; others have two for each lag.
-        if max(apart, lags) > MOST_APART or (lags >= apart and lags > MOST_LAGS):
+        if max(apart, lags) > MAX_APART or (lags >= apart and lags > MAX_LAGS):
             return None
         try:
             products = products_of_columns(at.strategy)
@@ -321,7 +321,7 @@ class Correlation:
     def _along_one_direction(self, joint: float, at: Streamed) -> GaussianMixture | None:
         """The run as one release, along a direction in which its columns are long."""
         draw = self._draw
-        farthest = math.inf if self._is_alone else joint * _MOST_SHOWN
+        farthest = math.inf if self._is_alone else joint * _MAX_SHOWN
         if (apart := self._phase.sampling.separation) is not None:
             shown = _shown_along_a_direction(at.strategy, at.turn)
             most = schedule.highest_probability(self.plan, self._phase)
@@ -581,17 +581,17 @@ def _built(
 
 STRETCHES = 1, 2, 4, 8
 """Steps of one block in which a record may be, of those that are disclosed."""
-MOST_APART = 80
+MAX_APART = 80
 """Steps from one participation to the next up to which moments of a run are computed."""
-MOST_LAGS = 6
+MAX_LAGS = 6
 """The same of steps that share rows where a record may be in all of them."""
 RARELY = 1e-12
 """A chance of more participations that no δ of a plan notices."""
 _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
 """Round a noise multiplier, a product and a quotient, for a bound from below and from above."""
-_MOST_SHOWN = 16.0
+_MAX_SHOWN = 16.0
 """Of what several phases show the largest move, over the noise, for accountants to reach it."""
-MOST_NORMS = 16
+MAX_NORMS = 16
 """Different column norms of one group that a lower bound tells apart."""
 
 
@@ -616,9 +616,9 @@ def _norms_of_a_group(strategy: Strategy, turn: int) -> tuple[tuple[float, int],
     ordered = np.sort(norms[group::turn])[::-1]
     ordered = ordered[ordered > 0]
     distinct = np.unique(ordered)[::-1]
-    if len(distinct) > MOST_NORMS:
+    if len(distinct) > MAX_NORMS:
         # Norms fall towards the end of a run, and fastest there.
-        left = np.unique(np.geomspace(1, len(ordered), MOST_NORMS).astype(int))
+        left = np.unique(np.geomspace(1, len(ordered), MAX_NORMS).astype(int))
         distinct = ordered[len(ordered) - left][::-1]
     at_least = np.searchsorted(-ordered, -distinct, side="right")
     return tuple(zip(map(float, distinct), map(int, np.diff(at_least, prepend=0)), strict=True))

@@ -28,7 +28,7 @@ Uncut = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
 
 LEVELS = 1e-9, 1e-18, 1e-32
 """Chances of more cut lots with the record that are conceded: a small one costs more of them."""
-_MOST_COUNTED = 100
+_MAX_COUNTED = 100
 _TAIL_ERROR = 1e-9
 """Relative error allowed for binomial probabilities."""
 
@@ -65,7 +65,7 @@ def cut_lots(leaf: Cut, steps: int) -> dict[int, float]:
     chance = _chance_of_a_cut(leaf)
     result = {}
     for level in LEVELS:
-        for number in range(_MOST_COUNTED):
+        for number in range(_MAX_COUNTED):
             more = _at_least(number + 1, steps, chance) * (1 + _TAIL_ERROR)
             if more <= level:
                 result[number] = more

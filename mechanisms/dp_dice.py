@@ -43,7 +43,7 @@ from affidavit.plan import (
 THEOREM = "docs/theorems/dp-dice.md"
 SCHEMES = ("poisson", "full_batch", "fixed_size", "shuffled", "cyclic")
 """Samplers whose other records' lots do not depend on the one that differs."""
-MOST_STEPS_OF_RECURSION = 100_000
+MAX_STEPS_OF_RECURSION = 100_000
 """Participations above which γ_j <= jγ_1 stands in for the recursion of bound (B)."""
 UP = 1 + 1e-12
 """Rounds a noise multiplier up, for a bound from below."""
@@ -74,7 +74,7 @@ def by_pre_clip(*, distance: float, residual: float, participations: int) -> flo
     >>> round(by_pre_clip(distance=1, residual=1, participations=1) ** 2, 12)
     2.0
     """
-    if participations > MOST_STEPS_OF_RECURSION:
+    if participations > MAX_STEPS_OF_RECURSION:
         h, k = math.hypot(1.0, residual), participations
         return distance * math.sqrt(k * h**2 + k * (k - 1) * h * residual) * (1 + 4 * ROUNDING)
     reach = 0.0

@@ -30,14 +30,14 @@ def attach(plan: Plan, directory: Path) -> None:
 def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Path) -> None:
     # Most plans name no file, and need not wait for the strategies to load.
     from affidavit.mechanisms.strategies.noise_file_registry import (
-        LARGEST_FILE,
+        MAX_FILE,
         NotAStrategyFile,
         content_digest,
         remember,
     )
 
     at_file = plan.pointer(index, "noise", "file")
-    content = _read(directory, name, at_file, LARGEST_FILE)
+    content = _read(directory, name, at_file, MAX_FILE)
     if content_digest(content) != sha256:
         raise MalformedPlan.because(
             code="digest_mismatch",

@@ -14,7 +14,7 @@ from affidavit.plan import Phase, Plan
 
 DIGITS = 7
 """Significant digits of a sampling probability that is solved for."""
-SMALLEST_PROBABILITY = 1e-9
+MIN_PROBABILITY = 1e-9
 """The sampling probability that stands in for an open one."""
 
 
@@ -53,7 +53,7 @@ def stand_in(plan: Plan) -> Plan:
     """``plan`` with the least lot or probability for one that is open."""
     if plan.asks_for_lot_size:
         return with_lot_size(plan, 1)
-    return with_probability(plan, SMALLEST_PROBABILITY) if plan.asks_for_probability else plan
+    return with_probability(plan, MIN_PROBABILITY) if plan.asks_for_probability else plan
 
 
 def rescaled(plan: Plan, scale: float) -> Plan:

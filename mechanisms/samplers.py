@@ -50,7 +50,7 @@ from functools import partial
 from typing import Any
 
 from affidavit.plan import (
-    MOST_RECORDS,
+    MAX_RECORDS,
     Composed,
     Event,
     Gaussian,
@@ -165,14 +165,14 @@ def _each_record(
 
     ``kinds`` are the events of one record and of several, with these ``fields``.
     """
-    if records > MOST_RECORDS:
+    if records > MAX_RECORDS:
         raise _refused(
             plan,
             index,
             "user_level_sampling",
             f"a user has up to {records} records, and sampling them one by one is accounted for "
-            f"at most {MOST_RECORDS}.",
-            f"Keep at most {MOST_RECORDS} records a user, or sample users: clip each user's sum "
+            f"at most {MAX_RECORDS}.",
+            f"Keep at most {MAX_RECORDS} records a user, or sample users: clip each user's sum "
             "once, with contributions_per_user: 1.",
         )
     one, several = kinds

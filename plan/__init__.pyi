@@ -33,9 +33,9 @@ from .document import PrivacyUnit as PrivacyUnit
 from .document import Release as Release
 from .document import Scheme as Scheme
 from .document import Target as Target
-from .events import MOST_BINS as MOST_BINS
-from .events import MOST_RECORDS as MOST_RECORDS
-from .events import MOST_WEIGHTS as MOST_WEIGHTS
+from .events import MAX_BINS as MAX_BINS
+from .events import MAX_RECORDS as MAX_RECORDS
+from .events import MAX_WEIGHTS as MAX_WEIGHTS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import ChainOfNeighbours as ChainOfNeighbours
 from .events import Composed as Composed
@@ -109,7 +109,7 @@ from .strict_parsing import Position as Position
 from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
 from .strict_parsing import read_limited as read_limited
-from .types import LARGEST_INTEGER as LARGEST_INTEGER
+from .types import MAX_INTEGER as MAX_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name
 from .types import Positive as Positive

@@ -60,8 +60,8 @@ class _Checked:
 
     def __post_init__(self) -> None:
         records = getattr(self, "records", 2)
-        if not 2 <= records <= MOST_RECORDS:
-            raise ValueError(f"records must be between 2 and {MOST_RECORDS}, got {records}")
+        if not 2 <= records <= MAX_RECORDS:
+            raise ValueError(f"records must be between 2 and {MAX_RECORDS}, got {records}")
         probability = getattr(self, "sampling_probability", 0.5)
         if not 0 < probability < 1:
             raise ValueError(
@@ -108,7 +108,7 @@ class PoissonSubsampledGaussian(_Checked):
     pair: SubsampledPair = "add_remove"
 
 
-MOST_RECORDS = 200
+MAX_RECORDS = 200
 """Records of one user whose draws are counted one by one."""
 
 
@@ -131,7 +131,7 @@ class PoissonSampledGroupGaussian(_Checked):
     pair: SubsampledPair = "add_remove"
 
 
-MOST_WEIGHTS = 512
+MAX_WEIGHTS = 512
 """Weights of one mixture."""
 
 
@@ -152,8 +152,8 @@ class GaussianMixture(_Checked):
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
-        if not 2 <= len(self.weights) <= MOST_WEIGHTS:
-            raise ValueError(f"a mixture has 2 to {MOST_WEIGHTS} weights, got {len(self.weights)}")
+        if not 2 <= len(self.weights) <= MAX_WEIGHTS:
+            raise ValueError(f"a mixture has 2 to {MAX_WEIGHTS} weights, got {len(self.weights)}")
         if not (min(self.weights) > 0 and abs(math.fsum(self.weights) - 1) <= 1e-15):
             raise ValueError("weights must be positive and add up to one")
         if not 0 <= self.conceded < 1:
@@ -314,7 +314,7 @@ class ShuffledEpoch:
     without: float
 
 
-MOST_BINS = 1024
+MAX_BINS = 1024
 """Lots per epoch for which a Gram matrix is held: a million products."""
 
 
@@ -333,8 +333,8 @@ class Gram:
 
     def __post_init__(self) -> None:
         bins = len(self.rows)
-        if not 1 <= bins <= MOST_BINS:
-            raise ValueError(f"a Gram matrix has 1 to {MOST_BINS} bins, got {bins}")
+        if not 1 <= bins <= MAX_BINS:
+            raise ValueError(f"a Gram matrix has 1 to {MAX_BINS} bins, got {bins}")
         if any(len(row) != bins for row in self.rows):
             raise ValueError("a Gram matrix is square")
         if any(not math.isfinite(sum(row)) or min(row) < 0 for row in self.rows):

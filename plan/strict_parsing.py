@@ -50,7 +50,7 @@ from ruamel.yaml.events import (
 )
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
-from affidavit.plan.types import LARGEST_INTEGER
+from affidavit.plan.types import MAX_INTEGER
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_YAML_BYTES = 64 * 1024
@@ -215,7 +215,7 @@ def number(literal: str, *, integral: bool) -> int | float | BadNumber:
     short = literal if len(literal) <= 40 else literal[:37] + "..."
     if integral:
         digits = literal.lstrip("+-").lstrip("0")
-        if len(digits) > 16 or int(digits or "0") > LARGEST_INTEGER:
+        if len(digits) > 16 or int(digits or "0") > MAX_INTEGER:
             return BadNumber("number_out_of_range", f"{short} is beyond 2^53 - 1")
         if literal.startswith("-") and not digits:
             return BadNumber("negative_zero", f"{short} is a negative zero")

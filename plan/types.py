@@ -35,17 +35,17 @@ def at_most(items: int) -> BeforeValidator:
     return BeforeValidator(short_enough)
 
 
-LARGEST_INTEGER = 2**53 - 1
+MAX_INTEGER = 2**53 - 1
 """Beyond it integers are not exact in a double, and so not one number to every reader."""
 
 Integer = Annotated[
-    int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER), BeforeValidator(_integral)
+    int, Field(strict=True, ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_integral)
 ]
 
 
 def _read_back(value: float) -> float:
     # RFC 8785 writes these as whole numbers, which no reader of a signed plan accepts.
-    if LARGEST_INTEGER < value < 1e21:
+    if MAX_INTEGER < value < 1e21:
         raise PydanticCustomError("inexact", "a number must be below 2^53 or at least 10^21")
     return value
 

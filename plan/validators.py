@@ -18,7 +18,7 @@ from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_
 from affidavit.plan.document import Phase, PlanDocument
 from affidavit.plan.optimizer import TAKES, takes
 from affidavit.plan.schedule import steps
-from affidavit.plan.types import LARGEST_INTEGER
+from affidavit.plan.types import MAX_INTEGER
 
 BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
 """Schemes that a sampling probability describes fully."""
@@ -126,7 +126,7 @@ def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
 def _horizon(plan: PlanDocument) -> Iterator[Reason]:
     """Steps that are counted exactly; checked last, because it reads the other fields."""
     for index, phase in enumerate(plan.phases):
-        if phase.epochs is not None and (steps(plan, phase) or 0) > LARGEST_INTEGER:
+        if phase.epochs is not None and (steps(plan, phase) or 0) > MAX_INTEGER:
             yield invalid_value(
                 plan.pointer(index, "epochs"),
                 "these epochs come to more than 2^53 - 1 steps.",

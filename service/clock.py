@@ -3,7 +3,7 @@
 A replica whose own clock is wrong would sign what is not valid yet, go on using a key whose window
 is over, or end leases that were just granted. So key windows, certificates, status lists,
 checkpoints, leases and reservations take the database's time. A replica that is more than
-``MOST_SKEW`` off writes nothing and is not ready (``operation.readiness``), because the other times
+``MAX_SKEW`` off writes nothing and is not ready (``operation.readiness``), because the other times
 that it would write are its own.
 
 PostgreSQL is asked every few seconds; in between the time is counted on by the monotonic clock,
@@ -27,7 +27,7 @@ from sqlalchemy.sql.functions import GenericFunction
 from affidavit.service.certificate_tables import UtcDateTime
 from affidavit.service.database import reader
 
-MOST_SKEW = timedelta(seconds=1)
+MAX_SKEW = timedelta(seconds=1)
 FRESH_SECONDS = 5.0
 """For how long an answer of the database is counted on."""
 SLOWEST_SECONDS = 1.0

@@ -26,9 +26,9 @@ from contextvars import ContextVar
 
 from affidavit.service.errors import TooBusy
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Computations that wait, of all callers."""
-MOST_WAITING_EACH = 64
+MAX_WAITING_EACH = 64
 """Those of one caller, so that nobody fills the queue alone."""
 
 NOBODY = "service"
@@ -72,8 +72,8 @@ class FairQueue:
         self,
         slots: int,
         *,
-        most_waiting: int = MOST_WAITING,
-        most_waiting_each: int = MOST_WAITING_EACH,
+        most_waiting: int = MAX_WAITING,
+        most_waiting_each: int = MAX_WAITING_EACH,
     ) -> None:
         self._free = slots
         self._most_waiting, self._most_waiting_each = most_waiting, most_waiting_each
@@ -173,16 +173,16 @@ LATELY = 5.0
 """Callers of as many seconds share them."""
 BURST, SHARE = 1.0, 0.25
 """Seconds that a caller may use beside others at once, and of each second then."""
-LEAST_REST = 0.001
+MIN_REST = 0.001
 """Seconds until a caller who used up its share is looked at again, at least."""
-MOST_REQUESTS = 1024
+MAX_REQUESTS = 1024
 
 
 class Turns(FairQueue):
     """The turns of one process, for up to ``at_once`` requests of each caller."""
 
     def __init__(self, at_once: int) -> None:
-        super().__init__(TURNS, most_waiting=max(MOST_REQUESTS, at_once), most_waiting_each=at_once)
+        super().__init__(TURNS, most_waiting=max(MAX_REQUESTS, at_once), most_waiting_each=at_once)
         self._use = Use(SHARE, 2 * BURST)
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
@@ -215,7 +215,7 @@ class Turns(FairQueue):
             # Who has room waits for time alone, of which all may have passed since it was read.
             rests = [self._use.of(who) - BURST for who in self._waiting if self._has_room(who)]
             if rests:
-                seconds = max(LEAST_REST, min(rests) / SHARE)
+                seconds = max(MIN_REST, min(rests) / SHARE)
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def _rested(self) -> None:

@@ -38,7 +38,7 @@ from affidavit.service.certificate_tables import certificates, signing_keys
 from affidavit.service.errors import DomainError
 from affidavit.service.log.entries import logged
 
-MOST_VERIFIED = 100_000
+MAX_VERIFIED = 100_000
 """Rows of a database that are known to be genuine."""
 ROUNDING = 1e-9
 """How much smaller than its signed decimal a number may be."""
@@ -75,7 +75,7 @@ def require_genuine(connection: Connection, row: RowMapping) -> None:
             f"The database says of issue {row['issue']} of {row['id']} what nobody signed.",
             "Tell the operator: run affidavit audit verify, and restore a backup.",
         )
-    if len(verified) >= MOST_VERIFIED:
+    if len(verified) >= MAX_VERIFIED:
         verified.clear()
     verified.add(digest.digest())
 

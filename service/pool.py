@@ -39,13 +39,13 @@ from affidavit.service.errors import AccountingFailed, AccountingTimeout
 from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue, Use, leave_turn
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
-MOST_QUICK = 16
+MAX_QUICK = 16
 """Plans handed over at once, and releases of one of them."""
 ORDINARY_SECONDS = 5.0
 """What takes longer is a long plan, and so are the plans of a caller who used more of late."""
 SHARE = 1 / 6
 """Of a process that a caller may use all the time."""
-MOST_USE = ORDINARY_SECONDS + 60 * SHARE
+MAX_USE = ORDINARY_SECONDS + 60 * SHARE
 """Whoever used as much, or sent a long plan, is back among the ordinary after a minute."""
 NICENESS, LONG_NICENESS = 5, 19
 """Of the processes that account, beside the service's own."""
@@ -136,8 +136,8 @@ class AccountingPool:
         context.set_forkserver_preload(["affidavit.service.accounting_preload", certify.__module__])
         self._ordinary = _Processes(workers, NICENESS, context, ORDINARY_SECONDS)
         self._long = _Processes(max(1, workers - 1), LONG_NICENESS, context)
-        self._use = Use(SHARE, MOST_USE)
-        self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
+        self._use = Use(SHARE, MAX_USE)
+        self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MAX_QUICK, lanes=workers)
 
     async def assess(self, plan: Plan) -> Assessment:
         """What ``certify`` finds; raises like ``run``.
@@ -168,7 +168,7 @@ class AccountingPool:
             except AccountingTimeout:
                 if seconds == self.time_limit:
                     raise
-                self._use.add(CALLER.get(), MOST_USE)
+                self._use.add(CALLER.get(), MAX_USE)
         return await self.run_long(work, *args, **kwargs)
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -208,7 +208,7 @@ def is_quick(plan: Plan) -> bool:
         len(plan.phases) == 1
         and phase.sampling.scheme in UNSAMPLED
         and phase.noise.kind == "independent"
-        and len(phase.releases) <= MOST_QUICK
+        and len(phase.releases) <= MAX_QUICK
         and not (plan.extra or plan.claim or plan.is_open)
     )
 

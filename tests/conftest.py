@@ -171,4 +171,4 @@ def plan_of(document: Callable[..., dict[str, Any]]) -> Callable[..., Plan]:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wider brackets of balls in bins, where no test asks how wide they are."""
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 1 << 14)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 1 << 14)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
-    MOST_BYTES,
+    MAX_BYTES,
     KeyFailure,
     PublicKey,
     TrustPolicy,
@@ -276,7 +276,7 @@ def _plan(path: Path) -> Plan:
 
 
 def _signed(path: Path) -> bytes:
-    return read_limited(path, MOST_BYTES)
+    return read_limited(path, MAX_BYTES)
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T:

@@ -35,14 +35,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-LEAST_CLIP_NORM = 1e-9
-MOST_CLIP_NORM = 1e9
+MIN_CLIP_NORM = 1e-9
+MAX_CLIP_NORM = 1e9
 """Clip norms for which no weighted factor of a finite record leaves the normal numbers."""
 
 LARGEST = 2.0**50
 """Length of a row of inputs or of output gradients above which its record counts as lost."""
 
-LEAST_WEIGHT = 2.0**-100
+MIN_WEIGHT = 2.0**-100
 """Weights below would be rounded coarsely; they are zero."""
 
 LOST = 2.0**-62
@@ -120,7 +120,7 @@ def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
     weights = (clip_norm * margin / norms).clamp_(max=1.0)
     # No comparison holds of nan, and what is infinite has a weight of zero.
     zero = constant(0.0, weights.dtype, weights.device)
-    return torch.where(weights >= LEAST_WEIGHT, weights, zero)
+    return torch.where(weights >= MIN_WEIGHT, weights, zero)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

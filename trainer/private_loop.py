@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from affidavit.certificate import MOST_BYTES, PublicKey, TrustRoot
+from affidavit.certificate import MAX_BYTES, PublicKey, TrustRoot
 from affidavit.mechanisms import read_plan
 from affidavit.plan import Plan, read_limited
 from affidavit.trainer.adapters import Batch, Group, digest_of_tensors, parts_of, picked_records
@@ -183,9 +183,7 @@ def private(
         _require_optimizer(optimizer)
     if not isinstance(plan, Plan):
         plan = read_plan(Path(plan))
-    bundle = (
-        certificate if isinstance(certificate, bytes) else read_limited(certificate, MOST_BYTES)
-    )
+    bundle = certificate if isinstance(certificate, bytes) else read_limited(certificate, MAX_BYTES)
     if plan.optimizer.name in ("dp_disk", "dp_dice"):
         raise UnsupportedModel(
             f"{plan.optimizer.name} computes gradients in its own way, which your own loop does "

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
-    MOST_BYTES,
+    MAX_BYTES,
     BadEnvelope,
     BadSearch,
     SearchOpening,
@@ -54,7 +54,7 @@ TRAINER = (sys.executable, "-m", "affidavit.trainer")
 CHILD = (sys.executable, "-m", "affidavit.worker.child")
 """It ends with the process that started it."""
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """How often Ray Tune tries a trial again whose node dies."""
 err = Console(stderr=True, soft_wrap=True)
 
@@ -219,7 +219,7 @@ def _tune(search: Search, trials: int, address: str, *, gpu: bool) -> None:
             run_config=tune.RunConfig(
                 name="tune",
                 storage_path=str(search.folder),
-                failure_config=tune.FailureConfig(max_failures=MOST_FAILURES),
+                failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
                 verbose=0,
             ),
         )
@@ -240,7 +240,7 @@ def _opening(
         if score is None:
             _stop("--score is missing: name the public data on which trials are compared.")
         values = {} if choices is None else json.loads(read_limited(choices))
-        identifier = statement_in(read_limited(certificate, MOST_BYTES))["predicate"][
+        identifier = statement_in(read_limited(certificate, MAX_BYTES))["predicate"][
             "certificate_id"
         ]
         opening = SearchOpening.drawn(identifier, values, score)

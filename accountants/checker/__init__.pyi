@@ -30,7 +30,7 @@ from .proof import concluded as concluded
 from .proof import prove as prove
 from .proof import ratio_points as ratio_points
 from .proof import single_release as single_release
-from .sensitivity import MOST_ROWS as MOST_ROWS
+from .sensitivity import MAX_ROWS as MAX_ROWS
 from .sensitivity import Patterns as Patterns
 from .sensitivity import buffered as buffered
 from .sensitivity import has_noise as has_noise

@@ -32,7 +32,7 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
 )
 
-MOST_KINDS = 100
+MAX_KINDS = 100
 """Different releases of one run; each costs a second at most."""
 
 Mixture = Mapping[int, arb]
@@ -195,10 +195,10 @@ def _parts(event: Event) -> list[tuple[Leaf, int]]:
     """Each kind of release with its count, in an order of their own."""
     counts: Counter[Leaf] = Counter()
     _count(event, 1, counts)
-    if len(counts) > MOST_KINDS:
+    if len(counts) > MAX_KINDS:
         raise Unproved(
             "too_many_kinds",
-            f"The run has {len(counts)} kinds of release; at most {MOST_KINDS} are proved.",
+            f"The run has {len(counts)} kinds of release; at most {MAX_KINDS} are proved.",
             "Use fewer phases.",
         )
     return sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)

@@ -14,11 +14,11 @@ from functools import cached_property
 
 from flint import arb, arb_poly, ctx, fmpz, fmpz_poly
 
-MOST_BITS = 192
+MAX_BITS = 192
 """Of the units of a measure."""
-MOST_NODES = 1 << 16
+MAX_NODES = 1 << 16
 """Nodes of all lattices of a grid on one side of zero."""
-MOST_WORK = 1 << 23
+MAX_WORK = 1 << 23
 """Nodes of the grid times convolutions, less than a minute on one core."""
 _FACTOR = 4
 """How much coarser each lattice is than the one before."""
@@ -26,7 +26,7 @@ _DUST = 1 << 20
 """Units of a tail that is not carried further."""
 
 
-ctx.prec = MOST_BITS + 32
+ctx.prec = MAX_BITS + 32
 """Balls are sound at any precision. One for the process, never changed, refuses nothing by a race
 between threads."""
 
@@ -71,8 +71,8 @@ class Grid:
             0 < self.step < 1e30
             and self.reach >= 4
             and 1 <= self.scales <= 60
-            and self.reach * self.scales <= MOST_NODES
-            and 64 <= self.bits <= MOST_BITS
+            and self.reach * self.scales <= MAX_NODES
+            and 64 <= self.bits <= MAX_BITS
         ):
             raise bad_witness("a grid's numbers are out of range")
 
@@ -211,7 +211,7 @@ def power_product(factors: Sequence[tuple[Measure, int]]) -> Measure:
     Raises ``Unproved`` where that would take long.
     """
     convolutions = sum(count.bit_length() + count.bit_count() for _, count in factors)
-    if any(convolutions * m.grid.reach * m.grid.scales > MOST_WORK for m, _ in factors):
+    if any(convolutions * m.grid.reach * m.grid.scales > MAX_WORK for m, _ in factors):
         raise bad_witness("it would take too long")
     result: Measure | None = None
     for bit in reversed(range(max(count for _, count in factors).bit_length())):

@@ -18,7 +18,7 @@ from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 from affidavit.accountants.checker.dominating_pairs import at_least
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 from affidavit.accountants.checker.sensitivity import (
-    MOST_ROWS,
+    MAX_ROWS,
     UNIT,
     first_column,
     joint_precision,
@@ -28,13 +28,13 @@ from affidavit.accountants.checker.sensitivity import (
 )
 from affidavit.plan import GaussianMixture
 
-MOST_STEPS, MOST_PARTICIPATIONS, MOST_CUT = 20_000, 400, 100
+MAX_STEPS, MAX_PARTICIPATIONS, MAX_CUT = 20_000, 400, 100
 """Of Toeplitz C, and of one record in the mean, and of these in cut lots: some seconds."""
 _BANDS = 64
 """Of the later of two steps, of Toeplitz C: products are as large as those of the first in it."""
 _SIZES = 4096
 """Sizes of products that are told apart; others are rounded up."""
-_LEAST_ORDER, _LARGEST_ORDER, _ORDERS = 1e-3, 1e4, 256
+_MIN_ORDER, _MAX_ORDER, _ORDERS = 1e-3, 1e4, 256
 """Of moments, times the largest product."""
 
 Products = Iterable[tuple[int, int, int]]
@@ -72,7 +72,7 @@ class CutLots:
         drawn = 1 - (1 - rational(self.probability)) ** self.records
         room = self.largest - self.records + 1
         chance = drawn * at_least(room, self.others, rational(self.probability))
-        for number in range(MOST_CUT + 1):
+        for number in range(MAX_CUT + 1):
             more = at_least(number + 1, self.steps, chance)
             if more <= conceded:
                 return number, more
@@ -91,7 +91,7 @@ def toeplitz_products(
     C has this first column, or C⁻¹; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
     """
     steps = len(factors)
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         raise no_statement(f"participations in {steps} steps")
     column = first_column(coefficients, steps, inverse=inverse)
     if min(factors) < max(factors):
@@ -128,7 +128,7 @@ def matrix_products(
     C is ``rows`` or their inverse; step t counts ``factors``[t] clip norms. Raises ``Unproved``.
     """
     steps = len(factors)
-    if steps > MOST_ROWS:
+    if steps > MAX_ROWS:
         raise no_statement(f"a matrix of {steps} steps")
     entries = strategy_matrix(rows, inverse=inverse).tolist()
     sizes = arb_mat(
@@ -156,7 +156,7 @@ def moves_no_more(
     """
     missed = 1 - rational(draws.probability)
     mean = -draws.most * missed.log()
-    if not mean < MOST_PARTICIPATIONS:
+    if not mean < MAX_PARTICIPATIONS:
         raise no_statement("so many participations of one record")
     largest, moments = _moments(products)
     conceded, displaced = arb(leaf.conceded), 0
@@ -190,8 +190,8 @@ def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
     for _, size, pairs in counted:
         counts[-(-size * _SIZES // largest)] += pairs
     shares, total = arb_poly(counts), sum(counts)
-    growth = (_LARGEST_ORDER / _LEAST_ORDER) ** (1 / (_ORDERS - 1))
-    orders = [_LEAST_ORDER * growth**place for place in range(_ORDERS)]
+    growth = (_MAX_ORDER / _MIN_ORDER) ** (1 / (_ORDERS - 1))
+    orders = [_MIN_ORDER * growth**place for place in range(_ORDERS)]
     moments = [(order, (shares((arb(order) / _SIZES).exp()) / total).log()) for order in orders]
     return arb(fmpz(largest)) / UNIT**2, moments
 

@@ -42,11 +42,11 @@ from affidavit.accountants.checker.lattice import (
 )
 from affidavit.plan import ChainOfNeighbours, Event, alternatives
 
-MOST_PLACES, MOST_CELLS = 50_000, 4_000_000
+MAX_PLACES, MAX_CELLS = 50_000, 4_000_000
 """Of one piece, and its places times its normals: two minutes at most."""
 CHAIN = "chain_of_neighbours"
 """The first theorem of docs/theorems/group-privacy.md, among the names of statements."""
-_LARGEST_LOSS = 30
+_MAX_LOSS = 30
 """Losses of adding a record to bins that are above this (nats) count as infinite."""
 
 Points = list[tuple[arb, arb]]
@@ -94,7 +94,7 @@ def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
     first = min(means) * mu - reach if piece.start is None else piece.start * mu
     last = max(means) * mu + reach if piece.stop is None else piece.stop * mu
     count = (last - first) / spacing
-    if not (spacing > 0 and 0 < count < MOST_PLACES and count * len(means) < MOST_CELLS):
+    if not (spacing > 0 and 0 < count < MAX_PLACES and count * len(means) < MAX_CELLS):
         raise bad_witness("the line has no cuts or too many")
     between = (first + spacing * k for k in range(1, rounded_up(count)))
     places = [first, *(place for place in between if place < last), last]
@@ -145,7 +145,7 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
     points: Points = []
     # X ≤ X' + (X - R)⁺, and the last term adds at most its mean; added records lower X to R.
     infinite = chance * beyond if law.removed else arb(0)
-    largest = arb(_LARGEST_LOSS).exp()
+    largest = arb(_MAX_LOSS).exp()
     for mass, place in total.points():
         ratio = 1 + chance * sign * place / law.bins
         if ratio > 0 if law.removed else ratio * largest > 1:

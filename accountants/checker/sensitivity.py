@@ -21,11 +21,11 @@ from flint import arb, arb_mat, arb_poly, fmpq, fmpz
 
 from affidavit.accountants.checker.lattice import no_statement, rounded_up
 
-MOST_PRODUCTS = 20_000_000
+MAX_PRODUCTS = 20_000_000
 """Products of one sensitivity, a few seconds."""
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 """Steps up to which a matrix is multiplied, in half a minute, or inverted, in twice as long."""
-MOST_ITERATED, _ITERATIONS = 20_000, 12
+MAX_ITERATED, _ITERATIONS = 20_000, 12
 """Steps up to which ‖C‖ is found by the power method, and how many steps that takes."""
 UNIT = fmpz(2) ** 128
 
@@ -101,11 +101,11 @@ def toeplitz_sensitivity(
             ended = sizes[t - most * apart] if t >= most * apart else 0
             sums.append(size + earlier - ended)
     squared = arb(fmpz(sum(s * s for s in sums))) / UNIT**2
-    if patterns.white and steps <= MOST_ITERATED:
+    if patterns.white and steps <= MAX_ITERATED:
         squared = squared.min(_largest_of_shifts([arb(fmpz(s)) / UNIT for s in sizes], apart))
     bound = max(factors) * squared.sqrt()
     tight = sizes == [_units(c.max(arb(0))) for c in column] and min(factors) == max(factors)
-    if tight or steps > MOST_ROWS:
+    if tight or steps > MAX_ROWS:
         return bound
     rows = toeplitz_rows(column)
     return bound.min(matrix_sensitivity(rows, factors, patterns, inverse=False))
@@ -259,8 +259,8 @@ def _units(size: arb) -> int:
 
 
 def require_affordable(products: int) -> None:
-    """Raise ``Unproved`` for more than ``MOST_PRODUCTS``."""
-    if products > MOST_PRODUCTS:
+    """Raise ``Unproved`` for more than ``MAX_PRODUCTS``."""
+    if products > MAX_PRODUCTS:
         raise no_statement("a sensitivity that takes more than a few seconds")
 
 

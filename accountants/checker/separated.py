@@ -25,7 +25,7 @@ from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 _ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
 _ROUNDS = 8
 """Blocks after which a moment is known to grow no faster."""
-_MOST_PHASES = 64
+_MAX_PHASES = 64
 """Some seconds for each size that is counted."""
 
 Blocks = Sequence[tuple[int, Fraction]]
@@ -70,7 +70,7 @@ def tells_no_less(
     """
     bands = max(distance for distance, size in enumerate(products) if size) + 1
     phases = -(-(bands - 1) // stretches)
-    if not 1 <= phases <= _MOST_PHASES or stretches * phases > apart:
+    if not 1 <= phases <= _MAX_PHASES or stretches * phases > apart:
         return False
     rate, conceded = _rate(rational(draws.probability), stretches, phases), arb(0)
     counts: dict[int, int] = {}

@@ -14,7 +14,7 @@ Guarantees
 * A bracket asked to be narrower lies inside every wider one.
 * The bracket of ε is at most ``relative_width`` of ε wide (1e-6 where that is larger)
   wherever rounding allows, 0.05 of ε beyond ten million steps, and some 0.005 with more than
-  ``MOST_INVERTED`` kinds of release; where rounding does not allow it, it is wider, never wrong.
+  ``MAX_INVERTED`` kinds of release; where rounding does not allow it, it is wider, never wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_r
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
-from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
+from affidavit.accountants.fourier.cache import MAX_BYTES, MAX_LAWS, SharedCache
 from affidavit.accountants.fourier.dominating_pairs import Direction, attained_pair, directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
 from affidavit.accountants.fourier.grid_parameters import (
@@ -52,13 +52,13 @@ from affidavit.accountants.fourier.inversion import inverted_delta, inverted_eps
 from affidavit.accountants.fourier.laplace import LaplaceLaw
 from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
+    MIN_WIDTH,
     SAFE_DELTA,
-    SMALLEST_WIDTH,
     DeltaSearch,
     EpsilonSearch,
     nested,
 )
-from affidavit.accountants.fourier.schedules import FINER_CELLS, MOST_INVERTED, MOST_KINDS
+from affidavit.accountants.fourier.schedules import FINER_CELLS, MAX_INVERTED, MAX_KINDS
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.protocol import (
     AccountantError,
@@ -76,9 +76,9 @@ from affidavit.plan import (
     alternatives,
 )
 
-SMALLEST_DELTA = 1e-30
-LARGEST_DELTA = 0.999
-LARGEST_EPSILON = 1000.0
+MIN_DELTA = 1e-30
+MAX_DELTA = 0.999
+MAX_EPSILON = 1000.0
 """Nats."""
 
 _OF_BINS = ("allocation", "largest_bin")
@@ -94,7 +94,7 @@ _VISIBLE, _HIDDEN = 1e-3, 5e-4
 """Relative widths of what others show of a lot, of which the lower end alone is read, and of what
 is hidden, by them or of the steps that a record is in, of which the upper end is."""
 
-_LEAST_REST = 0.1
+_MIN_REST = 0.1
 """Of δ, what has to be left after what is conceded."""
 
 _HIDDEN_BY_ROUNDING = 0.05
@@ -115,10 +115,10 @@ class FourierAccountant:
     relative_width: float = 1e-4
     provable: bool = False
     answers: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_LAWS), repr=False, compare=False
     )
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class FourierAccountant:
                 "Use the pld accountant.",
             )
         steps = max((direction.steps for direction in both), default=0)
-        merged = kinds > MOST_KINDS
+        merged = kinds > MAX_KINDS
         widest = max(_SCHEDULE if merged else 0.0, _WIDE if steps > _LONG else 0.0)
         narrow = _CLOSED if any(laplace) else math.inf
         return FourierCurve(
@@ -260,7 +260,7 @@ def _above(event: Event, own: FourierCurve, shown: FourierCurve) -> tuple[Privac
 
 
 def _finer(event: Event, kinds: int) -> tuple[Direction, ...]:
-    if kinds <= MOST_INVERTED:
+    if kinds <= MAX_INVERTED:
         return directions(event, kinds=kinds)
     return directions(event, cells=FINER_CELLS)
 
@@ -297,10 +297,10 @@ class FourierCurve:
     relative_width: float
     finer: tuple[Direction, ...] = ()
     answers: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_LAWS), repr=False, compare=False
     )
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
     )
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
@@ -347,19 +347,19 @@ class FourierCurve:
         if laws := single_release(self.directions):
             return reduce(Bracket.larger, (epsilon_of(law, delta) for law in laws))
         inverted = inverted_epsilon(self.finer or self.directions, delta)
-        return self._narrowed(inverted, SMALLEST_WIDTH, lambda: self._epsilon_by_lattice(delta))
+        return self._narrowed(inverted, MIN_WIDTH, lambda: self._epsilon_by_lattice(delta))
 
     def _epsilon_by_lattice(self, delta: float) -> Bracket:
-        if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
+        if not MIN_DELTA <= delta <= MAX_DELTA:
             raise OutOfReach(
-                f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}].",
+                f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",
                 "Ask within that range.",
             )
         both = self._laws
         guesses = [saddle_at_delta(laws, delta).epsilon for laws in both]
-        if max(guesses) > LARGEST_EPSILON:
+        if max(guesses) > MAX_EPSILON:
             raise OutOfReach(
-                f"epsilon is about {max(guesses):.4g}, above {LARGEST_EPSILON:g}.",
+                f"epsilon is about {max(guesses):.4g}, above {MAX_EPSILON:g}.",
                 "Add noise or run fewer steps.",
             )
         order = sorted(range(len(guesses)), key=lambda i: -guesses[i])
@@ -367,7 +367,7 @@ class FourierCurve:
         result = nested(
             lambda widths: _epsilon(laws, delta, widths),
             self.relative_width,
-            least=SMALLEST_WIDTH,
+            least=MIN_WIDTH,
             gapped=self._gapped,
         )
         if delta < SAFE_DELTA and result.width > _HIDDEN_BY_ROUNDING * result.upper:
@@ -477,7 +477,7 @@ class UpperCurve:
         """``[0, ε]`` (nats) at ``delta``; raises as ``FourierCurve`` does."""
         require_delta(delta)
         rest = delta - self._conceded
-        if rest <= _LEAST_REST * delta:
+        if rest <= _MIN_REST * delta:
             raise OutOfReach(
                 f"δ = {delta:g} is too small for what the bound concedes.", "Choose a larger δ."
             )

@@ -10,7 +10,7 @@ which bounds every adaptive run and is attained by one. What the data can be at 
 points of a ball: the record, what replaces it, and the record whose place it takes. Finitely many
 curves bound them all (``_TRIANGLES``), so that a step is a maximum of convolutions.
 
-A run is cut into blocks of at most ``MOST_STEPS`` steps, whose largest curve is a measure to be
+A run is cut into blocks of at most ``MAX_STEPS`` steps, whose largest curve is a measure to be
 composed. So the run's curve is at most what the blocks compose to.
 
 Everything is on one lattice, tilted by e^{λ·loss} as in ``transform.py``. Errors bounded here:
@@ -38,7 +38,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import norm, rounding
-from affidavit.accountants.fourier.cache import MOST_BYTES, SharedCache, down
+from affidavit.accountants.fourier.cache import MAX_BYTES, SharedCache, down
 from affidavit.accountants.fourier.discretized_pld import (
     BinMasses,
     Grid,
@@ -62,9 +62,9 @@ from affidavit.accountants.fourier.tail_bounds import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 
-MOST_STEPS = 256
+MAX_STEPS = 256
 """Of one block: its work grows with its steps, and what is conceded falls like their root."""
-_MOST_NODES = 1 << 14
+_MAX_NODES = 1 << 14
 _TOLERANCE = 2e-3
 """Of ε, what the lattice may cost."""
 _FAR, _NEGLIGIBLE = 1e-5, 1e-3
@@ -73,7 +73,7 @@ _DELTAS = 0.1
 """Rungs an octave of the ladder of δ, so that nearby ones share blocks."""
 _ORDERS = 2.0 ** np.arange(-6, 10, 0.5)
 """Tilts (1/nat) of which the best bounds the losses above the lattice."""
-_LARGEST_EXPONENT = 600.0
+_MAX_EXPONENT = 600.0
 _TILTING = 1e-12
 """Relative error of what is tilted and weighed with exponents of at most that size, and more."""
 _REACH, _HALVINGS = 60.0, 42
@@ -197,7 +197,7 @@ class AdaptiveCurve:
     place: int
     release: Displacement
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
     )
 
     @classmethod
@@ -260,7 +260,7 @@ class AdaptiveCurve:
         delta: float,
     ) -> list[tuple[LatticeMeasure, int]]:
         atoms, count = followed
-        blocks = -(-count // MOST_STEPS)
+        blocks = -(-count // MAX_STEPS)
         steps, longer = divmod(count, blocks)
         lengths = {steps: blocks - longer, steps + 1: longer}
         most = steps + bool(longer)
@@ -311,9 +311,9 @@ class Block:
         first, last = math.floor(low / step), math.ceil(float(high.min()) / step)
         # The last eighth is where a curve is not raised (``measures``).
         size = math.ceil((last - first + 1) * 8 / 7)
-        if size > _MOST_NODES or max(order, 1.0) * step * size > _LARGEST_EXPONENT:
+        if size > _MAX_NODES or max(order, 1.0) * step * size > _MAX_EXPONENT:
             raise OutOfReach(
-                f"needs {size} nodes a step, at most {_MOST_NODES}.", "Use another accountant."
+                f"needs {size} nodes a step, at most {_MAX_NODES}.", "Use another accountant."
             )
         rare = _NEGLIGIBLE * delta / steps
         return cls(rare=rare, first=first, size=size, step=step, order=order, release=release)

@@ -35,9 +35,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MOST_LAWS = 20_000
+MAX_LAWS = 20_000
 """Laws of releases in the questions whose answers are kept, some ten megabytes."""
-MOST_BYTES = 1 << 25
+MAX_BYTES = 1 << 25
 """Of the measures and transforms that are kept."""
 SMALL = 500
 """Bytes of what has no arrays, with its key."""

@@ -37,7 +37,7 @@ import numpy as np
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 
-_MOST_CHORDS = 4000
+_MAX_CHORDS = 4000
 """Chords over debts that are followed one by one; with more the measure is cut instead."""
 _WIDEST = 700.0
 """How far below a debt it may be paid, in nats, so that no exponential overflows."""
@@ -280,7 +280,7 @@ def _followed(signed: Array, losses: Array) -> Array:
         start = debt
         while masses[start] < 0:
             chords, left = chords + 1, int(before[start])
-            end = _paid_above(masses, losses, start, left) if chords <= _MOST_CHORDS else None
+            end = _paid_above(masses, losses, start, left) if chords <= _MAX_CHORDS else None
             if end is None:
                 return _cut(masses, losses)
             if left >= 0 and masses[left] < 0:

@@ -46,7 +46,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     LossLaw,
     NormalMixtureLaw,
 )
-from affidavit.accountants.fourier.schedules import MOST_CELLS, MOST_KINDS, Part, gathered
+from affidavit.accountants.fourier.schedules import MAX_CELLS, MAX_KINDS, Part, gathered
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     truncated_group_law,
@@ -87,13 +87,13 @@ Lots = Literal["revealed", "hidden", "visible"]
 look like it (of users, with the same records under both hypotheses), or from below with others
 that show it."""
 
-NOISE_MULTIPLIERS, LEAST_OF_MIXTURES, LEAST_ALONE = (0.2, 1000.0), 0.06, 1e-6
+NOISE_MULTIPLIERS, MIN_OF_MIXTURES, MIN_ALONE = (0.2, 1000.0), 0.06, 1e-6
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
-MOST_STEPS = 10_000_000_000
+MAX_STEPS = 10_000_000_000
 """The range of the method; steps are those of the whole run. The noise of a mixture is over its
 largest move that is not hopelessly rare, which few of its outputs are near. One release alone needs
 no lattice; with less noise its exponents would be rounded by more than they say."""
-MOST_NOISE, LEAST_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
+MAX_NOISE, MIN_PROBABILITY, FEWER_STEPS = 1e6, 1e-9, 100_000_000
 """The range of samples in runs of so many steps; of longer ones rounding leaves little there."""
 
 
@@ -131,7 +131,7 @@ class Direction:
 
 
 def directions(
-    event: Event, *, lots: Lots = "revealed", kinds: int = MOST_KINDS, cells: int = MOST_CELLS
+    event: Event, *, lots: Lots = "revealed", kinds: int = MAX_KINDS, cells: int = MAX_CELLS
 ) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition; ``lots`` as above.
 
@@ -190,9 +190,9 @@ def attained_pair(event: Event) -> tuple[Direction, Direction]:
     """
     releases = leaves(event)
     check_range(releases, alone=_alone(releases))
-    if len(releases) > MOST_KINDS:
+    if len(releases) > MAX_KINDS:
         raise OutOfReach(
-            f"{len(releases)} kinds of release, at most {MOST_KINDS}.",
+            f"{len(releases)} kinds of release, at most {MAX_KINDS}.",
             "Merge releases that are alike.",
         )
     sides: tuple[Side, Side] = ("remove", "add")
@@ -212,26 +212,26 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
     That of one release is wider where it is ``alone``.
     """
     steps = sum(count for _, count in parts)
-    if steps > MOST_STEPS:
-        raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}.", "Account for fewer steps.")
+    if steps > MAX_STEPS:
+        raise OutOfReach(f"{steps} steps, at most {MAX_STEPS}.", "Account for fewer steps.")
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
         low, high = NOISE_MULTIPLIERS
         if steps <= FEWER_STEPS and not isinstance(leaf, Gaussian | Laplace | GaussianMixture):
-            least, high = LEAST_PROBABILITY, MOST_NOISE
+            least, high = MIN_PROBABILITY, MAX_NOISE
         noise = leaf.noise_multiplier
         match leaf:
             case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():
                 noise /= most_drawn(numbers_drawn(leaf.records, leaf.sampling_probability))
-                low = LEAST_OF_MIXTURES
+                low = MIN_OF_MIXTURES
             case WithoutReplacementGroupGaussian():
                 noise /= most_drawn(numbers_in_a_lot(leaf))
-                low = LEAST_OF_MIXTURES
+                low = MIN_OF_MIXTURES
             case GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
-                low = LEAST_OF_MIXTURES if steps > 1 else LEAST_ALONE
+                low = MIN_OF_MIXTURES if steps > 1 else MIN_ALONE
         if alone:
-            least, low, high = 0.0, LEAST_ALONE, math.inf
+            least, low, high = 0.0, MIN_ALONE, math.inf
         if not low <= noise <= high:
             raise OutOfReach(
                 f"noise multiplier {noise:g} is outside [{low:g}, {high:g}].",

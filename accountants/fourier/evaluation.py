@@ -47,7 +47,7 @@ from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Event
 
-MOST_POINTS = 1 << 23
+MAX_POINTS = 1 << 23
 """Longest grid or transform; 64 MiB an array of doubles."""
 
 ENDLESS = 1e6
@@ -56,9 +56,9 @@ ENDLESS = 1e6
 
 def check_cost(parameters: GridParameters) -> None:
     """Refuse a parameters whose arrays would be too long: raises ``OutOfReach``."""
-    if parameters.points > MOST_POINTS:
+    if parameters.points > MAX_POINTS:
         raise OutOfReach(
-            f"needs a grid of {parameters.points} points, at most {MOST_POINTS}.",
+            f"needs a grid of {parameters.points} points, at most {MAX_POINTS}.",
             "Ask for a wider bracket (relative_width) or use another accountant.",
         )
 
@@ -157,9 +157,9 @@ def with_parameters(
         return choose_grids_in_strata(laws, epsilon, delta, tolerance, slope, step)
 
     parameters = at(step)
-    if step is None and parameters.points > MOST_POINTS:
+    if step is None and parameters.points > MAX_POINTS:
         # A wider bracket is worth more than none.
-        return at(up(1.05 * parameters.step * parameters.points / MOST_POINTS, rungs(tolerance)))
+        return at(up(1.05 * parameters.step * parameters.points / MAX_POINTS, rungs(tolerance)))
     return parameters
 
 

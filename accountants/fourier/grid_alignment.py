@@ -17,7 +17,7 @@ from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
 from affidavit.accountants.fourier.tail_bounds import tilted_floor
 
-_MOST_JOINED = 16
+_MAX_JOINED = 16
 """Most cells that may join the first; beyond them next to nothing is left."""
 
 
@@ -41,7 +41,7 @@ def grids_of(
     that takes in a steep upper end, else in the cell that holds the bulk.
     """
     floor, center = tilted_floor(atoms, order, 0.005 * tolerance), atoms.median(order)
-    hair, most = 1e-3 * tolerance / (1.0 + order) + 1e-16, _MOST_JOINED if joining else 0
+    hair, most = 1e-3 * tolerance / (1.0 + order) + 1e-16, _MAX_JOINED if joining else 0
     first = _end_cell(law, floor, center + step, step, lower=True)
     last = None if first is not None else _end_cell(law, center - step, top, step, lower=False)
     anchor = first if first is not None else last

@@ -24,7 +24,7 @@ from functools import partial
 
 import numpy as np
 
-from affidavit.accountants.fourier.cache import MOST_BYTES, SMALL, SharedCache, down, nearest
+from affidavit.accountants.fourier.cache import MAX_BYTES, SMALL, SharedCache, down, nearest
 from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.grid_alignment import grids_of
@@ -79,13 +79,13 @@ class Laws:
     direction: Direction
     atoms: tuple[tuple[Atoms, int], ...]
     shared: SharedCache = field(
-        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+        default_factory=partial(SharedCache, MAX_BYTES), repr=False, compare=False
     )
 
     @classmethod
     def of(cls, direction: Direction, shared: SharedCache | None = None) -> Laws:
         """The atoms of every law of ``direction``, which ``shared`` may hold."""
-        stored = SharedCache(MOST_BYTES) if shared is None else shared
+        stored = SharedCache(MAX_BYTES) if shared is None else shared
         return cls(
             direction=direction,
             atoms=tuple(

@@ -30,10 +30,10 @@ from affidavit.plan import (
     WithoutReplacementGroupGaussian,
 )
 
-_SMALLEST_WEIGHT = 1e-300
+_MIN_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
 _HOPELESS = 1e-20
-_RARE, _MOST_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
+_RARE, _MAX_EXPONENT, _SLACK = 1e-40, 10.0, 1e-12
 """Of records in a fixed lot: a chance that counts as all of them; where the weights of parts end;
 above what rounding of parts may miss."""
 _TABLE = 1 << 20
@@ -282,7 +282,7 @@ def numbers_drawn(records: int, probability: float) -> tuple[float, ...]:
     """P(K = k) for k = 0..m, each the nearest double to the binomial probability."""
     q = Fraction(probability)
     exact = (math.comb(records, k) * q**k * (1 - q) ** (records - k) for k in range(records + 1))
-    return tuple(max(float(weight), _SMALLEST_WEIGHT) for weight in exact)
+    return tuple(max(float(weight), _MIN_WEIGHT) for weight in exact)
 
 
 @lru_cache(maxsize=64)
@@ -297,7 +297,7 @@ def numbers_in_a_lot(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]
         for k in range(min(records, lot) + 1)
     ]
     total = math.perm(size, records)
-    return tuple(max(float(Fraction(ways, total)), _SMALLEST_WEIGHT) for ways in exact)
+    return tuple(max(float(Fraction(ways, total)), _MIN_WEIGHT) for ways in exact)
 
 
 def most_drawn(numbers: tuple[float, ...]) -> int:
@@ -333,7 +333,7 @@ def displacing_law(numbers: tuple[float, ...], noise_multiplier: float) -> LossL
     likely = (chances >= _RARE) | (moves == len(chances))
     chances[-1] += float(chances[~likely].sum())
     chances, moves = chances[likely], moves[likely]
-    exponents = np.minimum((2 * moves / noise_multiplier) ** 2, _MOST_EXPONENT)
+    exponents = np.minimum((2 * moves / noise_multiplier) ** 2, _MAX_EXPONENT)
     parts = _parts(chances, np.sqrt(np.expm1(exponents)))
     rates = np.minimum(chances / parts * (1 + _SLACK), 1.0)
     first, *others = (

@@ -47,7 +47,7 @@ Releases = Sequence[tuple[AnalyticLaw, int]]
 
 _SHARE = 1e-9
 """Of δ, that places, images and frequencies left out may each be."""
-_MOST_FREQUENCIES = 6000
+_MAX_FREQUENCIES = 6000
 _LADDER, _ABOVE = 2.0 ** (np.arange(-14, 8) / 2), 5
 """Orders in units of the saddle's, and how many of the highest are not tried as tilts."""
 _ROUNDED = 2e-8
@@ -86,7 +86,7 @@ class Inversion:
         deviation = math.sqrt(at_order(atoms, order).variance)
         theta, left_out = _end(releases, log_moments, order, deviation, room)
         frequencies = math.ceil(theta * self._width / (2 * math.pi))
-        if frequencies > _MOST_FREQUENCIES:
+        if frequencies > _MAX_FREQUENCIES:
             raise Unanswered
         self._thetas = 2 * math.pi / self._width * np.arange(frequencies + 1, dtype=np.float64)
         steps = sum(count for _, count in releases)

@@ -28,9 +28,9 @@ Complex = NDArray[np.complex128]
 
 POINTS = tuple(n * 2**k for k in range(8) for n in (96, 128))
 """Intervals of the rules that are tried; a test compares their weights with 40 digits."""
-_MOST_WORK = 50_000_000
+_MAX_WORK = 50_000_000
 """Frequencies times intervals."""
-LARGEST_PROBABILITY = 0.9
+MAX_PROBABILITY = 0.9
 """Of a sample; near 1 the loss of an unlikely place is a small difference of large numbers."""
 _CELLS, _LAYERS = 48, 128
 """Cells on which an integrand is bounded, and a density."""
@@ -104,7 +104,7 @@ class AnalyticPart:
 
         Raises ``Unanswered`` for sampling probabilities near 1.
         """
-        if law.kind != "gaussian" and law.sampling_probability > LARGEST_PROBABILITY:
+        if law.kind != "gaussian" and law.sampling_probability > MAX_PROBABILITY:
             raise Unanswered
         ends = [(mean, -float(ndtri(min(0.3, rare / weight)))) for weight, mean in law.p_mixture]
         # Rounded outward, so that plans of a sweep have the same places.
@@ -332,7 +332,7 @@ class AnalyticLaw:
             (part, weight, *part.log_errors(orders, turned, bar - math.log(abs(weight))))
             for part, weight in self.parts
         ]
-        if thetas.size * sum(points for *_, points in rules) > _MOST_WORK:
+        if thetas.size * sum(points for *_, points in rules) > _MAX_WORK:
             raise Unanswered
         nodes = [(part.atoms(points), weight) for part, weight, _, points in rules]
         losses = np.concatenate([atoms.losses for atoms, _ in nodes])

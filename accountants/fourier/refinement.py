@@ -41,7 +41,7 @@ import numpy as np
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.evaluation import (
     ENDLESS,
-    MOST_POINTS,
+    MAX_POINTS,
     Sum,
     crossing,
     transforms,
@@ -168,7 +168,7 @@ def _down_to(relative_width: float, rungs: Sequence[float]) -> Sequence[float]:
     return rungs[: enough + 1]
 
 
-SMALLEST_WIDTH = 1e-6
+MIN_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
 
 SAFE_DELTA = 1e-20
@@ -178,8 +178,8 @@ step removes."""
 RARE = 0.5
 """Where the saddle promises this much more log δ than there is, one rare loss decides."""
 
-_LEAST_DELTA = 1e-280
-_SMALLEST_EPSILON = 1e-9
+_MIN_DELTA = 1e-280
+_MIN_EPSILON = 1e-9
 _ROUNDS = 8
 _COARSE = 1e-2
 """Width asked for first where the laws leave a gap of their own."""
@@ -212,7 +212,7 @@ class EpsilonSearch:
         self._step: float | None = None
         self._settled = self._cheap = False
         self.bracket = Bracket(lower=0.0, upper=union_bound(laws, delta))
-        if self.bracket.width <= SMALLEST_WIDTH:
+        if self.bracket.width <= MIN_WIDTH:
             return
         self._saddle, guess = located(laws, delta)
         self._guess = max(0.0, guess)
@@ -224,9 +224,9 @@ class EpsilonSearch:
 
     def refine(self, relative_width: float) -> Bracket:
         """The bracket at ``relative_width`` of ε, or as narrow as rounding and memory allow."""
-        if self._settled or self.bracket.width <= SMALLEST_WIDTH:
+        if self._settled or self.bracket.width <= MIN_WIDTH:
             return self.bracket
-        requested = max(relative_width * self._guess, SMALLEST_WIDTH)
+        requested = max(relative_width * self._guess, MIN_WIDTH)
         previous = math.inf
         for _ in range(_ROUNDS):
             if self.bracket.width <= requested:
@@ -242,7 +242,7 @@ class EpsilonSearch:
                 break
             if self.bracket.lower == 0 and self._delta < SAFE_DELTA:
                 break
-            requested = max(relative_width * self.bracket.upper, SMALLEST_WIDTH)
+            requested = max(relative_width * self.bracket.upper, MIN_WIDTH)
             if self.bracket.width > previous and not self._cheap:
                 self._settled = self._laws.direction.gapped
                 break
@@ -262,7 +262,7 @@ class EpsilonSearch:
 
     def _once(self, wanted: float) -> bool:
         parameters = self._steering(wanted)
-        if self._step is not None and parameters.points > MOST_POINTS:
+        if self._step is not None and parameters.points > MAX_POINTS:
             return False
         self._step = parameters.step
         self._cheap = self._laws.direction.gapped and parameters.points < _CHEAP
@@ -292,18 +292,18 @@ class DeltaSearch:
                 laws, self._saddle, epsilon, self._guess, 0.1, self._slope, None
             )
             above, _ = transforms(laws, parameters, lower=False)
-            result = max(above.upper(epsilon), _LEAST_DELTA)
+            result = max(above.upper(epsilon), _MIN_DELTA)
             self.bracket = self.bracket.intersect(Bracket(lower=0.0, upper=min(1.0, result)))
             promised, self._guess = self._guess, min(result, self._guess)
             if math.log(promised / result) < RARE:
                 break
             # The saddle promised more than there is: one rare loss decides, or rarer ones
             # than were cut off have drawn the tilt.
-            if epsilon > _SMALLEST_EPSILON:
+            if epsilon > _MIN_EPSILON:
                 self._slope = self._slope_at(above, result)
 
     def _may_split(self) -> bool:
-        return self._slope is None and self._epsilon > _SMALLEST_EPSILON
+        return self._slope is None and self._epsilon > _MIN_EPSILON
 
     def _slope_at(self, above: Sum, found: float) -> float:
         order = self._saddle.order
@@ -317,7 +317,7 @@ class DeltaSearch:
         """The bracket at ``relative_width`` of δ, or as narrow as rounding and memory allow."""
         previous = math.inf
         for _ in range(0 if self._settled else _ROUNDS):
-            ratio = relative_width * self.bracket.upper / max(self.bracket.width, _LEAST_DELTA)
+            ratio = relative_width * self.bracket.upper / max(self.bracket.width, _MIN_DELTA)
             if ratio >= 1:
                 break
             tolerance = relative_width
@@ -341,12 +341,12 @@ class DeltaSearch:
         parameters = with_parameters(
             self._laws, self._saddle, self._epsilon, self._guess, tolerance, self._slope, self._step
         )
-        if self._step is not None and parameters.points > MOST_POINTS:
+        if self._step is not None and parameters.points > MAX_POINTS:
             return False
         self._step = parameters.step
         self._cheap = self._laws.direction.gapped and parameters.points < _CHEAP
         above, below = transforms(self._laws, parameters)
         result = Bracket(lower=below.lower(self._epsilon), upper=above.upper(self._epsilon))
         self.bracket = self.bracket.intersect(result)
-        self._guess = max(self.bracket.upper, _LEAST_DELTA)
+        self._guess = max(self.bracket.upper, _MIN_DELTA)
         return True

@@ -42,9 +42,9 @@ from affidavit.plan import (
     SubsampledPair,
 )
 
-MOST_KINDS, MOST_INVERTED = 250, 2000
+MAX_KINDS, MAX_INVERTED = 250, 2000
 """Kinds of release that are accounted one by one, and without a lattice."""
-MOST_CELLS, FINER_CELLS = 64, 256
+MAX_CELLS, FINER_CELLS = 64, 256
 """Of a run that has more, the sets of them that are bracketed together, with and without one."""
 _CHORD, _REMAINDER = 0.1, 1.0
 """What a span of log noise or log rate costs along a chord, and where it is rounded."""
@@ -144,7 +144,7 @@ def fewer(parts: Releases) -> Releases:
 
 
 def gathered(
-    parts: Releases, kinds: int = MOST_KINDS, cells: int = MOST_CELLS
+    parts: Releases, kinds: int = MAX_KINDS, cells: int = MAX_CELLS
 ) -> tuple[Releases, list[Cell]]:
     """The releases to account for one by one, and cells of those to bracket together.
 

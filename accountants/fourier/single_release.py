@@ -28,7 +28,7 @@ from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
 from affidavit.accountants.protocol import OutOfReach
 
-SMALLEST_DELTA = 1e-250
+MIN_DELTA = 1e-250
 """No smaller δ is answered for: terms would underflow."""
 _HALVINGS = 200
 _NORMAL = 1e-13
@@ -51,8 +51,8 @@ def single_release(directions: Sequence[Direction]) -> tuple[NormalPair, ...]:
 
 def epsilon_of(law: NormalPair, delta: float) -> Bracket:
     """ε (nats) at ``delta``; raises ``OutOfReach`` where that is too small."""
-    if delta < SMALLEST_DELTA:
-        raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Choose a larger δ.")
+    if delta < MIN_DELTA:
+        raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Choose a larger δ.")
     outputs = _Outputs(law)
     low = outputs.last(lambda point: point.delta.lower > delta)
     high = outputs.last(lambda point: point.delta.upper > delta, above=True)

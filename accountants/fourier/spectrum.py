@@ -47,7 +47,7 @@ _NEGLIGIBLE = 1e-24
 """Frequencies whose composed transform is below this share of it are left out."""
 _LENGTHS = 4
 """Rungs an octave of the ladder of lengths."""
-_SMALLEST_SUM = 1e-200
+_MIN_SUM = 1e-200
 """Below this a sum may have lost terms to underflow, and is taken in logarithms instead."""
 
 
@@ -330,7 +330,7 @@ def _log_sum(law: Array, losses: Array, order: float) -> float:
     exponents = order * losses
     peak = float(exponents.max())
     total = float(law @ np.exp(exponents - peak))
-    if total < _SMALLEST_SUM:
+    if total < _MIN_SUM:
         # The law is nothing where the exponential is largest: weigh the two together.
         weights = _log_weights(law, exponents)
         peak = float(weights.max())

@@ -28,7 +28,7 @@ from affidavit.accountants.fourier.transform import Window
 
 CUT = 0.5
 """The losses above this share of ε are the rare ones."""
-_SMALLEST_ORDER, _LARGEST_ORDER = 0.06, 4e4
+_MIN_ORDER, _MAX_ORDER = 0.06, 4e4
 """Orders tried, the smallest at most as much itself, both in units of 1 / ε."""
 
 
@@ -48,8 +48,8 @@ def strata(
     A loss at distance d from its node goes to one beside it with probability d / step, at
     most 1/6 on average: that spread is not small where the steps are many and coarse.
     """
-    smallest = _SMALLEST_ORDER * min(1.0, 1.0 / epsilon)
-    rungs = math.ceil(2 * math.log2(_LARGEST_ORDER / epsilon / smallest))
+    smallest = _MIN_ORDER * min(1.0, 1.0 / epsilon)
+    rungs = math.ceil(2 * math.log2(_MAX_ORDER / epsilon / smallest))
     ladder = smallest * 2.0 ** (0.5 * np.arange(rungs + 1))
     orders = np.concatenate((-ladder[::-1], ladder))
     common = np.zeros(orders.size)

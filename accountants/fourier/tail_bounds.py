@@ -30,8 +30,8 @@ from affidavit.accountants.fourier.privacy_loss import Atoms
 Composition = Sequence[tuple[Atoms, int]]
 """The laws of the releases with how often each runs."""
 
-_SMALLEST_LOG_ORDER = math.log(1e-6)
-_LARGEST_LOG_ORDER = math.log(1e7)
+_MIN_LOG_ORDER = math.log(1e-6)
+_MAX_LOG_ORDER = math.log(1e7)
 _NEWTON = 30
 """Steps of Newton's method at most, before bisection alone."""
 _NEAREST, _TRIED = 0.1, 15
@@ -113,7 +113,7 @@ def _search(
     ``excess`` comes with about how fast it falls with log λ. Newton's method in log λ from
     λ = 1, by at most a factor of e² at once; bisection where it leaves the bracket or is slow.
     """
-    low, high, at = _SMALLEST_LOG_ORDER, _LARGEST_LOG_ORDER, 0.0
+    low, high, at = _MIN_LOG_ORDER, _MAX_LOG_ORDER, 0.0
     for turn in itertools.count():
         point = at_order(laws, math.exp(at))
         value, fall = excess(point)

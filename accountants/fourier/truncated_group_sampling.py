@@ -40,7 +40,7 @@ from affidavit.plan import (
     TruncatedPoissonGroupGaussian,
 )
 
-LEAST_NOISE = 0.4
+MIN_NOISE = 0.4
 """Over the clip norms of all records, where others' places are taken under both hypotheses; with
 less a lot that may be cut is conceded."""
 _BLOCKS, _BEYOND = 64, 12.0
@@ -64,7 +64,7 @@ def truncated_group_law(
     second: LossLaw
     if leaf.neighbours == "add_remove":
         second = _law(leaf, weights, leaf.noise_multiplier / 2, added=added)
-    elif leaf.noise_multiplier < LEAST_NOISE * leaf.records:
+    elif leaf.noise_multiplier < MIN_NOISE * leaf.records:
         return first, crowded
     elif displaced:
         second = displacing_law(weights, leaf.noise_multiplier)

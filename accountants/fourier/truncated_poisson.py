@@ -50,7 +50,7 @@ _LEFT_OVER = 1e-3
 _CROWDED, _RARE = 0.05, 6.3
 """Part of a cover that is given up at the least to what two of the others may have in common; more
 of it where that leaves less than so many standard deviations to what is conceded."""
-_LARGEST_LOSS = 650.0
+_MAX_LOSS = 650.0
 """Of a loss beyond this (nats) either probability is below what a double holds."""
 
 _LOUDEST = 20.0
@@ -155,7 +155,7 @@ class DisplacementLaw(NormalPair):
         loss increases in z, so that the signs of a change once, and the root is
         found without a difference. A negative loss is that of Q against P.
         """
-        bounded = np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS)
+        bounded = np.clip(losses, -_MAX_LOSS, _MAX_LOSS)
         split = int(np.searchsorted(bounded, 0.0))
         return np.concatenate(
             (

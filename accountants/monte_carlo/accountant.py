@@ -65,12 +65,12 @@ from affidavit.plan import Event
 FAILURE_PROBABILITY = 1e-9
 LOOKS = 64
 """Brackets that one question may take, in a search for the noise."""
-SMALLEST_DELTA, LARGEST_DELTA = 1e-15, 0.5
-LARGEST_EPSILON = 1000.0
+MIN_DELTA, MAX_DELTA = 1e-15, 0.5
+MAX_EPSILON = 1000.0
 """Nats."""
 FINENESS = 1e-5
 """Relative accuracy of the searches over ε and δ, rounded to the safe side."""
-LARGEST_SLIP = 1e-3
+MAX_SLIP = 1e-3
 """Rounding of a draw's value, relative to it, above which nothing is bounded."""
 _SIGMAS = 8.0
 """Deviations of the Gaussian whose products are ``Pair.excess``; beyond lies 6.3e-16."""
@@ -147,9 +147,9 @@ class MonteCarloCurve:
         require_delta(delta)
         if self.pair is None:
             return Bracket(lower=0.0, upper=0.0)
-        if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
+        if not MIN_DELTA <= delta <= MAX_DELTA:
             raise OutOfReach(
-                f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}].",
+                f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",
                 "Ask within that range.",
             )
         best = Bracket(lower=0.0, upper=0.0)
@@ -211,9 +211,9 @@ class MonteCarloCurve:
 
     def _epsilon(self, family: tuple[Tilt, ...], delta: float) -> Bracket:
         certain = min(tilt.epsilon(delta) for tilt in family)
-        if certain > LARGEST_EPSILON:
+        if certain > MAX_EPSILON:
             raise OutOfReach(
-                f"epsilon is about {certain:.4g}, above {LARGEST_EPSILON:g}.",
+                f"epsilon is about {certain:.4g}, above {MAX_EPSILON:g}.",
                 "Add noise or run fewer steps.",
             )
         test = self._test(design_at_delta(family, delta, self._log_failure, self.workers), 0)
@@ -261,7 +261,7 @@ class _Test:
         pair, shift = self.design.tilts[0].pair, self.design.shift
         slip = 2 * pair.slip(shift)
         spread = (shift + 2) * slip + 4e-9
-        if spread > LARGEST_SLIP:
+        if spread > MAX_SLIP:
             raise OutOfReach(
                 "rounding would decide the answer: the noise is too small.", "Add noise."
             )

@@ -32,9 +32,9 @@ from affidavit.plan import BallsInBinsGaussian, Gaussian, Leaf
 
 Array = NDArray[np.float64]
 
-LARGEST_PRODUCT = 1e4
+MAX_PRODUCT = 1e4
 """Largest ‖m_i‖² in units of the noise: beyond μ = 100 nothing useful is left to bound."""
-MOST_COPIES = 64
+MAX_COPIES = 64
 """Runs with bins of their own in one composition; each is sampled."""
 FARTHEST = 40.0
 """No b-dimensional standard normal is longer than √b + FARTHEST, but with probability e^-800."""
@@ -137,9 +137,9 @@ def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
             "this run does not use balls in bins.", "Use the gaussian or fourier accountant."
         )
     copies = sum(count for _, count in binned)
-    if copies > MOST_COPIES:
+    if copies > MAX_COPIES:
         raise OutOfReach(
-            f"{copies} runs with bins of their own are more than the {MOST_COPIES} that are "
+            f"{copies} runs with bins of their own are more than the {MAX_COPIES} that are "
             "sampled.",
             "Keep the bins of the first epoch in the later ones.",
         )
@@ -153,7 +153,7 @@ def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
         if count > first:
             result.append(_bins(leaf, count - first, 0.0))
     pair = Pair(bins=tuple(result), seed=_seed(binned))
-    if pair.largest > LARGEST_PRODUCT:
+    if pair.largest > MAX_PRODUCT:
         raise OutOfReach(
             f"a record moves the run by {math.sqrt(pair.largest):.4g} times its noise.",
             "Add noise.",

@@ -54,7 +54,7 @@ from affidavit.accountants.monte_carlo.dominating_pair import Array, Bins, Pair
 
 CHUNK = 1 << 19
 """Normals in one chunk: four megabytes."""
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 """Draws in one chunk at most."""
 
 
@@ -108,7 +108,7 @@ def draw(tilts: Sequence[Tilt], draws: int, *, stream: int, workers: int = 1) ->
 
 def rows_of(pair: Pair) -> int:
     """Draws in one chunk."""
-    return min(MOST_ROWS, max(64, CHUNK // pair.width))
+    return min(MAX_ROWS, max(64, CHUNK // pair.width))
 
 
 def _generator(pair: Pair, stream: int, chunk: int) -> np.random.Generator:
@@ -173,7 +173,7 @@ Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 ORDERS: dict[Direction, tuple[int, ...]] = {"remove": (1, 2, 3, 4), "add": (0, 1, 2, 3)}
 """Orders m; the normaliser of order m is a sum of b^m terms, done in that many flops from 3 on."""
-MOST_BINS_OF_FOUR = 128
+MAX_BINS_OF_FOUR = 128
 """Bins up to which order 4 is worth its sums; it narrows what is rare at small ε."""
 DISTANCES = 24
 """Exponents tried, in geometric progression; a coarser choice costs draws, nothing else."""
@@ -267,7 +267,7 @@ def tilts(pair: Pair, direction: Direction) -> tuple[Tilt, ...]:
     result = []
     widest = max(bins.count for bins in pair.bins)
     for order in ORDERS[direction]:
-        if order == 4 and widest > MOST_BINS_OF_FOUR:
+        if order == 4 and widest > MAX_BINS_OF_FOUR:
             continue
         square = pair.largest if order else pair.square_of_mean
         count = DISTANCES if order < 4 else DISTANCES // 2

@@ -45,7 +45,7 @@ from affidavit.accountants.monte_carlo.importance_sampling import (
     rows_of,
 )
 
-LARGEST_BET = 0.9
+MAX_BET = 0.9
 """Bets nearer to ruin than this gain nothing."""
 
 
@@ -67,7 +67,7 @@ def log_capital_below(values: Array, draws: int, mean: float, bet: float) -> flo
 
     ``values`` have shape (n,).
     """
-    if bet * mean >= LARGEST_BET:
+    if bet * mean >= MAX_BET:
         return -math.inf
     base = math.log1p(-bet * mean)
     return draws * base + float(np.sum(np.log1p(bet / (1 - bet * mean) * values)))
@@ -76,8 +76,8 @@ def log_capital_below(values: Array, draws: int, mean: float, bet: float) -> flo
 def best_bet(second_moment: float, draws: int, log_failure: float) -> float:
     """The bet that suits draws of this E X², for ``log_failure`` = log(1/β)."""
     if second_moment <= 0:
-        return LARGEST_BET
-    return min(LARGEST_BET, math.sqrt(2 * log_failure / (draws * second_moment)))
+        return MAX_BET
+    return min(MAX_BET, math.sqrt(2 * log_failure / (draws * second_moment)))
 
 
 def first_true(holds: Callable[[float], bool], low: float, high: float, fineness: float) -> float:
@@ -112,8 +112,8 @@ REACHED = 0.4
 """Share of draws that should reach the loss under the outer tilt."""
 RELATIVE_WIDTH = 0.03
 """Half width of the interval for δ, relative to it, that the number of draws aims at."""
-LEAST_DRAWS = 1 << 14
-MOST_DRAWS = 1 << 22
+MIN_DRAWS = 1 << 14
+MAX_DRAWS = 1 << 22
 SECONDS = 6.0
 """About the longest that one direction may take on one core, in seconds."""
 
@@ -183,7 +183,7 @@ def _at_delta(
     draws = pilot.enough(epsilon, RELATIVE_WIDTH * delta)
     near = max(0.0, epsilon - 0.5 / chosen[0].decay)
     # So few draws say nothing of a δ far below their range: then look where the range is less.
-    far = pilot.range_below(LARGEST_BET * draws * delta / (2 * log_failure))
+    far = pilot.range_below(MAX_BET * draws * delta / (2 * log_failure))
     return pilot.design(max(near, min(far, ceiling)), epsilon, draws), pilot
 
 
@@ -268,9 +268,9 @@ class _Pilot:
             requested = max(variance, self.log_failure * reach / (5 * width))
         pair = self.tilts[0].pair
         products = math.fsum(bins.count**2 * bins.copies for bins in pair.bins)
-        most = min(MOST_DRAWS, int(SECONDS * 1e6 / (0.04 * pair.width + 7e-5 * products)))
+        most = min(MAX_DRAWS, int(SECONDS * 1e6 / (0.04 * pair.width + 7e-5 * products)))
         rows = rows_of(pair)
-        return rows * -(-int(max(LEAST_DRAWS, min(requested, most))) // rows)
+        return rows * -(-int(max(MIN_DRAWS, min(requested, most))) // rows)
 
     def range_below(self, bound: float) -> float:
         """The ε from which the range is at most ``bound``."""

@@ -4,8 +4,8 @@ from .cost import Coordinate as Coordinate
 from .cost import Cost as Cost
 from .cost import Step as Step
 from .cost import Steps as Steps
-from .privacy_filter import LARGEST_EPSILON as LARGEST_EPSILON
-from .privacy_filter import MOST_FORECAST as MOST_FORECAST
+from .privacy_filter import MAX_EPSILON as MAX_EPSILON
+from .privacy_filter import MAX_FORECAST as MAX_FORECAST
 from .privacy_filter import Budget as Budget
 from .privacy_filter import Filter as Filter
 from .privacy_filter import admits_alone as admits_alone

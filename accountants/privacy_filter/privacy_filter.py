@@ -48,7 +48,7 @@ from typing import Any, Self
 import numpy as np
 
 from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.gaussian import LARGEST_MU, SMALLEST_MU, GaussianCurve
+from affidavit.accountants.gaussian import MAX_MU, MIN_MU, GaussianCurve
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost, Step
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 from affidavit.accountants.protocol import AccountantError
@@ -59,8 +59,8 @@ GAUSSIAN_SHARE = 0.5
 """The share of δ that the exact filter has, of Gaussians or of steps of one kind."""
 MARGIN = 1e-9
 """By how much the Rényi test must hold; far above what is lost evaluating it."""
-MOST_FORECAST = 10_000
-LARGEST_EPSILON = 1e5
+MAX_FORECAST = 10_000
+MAX_EPSILON = 1e5
 """Nats; beyond it ``Budget.spent`` is infinite."""
 _FURTHEST = 60.0
 """Beyond ε + 60 nats 1 - exp(ε - x) is one."""
@@ -179,7 +179,7 @@ class Budget:
         low, high = 0.0, self.epsilon
         while low < steps and not self._sums_fit(total, high):
             low, high = high, 2 * high
-            if high > LARGEST_EPSILON:
+            if high > MAX_EPSILON:
                 return steps
         while low < steps and high - low > 1e-6 * high:
             middle = (low + high) / 2
@@ -187,16 +187,16 @@ class Budget:
         return min(high, steps)
 
     def forecast(self, total: Cost, run: Cost) -> int:
-        """How many more runs like ``run`` fit beside ``total``; ``MOST_FORECAST`` at most."""
+        """How many more runs like ``run`` fit beside ``total``; ``MAX_FORECAST`` at most."""
         low, high = 0, 1
         while self.admits(total + run.times(high)):
             low, high = high, 2 * high
-            if low >= MOST_FORECAST:
-                return MOST_FORECAST
+            if low >= MAX_FORECAST:
+                return MAX_FORECAST
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.admits(total + run.times(middle)) else (low, middle)
-        return min(low, MOST_FORECAST)
+        return min(low, MAX_FORECAST)
 
 
 def admits_alone(budget: Budget, run: Cost) -> bool:
@@ -220,9 +220,9 @@ def _gaussian_admits(total: Cost, epsilon: float, delta: float) -> bool:
     mu = math.sqrt(total.mu_squared.value(UNIT)) * (1 + 1e-15)
     if mu == 0:
         return not any(item.units or item.unbounded for item in total.renyi)
-    if mu > LARGEST_MU or delta <= 0:
+    if mu > MAX_MU or delta <= 0:
         return False
-    return GaussianCurve(mu=max(mu, SMALLEST_MU)).delta(epsilon).upper <= delta
+    return GaussianCurve(mu=max(mu, MIN_MU)).delta(epsilon).upper <= delta
 
 
 def _renyi_admits(filter_: Filter, total: Cost, epsilon: float, delta: float) -> bool:

@@ -73,7 +73,7 @@ from affidavit.plan import (
     ReplacedAllocationGaussian,
 )
 
-SMALLEST_WIDTH = 1e-6
+MIN_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""
 SIDES: tuple[Literal["remove"], Literal["add"]] = ("remove", "add")
 _ROUNDS = 8
@@ -91,7 +91,7 @@ def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> 
     best = Bracket(lower=0.0, upper=math.inf)
     step: float | None = None
     for _ in range(_ROUNDS):
-        requested = max(relative_width * guess, SMALLEST_WIDTH)
+        requested = max(relative_width * guess, MIN_WIDTH)
         slope = _slope(direction, guess)
         try:
             curves = direction.curves(guess, delta, min(0.3, requested * slope), step)
@@ -100,7 +100,7 @@ def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> 
                 raise
             break
         best = _narrowed(best, curves, delta, guess, 0.05 / slope)
-        narrow = best.width <= max(relative_width * best.upper, SMALLEST_WIDTH)
+        narrow = best.width <= max(relative_width * best.upper, MIN_WIDTH)
         if narrow and math.isfinite(best.upper):
             break
         high, low = curves.upper(guess), curves.lower(guess)
@@ -112,7 +112,7 @@ def bracket_epsilon(direction: Ordered, delta: float, relative_width: float) -> 
         middle = math.sqrt(high * low) if low > 0 else high
         # A little beyond, because what lies above the cut is bounded loosely past it.
         moved = guess + math.log(middle / delta) / slope + 0.3 * requested
-        guess = min(max(SMALLEST_WIDTH, moved), direction.largest_epsilon)
+        guess = min(max(MIN_WIDTH, moved), direction.largest_epsilon)
     return best
 
 
@@ -169,7 +169,7 @@ def _slope(direction: Ordered, epsilon: float) -> float:
     return math.log(here / there) / width
 
 
-SMALLEST_DELTA, LARGEST_DELTA = 1e-15, 0.5
+MIN_DELTA, MAX_DELTA = 1e-15, 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,9 +334,9 @@ class AllocationCurve:
         require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
-        if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
+        if not MIN_DELTA <= delta <= MAX_DELTA:
             raise OutOfReach(
-                f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}].",
+                f"delta {delta:g} is outside [{MIN_DELTA:g}, {MAX_DELTA:g}].",
                 "Ask within that range.",
             )
         first, *others = self.directions

@@ -34,7 +34,7 @@ from affidavit.accountants.fourier.discretized_pld import (
     lower_measure,
     upper_measure,
 )
-from affidavit.accountants.fourier.evaluation import MOST_POINTS, crossing
+from affidavit.accountants.fourier.evaluation import MAX_POINTS, crossing
 from affidavit.accountants.fourier.grid_parameters import Laws, grid_step, tilted_window
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.privacy_loss import Atoms
@@ -57,18 +57,18 @@ Ordered = Direction | PartialDirection
 Orders = tuple[Ordered, Ordered]
 """Both orders of a pair, that of a removed record first."""
 
-SMALLEST_DELTA = 1e-15
+MIN_DELTA = 1e-15
 _TOLERANCE = 1e-4
 """Of log δ in the composition's lattice."""
 _CURVE_TOLERANCE = 3e-4
 """Of log δ in one pass, for up to 1000 bins and σ² from 0.1 on; then in proportion, as long
 lattices are slow and large."""
-_FALL, _APART, _MOST_CURVES = 100.0, 1.0, 40
+_FALL, _APART, _MAX_CURVES = 100.0, 1.0, 40
 """How far δ falls from one place where curves are made to the next, how far they are apart
 (nats), and about how many there are at most."""
 _RARE = 1e-3
 """The share of δ that losses may have which are taken for infinite."""
-_COARSE, _MOST_NODES = 256, 4096
+_COARSE, _MAX_NODES = 256, 4096
 """Nodes of a pass for finding the tilt, and at most."""
 
 
@@ -111,7 +111,7 @@ class Side:
         passes = [(one.bounded(self._rare(delta)), count) for one, count in self.passes]
         widest = 0.2 * math.sqrt(saddle.variance)
         step = grid_step(self._atoms(delta), saddle.order, saddle.order, widest, _TOLERANCE)
-        step = max(step, *(one.reach / _MOST_NODES for one, _ in passes))
+        step = max(step, *(one.reach / _MAX_NODES for one, _ in passes))
         uppers, lowers = [], []
         for one, count in passes:
             above, below = one.measures(step)
@@ -120,7 +120,7 @@ class Side:
         if self._laws is not None:
             cut, tops = self._laws.cut(_RARE * delta)
             grids, spans = self._laws.grids(cut, tops, saddle.order, _TOLERANCE, step)
-            if max(grid.size for grid in grids) > MOST_POINTS:
+            if max(grid.size for grid in grids) > MAX_POINTS:
                 raise _too_long()
             direction = self._laws.direction
             for (law, count), attained, grid, span in zip(
@@ -131,7 +131,7 @@ class Side:
         atoms = tuple((_atoms(measure), count) for measure, count in uppers)
         tilted = at_order(atoms, saddle.order)
         window = tilted_window(atoms, tilted, saddle.epsilon, delta, _TOLERANCE, step)
-        if window_points(window, step) > MOST_POINTS:
+        if window_points(window, step) > MAX_POINTS:
             raise _too_long()
         return ComposedTransform(uppers, window), ComposedTransform(lowers, window)
 
@@ -154,10 +154,8 @@ class ComposedAllocationCurve:
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` where there is no bound.
         """
         require_delta(delta)
-        if delta < SMALLEST_DELTA:
-            raise OutOfReach(
-                f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Ask for a larger one."
-            )
+        if delta < MIN_DELTA:
+            raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Ask for a larger one.")
         return reduce(Bracket.larger, (_epsilon(side, delta) for side in self.sides))
 
     def delta(self, epsilon: float) -> Bracket:
@@ -190,7 +188,7 @@ def _delta(side: Side, epsilon: float, enough: float) -> Bracket:
     for attempt in range(4):
         saddle = side.saddle(guess, lambda atoms: at_epsilon(atoms, epsilon))
         likely = math.exp(min(0.0, saddle.log_delta))
-        last = attempt == 3 or guess == SMALLEST_DELTA
+        last = attempt == 3 or guess == MIN_DELTA
         if last or likely >= 1e-2 * guess:
             above, below = side.curves(guess, saddle)
             result = Bracket(lower=below.lower(epsilon), upper=above.upper(epsilon))
@@ -198,7 +196,7 @@ def _delta(side: Side, epsilon: float, enough: float) -> Bracket:
             if last or best.upper >= 1e-2 * guess or best.upper <= enough:
                 break
             likely = best.upper
-        guess = max(likely, enough / 10, SMALLEST_DELTA)
+        guess = max(likely, enough / 10, MIN_DELTA)
     return best
 
 
@@ -342,7 +340,7 @@ class _Bounds:
 @lru_cache(maxsize=4)  # each holds the lattices of its curves, up to hundreds of megabytes
 def _bounds(direction: Ordered, rare: float) -> _Bounds:
     end = direction.guess(rare)
-    apart = max(_APART, end / _MOST_CURVES)
+    apart = max(_APART, end / _MAX_CURVES)
     places, delta = [0.0], direction.about(0.0)
     while places[-1] < end:
         delta /= _FALL
@@ -380,6 +378,6 @@ def _atoms(measure: LatticeMeasure) -> Atoms:
 
 def _too_long() -> OutOfReach:
     return OutOfReach(
-        f"the composition would need a lattice of more than {MOST_POINTS} points.",
+        f"the composition would need a lattice of more than {MAX_POINTS} points.",
         "Add noise, or take fewer steps.",
     )

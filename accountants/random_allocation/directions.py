@@ -40,7 +40,7 @@ from affidavit.accountants.random_allocation.tail_truncation import (
     upper_masses,
 )
 
-MOST_POINTS = 1 << 23
+MAX_POINTS = 1 << 23
 """Longest lattice or transform; 64 MiB an array of doubles."""
 _LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0, 16.0)
 """Further tilts tried for the window, in units of one over the tilted deviation."""
@@ -205,9 +205,9 @@ class Direction:
             step = min(step, 0.5 * math.sqrt(saddle.variance + 1e-300))
         window = self._window(term, saddle, epsilon, tolerance * delta, step)
         bottom = self._bottom(term, saddle, epsilon, tolerance)
-        if max((term.top - bottom) / step, (window.high - window.low) / step) > MOST_POINTS:
+        if max((term.top - bottom) / step, (window.high - window.low) / step) > MAX_POINTS:
             raise OutOfReach(
-                f"the allocation would need a lattice of more than {MOST_POINTS} points.",
+                f"the allocation would need a lattice of more than {MAX_POINTS} points.",
                 "Add noise, or ask for fewer bins.",
             )
         above, below, open_left = self._nodes(term, bottom, step)

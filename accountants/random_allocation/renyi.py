@@ -34,7 +34,7 @@ from scipy.special import gammaln, logsumexp
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.schedules import MOST_KINDS
+from affidavit.accountants.fourier.schedules import MAX_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.registry import OURS
@@ -48,7 +48,7 @@ from affidavit.plan import (
 
 NOISE_MULTIPLIERS = (0.1, 1000.0)
 """σ over the root of the epochs for which bins are kept, where allocations are bounded."""
-MOST_BINS = 1_000_000
+MAX_BINS = 1_000_000
 
 
 def check_range(leaf: RandomAllocationGaussian) -> None:
@@ -60,15 +60,15 @@ def check_range(leaf: RandomAllocationGaussian) -> None:
             f"outside [{low:g}, {high:g}], where allocations are bounded.",
             "Choose a noise multiplier nearer to what training uses.",
         )
-    if leaf.bins > MOST_BINS:
+    if leaf.bins > MAX_BINS:
         raise OutOfReach(
-            f"{leaf.bins} bins are more than the {MOST_BINS} that are accounted.",
+            f"{leaf.bins} bins are more than the {MAX_BINS} that are accounted.",
             "Use larger lots.",
         )
 
 
-MOST_ORDER = 200
-ORDERS = np.arange(2, MOST_ORDER + 1)
+MAX_ORDER = 200
+ORDERS = np.arange(2, MAX_ORDER + 1)
 """Orders of the Rényi divergences, shape (m,)."""
 _LOG_T, STRIDE, WIDE_STRIDE = (-10.0, 12.0), 4e-3, 0.03
 """The grid of log t; the chords' error is of second order in its stride."""
@@ -127,9 +127,9 @@ class RenyiAllocationAccountant:
             raise Unsupported(
                 "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
-        if len(parts) > MOST_KINDS:
+        if len(parts) > MAX_KINDS:
             raise OutOfReach(
-                f"the run has {len(parts)} kinds of release; {MOST_KINDS} are accounted beside "
+                f"the run has {len(parts)} kinds of release; {MAX_KINDS} are accounted beside "
                 "random allocations.",
                 "Join steps with equal sampling and noise into one phase.",
             )
@@ -168,7 +168,7 @@ def _divergences(leaf: Leaf, stride: float) -> tuple[Array, Array]:
 @lru_cache(maxsize=64)
 def _sampled(probability: float, rate: float) -> Array:
     """Poisson sampling: E (1 - q + q X)^a, which bounds both directions at integer orders."""
-    k = np.arange(MOST_ORDER + 1)
+    k = np.arange(MAX_ORDER + 1)
     order = ORDERS[:, None]
     terms = gammaln(order + 1) - gammaln(k + 1) - gammaln(np.maximum(order - k, 0) + 1)
     terms = terms + (order - k) * math.log1p(-probability) + k * math.log(probability)
@@ -180,7 +180,7 @@ def _sampled(probability: float, rate: float) -> Array:
 
 @lru_cache(maxsize=64)
 def _remove(bins: int, rate: float) -> Array:
-    k = np.arange(MOST_ORDER + 1)
+    k = np.arange(MAX_ORDER + 1)
     power = power_of_series(rate**2 * k * (k - 1) / 2 - gammaln(k + 1), bins)
     moments = (power + gammaln(k + 1) - k * math.log(bins))[2:]
     # Each coefficient is a sum of positive terms; its exponents are what is rounded.

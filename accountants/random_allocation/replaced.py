@@ -33,17 +33,17 @@ from affidavit.accountants.random_allocation.tail_truncation import upper_masses
 
 TOLERANCE = 1e-3
 """Of δ, about what each of the errors may be."""
-MOST_POINTS = 1 << 18
+MAX_POINTS = 1 << 18
 """Of the lattice of one bin; with fewer than it needs the bound is larger."""
 RATES = 0.01, 5.0
 """The range of 1/σ."""
-_MOST_EPSILON = 100.0
+_MAX_EPSILON = 100.0
 """Nats."""
-_FINE, _LEAST_MEDIAN = 0.2, 0.02
+_FINE, _MIN_MEDIAN = 0.2, 0.02
 """The longest step over the size of most terms, which counts as at least so much of e^ε."""
 _ABOVE = 0.02
 """Of δ, what lies above the cut: the lattice reaches further for less."""
-SMALLEST_DELTA = 1e-15
+MIN_DELTA = 1e-15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +119,8 @@ class ReplacedCurve:
     def epsilon(self, delta: float) -> Bracket:
         """``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` beyond the δ that are bounded."""
         require_delta(delta)
-        if delta < SMALLEST_DELTA:
-            raise OutOfReach(f"delta {delta:g} is below {SMALLEST_DELTA:g}.", "Ask for a larger δ.")
+        if delta < MIN_DELTA:
+            raise OutOfReach(f"delta {delta:g} is below {MIN_DELTA:g}.", "Ask for a larger δ.")
         start = self.rate * (self.rate / 2 + 2)
         _, upper = crossing(
             lambda epsilon: self._upper(epsilon, delta), delta, start, self.rate / 2, 1e-4 * start
@@ -133,14 +133,14 @@ class ReplacedCurve:
         """``[0, δ]`` at ``epsilon`` (nats)."""
         require_epsilon(epsilon)
         about, upper = 2.0, 1.0
-        while upper < 0.7 * about and about > SMALLEST_DELTA:
-            about = max(upper, SMALLEST_DELTA)
+        while upper < 0.7 * about and about > MIN_DELTA:
+            about = max(upper, MIN_DELTA)
             upper = min(upper, self._upper(epsilon, about))
         return Bracket(lower=0.0, upper=upper)
 
     def _upper(self, epsilon: float, about: float) -> float:
         """An upper bound of δ at ``epsilon`` (nats), good to ``TOLERANCE`` of ``about``."""
-        if epsilon > _MOST_EPSILON:
+        if epsilon > _MAX_EPSILON:
             return 1.0
         bins, rate = self.bins, self.rate
         ratio = math.exp(epsilon) * (1 - 2.0**-50)
@@ -169,11 +169,11 @@ class ReplacedCurve:
         step = min(
             math.sqrt(4 * TOLERANCE / bins) / tilt,
             math.sqrt(bins * variance) / 2,
-            _FINE * ratio * min(rate, max(_LEAST_MEDIAN, math.exp(-rate * rate / 2))),
+            _FINE * ratio * min(rate, max(_MIN_MEDIAN, math.exp(-rate * rate / 2))),
         )
         window = window_of(bins, term.atoms, saddle, 0.0, TOLERANCE * about * bins, step)
         most = max(term.top - bottom, (window.high - window.low) / 4)
-        step = max(step, most / MOST_POINTS)
+        step = max(step, most / MAX_POINTS)
         points = math.ceil((term.top - bottom) / step)
         nodes = term.top - step * np.arange(max(points, 2), -1.0, -1.0)
         nodes[-1] = term.top

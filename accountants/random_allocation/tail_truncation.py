@@ -143,7 +143,7 @@ def _convex_nodes(nodes: Array, values: Array) -> NDArray[np.intp]:
 
 _Z = np.linspace(-10.0, 10.0, 1001)
 _TILTS = np.logspace(-7.0, 3.0, 81)
-_LEAST_Z = -10.0
+_MIN_Z = -10.0
 
 
 class Beyond(Protocol):
@@ -168,11 +168,11 @@ class SmallTerms:
     @property
     def least(self) -> float:
         """The least X on the lattice."""
-        return math.exp(self.rate * _LEAST_Z - self.rate**2 / 2)
+        return math.exp(self.rate * _MIN_Z - self.rate**2 / 2)
 
     def upper(self, ratios: Array) -> Array:
         """Pr(some term is left out), at most, whatever α is."""
-        return np.full(ratios.size, self.bins * float(ndtr(_LEAST_Z)) * (1 + 1e-9))
+        return np.full(ratios.size, self.bins * float(ndtr(_MIN_Z)) * (1 + 1e-9))
 
     def lower(self, ratios: Array) -> Array:
         """0: nothing is claimed."""

@@ -30,7 +30,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import OURS, curve_or_none
-from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
+from affidavit.accountants.selection.hypotheses import MAX_LOSS, Hypotheses
 from affidavit.accountants.selection.lower_bound import FAR, by_engines, near, widened
 from affidavit.accountants.selection.repetitions import Repetitions
 from affidavit.accountants.selection.upper_bound import Hinges
@@ -86,7 +86,7 @@ class SelectionCurve:
     def delta(self, epsilon: float) -> Bracket:
         """``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` unless it is at least 0."""
         require_epsilon(epsilon)
-        epsilon = min(epsilon, LARGEST_LOSS)
+        epsilon = min(epsilon, MAX_LOSS)
         upper = 0.0
         for order, bound in enumerate(self._bounds(near(self.run[0][0], epsilon))):
             for _ in range(_SHARPENED):

@@ -32,7 +32,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.cyclic_convolution import Array
 from affidavit.accountants.protocol import AccountantError, OutOfReach, PrivacyCurve
 
-LARGEST_LOSS = 600.0
+MAX_LOSS = 600.0
 """Nats. Beyond it e^loss nears the end of the doubles."""
 ROUNDING = 1e-12
 """Relative allowance for the few operations on each number here."""
@@ -42,7 +42,7 @@ _FALL = 0.8
 """By how much log δ may fall from one of them to the next, where there may be more."""
 _PLACES = 16
 """Parts of a gap between two places, at most."""
-_LEAST_TOP = 1e-6
+_MIN_TOP = 1e-6
 """Nats up to which a curve is followed at least."""
 _PARTS = 256
 """Parts of an interval of Q(L > t)."""
@@ -71,7 +71,7 @@ class Hypotheses:
         Raises ``OutOfReach`` where neither can be asked.
         """
         for sign, curve in ((1.0, self._front), (-1.0, self._back)):
-            top = max(_top(curve, delta), _LEAST_TOP)
+            top = max(_top(curve, delta), _MIN_TOP)
             places = [top * index / (_FIRST - 1) for index in range(_FIRST)]
             self.ask([sign * place for place in places])
             while 0 < len(places) < _MOST:
@@ -86,7 +86,7 @@ class Hypotheses:
     def ask(self, places: list[float]) -> None:
         """Learn δ at further ``places``; those that a curve refuses are left out."""
         for place in places:
-            if place not in self._deltas and abs(place) <= LARGEST_LOSS:
+            if place not in self._deltas and abs(place) <= MAX_LOSS:
                 curve = self._front if place >= 0 else self._back
                 try:
                     self._deltas[place] = curve.delta(abs(place))
@@ -219,7 +219,7 @@ def _top(curve: PrivacyCurve, delta: float) -> float:
     """An ε at which δ is about ``delta``, or where the curve can be asked no further."""
     while delta < 0.1:
         try:
-            return min(curve.epsilon(delta).upper, LARGEST_LOSS)
+            return min(curve.epsilon(delta).upper, MAX_LOSS)
         except AccountantError:
             delta *= 10
     raise OutOfReach("the curve of one run is not available.", "Change the noise or the rate.")

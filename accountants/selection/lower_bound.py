@@ -28,7 +28,7 @@ from affidavit.accountants.protocol import (
     Unsupported,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses, Masses
+from affidavit.accountants.selection.hypotheses import MAX_LOSS, Hypotheses, Masses
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
 from affidavit.plan import Event, RepeatAndSelect
 
@@ -80,7 +80,7 @@ class Attacked:
 
     def delta(self, epsilon: float) -> Bracket:
         """``[lower end, 1]`` of δ at ``epsilon`` (nats); raises as the curves of the run do."""
-        if epsilon > LARGEST_LOSS:
+        if epsilon > MAX_LOSS:
             return Bracket(lower=0.0, upper=1.0)
         gamma = math.exp(epsilon) * (1 + ROUNDING)
         best = self._best(near(self.first, epsilon), lambda true, false: true - gamma * false)

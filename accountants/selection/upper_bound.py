@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.accountants.cyclic_convolution import Array
-from affidavit.accountants.selection.hypotheses import LARGEST_LOSS, Hypotheses
+from affidavit.accountants.selection.hypotheses import MAX_LOSS, Hypotheses
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
 
-_CELLS, _MOST_CELLS = 500, 8000
+_CELLS, _MAX_CELLS = 500, 8000
 _COARSE = 1e-3
 """How far a cell may raise the log of a line's slope over what is taken from it."""
 _LEAST = 1e-200
 """Added to all slopes, so that none underflows."""
 _FALL, _FALL_OF_LINES = 0.3, 0.15
 """How far log δ may fall between places at which it is asked, where a chord or a line matters."""
-_SHARE, _MOST_SHARE = 1e-3, 1e-2
+_SHARE, _MAX_SHARE = 1e-3, 1e-2
 """Of the largest term, from which on its chord or its line matters."""
 
 
@@ -68,7 +68,7 @@ class Hinges:
 
     def epsilon(self, whole: Hypotheses, delta: float) -> float:
         """Where the bound passes ``delta``, in nats; infinite where it does not."""
-        low, high = 0.0, LARGEST_LOSS
+        low, high = 0.0, MAX_LOSS
         if self.delta(whole, low) <= delta:
             return 0.0
         if self.delta(whole, high) > delta:
@@ -84,7 +84,7 @@ class Hinges:
         matters = np.flatnonzero(terms > _SHARE * terms.max())
         first, last = epsilon + np.log(self.factors[matters[[0, -1]]])
         whole.fill(float(first), float(last), _FALL)
-        lines = run.places[run.lines(self.masses[terms > _MOST_SHARE * terms.max()])]
+        lines = run.places[run.lines(self.masses[terms > _MAX_SHARE * terms.max()])]
         run.fill(float(lines.min()), float(lines.max()), _FALL_OF_LINES)
 
 
@@ -100,7 +100,7 @@ def _edges(run: Hypotheses, repetitions: Repetitions) -> Array:
     end = int(np.flatnonzero(np.nan_to_num(reaches, nan=1.0)).max(initial=0)) + 1
     rises = -(logs[0] + logs[1])[: end + 1]
     rises = np.maximum.accumulate(np.nan_to_num(rises - rises[0], posinf=1e6))
-    cells = min(_MOST_CELLS, math.ceil(rises[-1] / _COARSE) + 2)
+    cells = min(_MAX_CELLS, math.ceil(rises[-1] / _COARSE) + 2)
     fine = np.interp(np.linspace(0.0, rises[-1], cells), rises, rough[: end + 1])
     return np.unique(np.concatenate((fine, rough)))
 

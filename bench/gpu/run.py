@@ -49,7 +49,7 @@ from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 
-MOST_SECONDS = 540.0
+MAX_SECONDS = 540.0
 """After this nothing more is begun."""
 
 
@@ -338,7 +338,7 @@ def main(arguments: list[str]) -> int:
     for name, told in result["checks"].items():
         sys.stderr.write(f"{name}: {told}\n")
     for case in TWIN if twin else CASES:
-        if time.perf_counter() - began > MOST_SECONDS:
+        if time.perf_counter() - began > MAX_SECONDS:
             result["left_out"] = [*result.get("left_out", []), case.name]
             continue
         try:

@@ -79,7 +79,7 @@ class Chart:
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MOST_TICKS = 7
+_MAX_TICKS = 7
 LARGEST = 1e200
 """Beyond it, and below its inverse on a logarithmic axis, nothing is shown."""
 
@@ -156,7 +156,7 @@ class Scale:
         first = math.floor(_exponent(self.low) + 1e-9)
         last = math.floor(_exponent(self.high) + 1e-9)
         digits: tuple[int, ...] = (1,)
-        stride = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
+        stride = max(1, math.ceil((last - first + 1) / _MAX_TICKS))
         if last - first < 2:
             digits = (1, 2, 5)
         result = [
@@ -199,6 +199,6 @@ def _exponent(value: float) -> float:
 
 def _step(span: float) -> float:
     """The least of 1, 2 and 5 times a power of ten with at most six steps in ``span``."""
-    rough = span / (_MOST_TICKS - 1)
+    rough = span / (_MAX_TICKS - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))

@@ -31,7 +31,7 @@ from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, RefusedPlan, as_document, plan_from, schedule
 
-LARGEST_DENSE = 1024
+MAX_DENSE = 1024
 """Steps up to which optimising a dense strategy is waited for."""
 GROUPS = (2, 4, 8, 16, 32, 64, 128)
 """Groups tried for cyclic Poisson sampling; a banded strategy has as many bands."""
@@ -243,7 +243,7 @@ def _fixed_order(bench: _Bench) -> Iterator[MechanismCost]:
     bands = min(BISR_BANDS, bench.steps)
     yield bench.row(f"BISR-{bands}", {"kind": "bisr", "bands": bands}, scheme="cyclic")
     yield bench.row(f"BLT-{BUFFERS}", {"kind": "blt", "buffers": BUFFERS}, scheme="cyclic")
-    if bench.steps <= LARGEST_DENSE:
+    if bench.steps <= MAX_DENSE:
         yield bench.row("dense", {"kind": "dense"}, scheme="cyclic")
 
 

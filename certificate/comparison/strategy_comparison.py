@@ -183,9 +183,9 @@ def _errors(plan: Plan, strategy: Strategy) -> tuple[float | None, Array | None]
     return float(np.sqrt(np.mean(injected))), per_step
 
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Steps drawn of a long run."""
-MOST_COEFFICIENTS = 4096
+MAX_COEFFICIENTS = 4096
 """Coefficients of a recurrence written into a document; a file holds more."""
 
 SHARED = ("verdict", "plan_digest", "epsilon", "delta", "confidence", "adjacency",
@@ -227,7 +227,7 @@ class StrategyComparison:
                     "buffers": streaming.buffers,
                     "recurrence": streaming.recurrence,
                     "coefficients": list(streaming.coefficients)
-                    if len(streaming.coefficients) <= MOST_COEFFICIENTS
+                    if len(streaming.coefficients) <= MAX_COEFFICIENTS
                     else None,
                     "scaled": streaming.scaled,
                 },
@@ -318,5 +318,5 @@ def _remarks(rows: tuple[MechanismCost, ...]) -> list[str]:
 def _points(row: MechanismCost) -> tuple[tuple[float, float], ...]:
     assert row.per_step is not None
     steps = len(row.per_step)
-    shown = np.unique(np.linspace(0, steps - 1, min(steps, MOST_POINTS)).round().astype(int))
+    shown = np.unique(np.linspace(0, steps - 1, min(steps, MAX_POINTS)).round().astype(int))
     return tuple((float(step + 1), float(row.per_step[step])) for step in shown)

@@ -20,7 +20,7 @@ from enum import IntEnum
 
 from affidavit.plan import Claim, Plan, significant
 
-FEWEST_DIGITS_ROUNDED, MOST_DIGITS_ROUNDED = 4, 7
+FEWEST_DIGITS_ROUNDED, MAX_DIGITS_ROUNDED = 4, 7
 """A noise multiplier of so many digits was calibrated and then rounded; a shorter one was
 chosen as it is, and a longer one is all there is."""
 ELASTICITY = 3.0
@@ -103,7 +103,7 @@ def _rounded(plan: Plan) -> float:
             if provided is None:
                 continue
             number = Decimal(repr(provided)).normalize()
-            if FEWEST_DIGITS_ROUNDED <= len(number.as_tuple().digits) <= MOST_DIGITS_ROUNDED:
+            if FEWEST_DIGITS_ROUNDED <= len(number.as_tuple().digits) <= MAX_DIGITS_ROUNDED:
                 half = Decimal(5).scaleb(int(number.as_tuple().exponent) - 1)
                 result = max(result, float(half / number))
     return result

@@ -30,14 +30,14 @@ from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_recor
 from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
 from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
 
-MOST_ALONE = 10
-MOST_PAIRS = 5
+MAX_ALONE = 10
+MAX_PAIRS = 5
 """Explanations that are told; further ones are no help."""
 ALONE_EFFORT, PAIRS_EFFORT = 40, 30
 """Tight values that a search computes at most, alone and in pairs."""
-MOST_COST, MOST_BEHIND = 7.5, 5.0
+MAX_COST, MAX_BEHIND = 7.5, 5.0
 """What may speak against an explanation, and how much more than against the best, in nats."""
-MOST_RELEASES = 4000
+MAX_RELEASES = 4000
 """Kinds of release that are read in one pass, at about half a millisecond each."""
 COSTLIEST_PAIR = 4.5
 """Beyond it a pair guesses so much that it would fit anything."""
@@ -77,11 +77,11 @@ def search(
     """
     ways = [way for mistake in CATALOGUE.values() for way in mistake.ways(case)]
     single = sorted(((way,) for way in ways), key=_guessed)
-    if alone := _best(_explained(case, judgement, single, Effort(left=ALONE_EFFORT)), MOST_ALONE):
+    if alone := _best(_explained(case, judgement, single, Effort(left=ALONE_EFFORT)), MAX_ALONE):
         return alone
     pairs = sorted(filter(_may_be_made_together, combinations(ways, 2)), key=_guessed)
     effort = effort or Effort(left=PAIRS_EFFORT)
-    return _best(_explained(case, judgement, pairs, effort), MOST_PAIRS)
+    return _best(_explained(case, judgement, pairs, effort), MAX_PAIRS)
 
 
 def _guessed(ways: tuple[Way, ...]) -> float:
@@ -96,13 +96,13 @@ def _best(explanations: Iterable[Explanation], most: int) -> tuple[Explanation, 
     """The best explanation of each set of mistakes, best first."""
     stored: dict[tuple[str, ...], Explanation] = {}
     for explanation in explanations:
-        if explanation.cost > MOST_COST:
+        if explanation.cost > MAX_COST:
             continue
         known = stored.get(explanation.mistakes)
         if known is None or explanation.cost < known.cost:
             stored[explanation.mistakes] = explanation
     ordered = sorted(stored.values(), key=lambda item: item.cost)[:most]
-    return tuple(item for item in ordered if item.cost <= ordered[0].cost + MOST_BEHIND)
+    return tuple(item for item in ordered if item.cost <= ordered[0].cost + MAX_BEHIND)
 
 
 def _explained(
@@ -111,7 +111,7 @@ def _explained(
     truth = case.account.parts(), case.account.delta
     releases = 0
     for ways in several:
-        if releases > MOST_RELEASES:
+        if releases > MAX_RELEASES:
             effort.is_cut_short = True
             return
         account = case.account

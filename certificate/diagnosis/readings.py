@@ -65,7 +65,7 @@ _OPACUS = (_ORDERS < 64) & (_ORDERS != 11)
 _WHOLE_ONLY = np.floor(_ORDERS) == _ORDERS
 _NODES_A_SIGMA = 4
 _REACH = 13.0
-_MOST_NODES = 4000
+_MAX_NODES = 4000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ def _divergence(part: Part) -> Array | None:
 def _fractional_moments(q: float, sigma: float) -> Array:
     """log E[((1-q) + q e^L)^α] under N(0, σ²), L = (2x - 1) / 2σ², by the trapezoid rule."""
     low, high = -_REACH * sigma, _FRACTIONAL[-1] + _REACH * sigma
-    step = max(sigma / _NODES_A_SIGMA, (high - low) / _MOST_NODES)
+    step = max(sigma / _NODES_A_SIGMA, (high - low) / _MAX_NODES)
     nodes = np.arange(low, high, step)
     ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * nodes - 1) / (2 * sigma**2))
     exponents = np.outer(_FRACTIONAL, ratio)

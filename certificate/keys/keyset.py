@@ -61,8 +61,8 @@ from affidavit.plan import CodedError, MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
-MOST_BYTES = 1024 * 1024
-MOST_ROOTS, MOST_KEYS = 32, 1024
+MAX_BYTES = 1024 * 1024
+MAX_ROOTS, MAX_KEYS = 32, 1024
 NO_END = "9999-12-31T23:59:59Z"
 
 
@@ -125,8 +125,8 @@ class Revocation(SignedPart):
 class Roots(SignedPart):
     """Root keys, ``threshold`` of which have to sign."""
 
-    threshold: Annotated[int, Field(ge=1, le=MOST_ROOTS)]
-    keys: Annotated[tuple[RootKey, ...], Field(min_length=1, max_length=MOST_ROOTS)]
+    threshold: Annotated[int, Field(ge=1, le=MAX_ROOTS)]
+    keys: Annotated[tuple[RootKey, ...], Field(min_length=1, max_length=MAX_ROOTS)]
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -157,8 +157,8 @@ class Keyset(SignedPart):
     issued_at: Instant
     expires_at: Instant
     roots: Roots
-    keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MOST_KEYS)]
-    revoked: Annotated[tuple[Revocation, ...], Field(max_length=MOST_KEYS)] = ()
+    keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MAX_KEYS)]
+    revoked: Annotated[tuple[Revocation, ...], Field(max_length=MAX_KEYS)] = ()
     trust: Annotated[TrustPolicy | None, Field(exclude_if=_is_none)] = None
     administrators: Annotated[
         Annotated[int, Field(ge=2, le=10)] | None, Field(exclude_if=_is_none)
@@ -248,10 +248,10 @@ def draft_keyset(
 def read_keyset(raw: bytes) -> SignedKeyset:
     """The keyset of a file's bytes, whoever signed it; raises ``KeysetError``."""
     try:
-        envelope = read_cosigned(load_json(raw, MOST_BYTES).data)
+        envelope = read_cosigned(load_json(raw, MAX_BYTES).data)
         if envelope.payload_type != PAYLOAD_TYPE:
             raise _malformed("the envelope does not contain a keyset.")
-        document = load_json(envelope.payload, MOST_BYTES).data
+        document = load_json(envelope.payload, MAX_BYTES).data
     except BadEnvelope as error:
         raise _malformed(f"{error}.") from None
     except MalformedPlan as error:

@@ -32,7 +32,7 @@ from .note import read_checkpoint as read_checkpoint
 from .note import require_name as require_name
 from .note import sign_checkpoint as sign_checkpoint
 from .tree import EMPTY_ROOT as EMPTY_ROOT
-from .tree import MOST_LEAVES as MOST_LEAVES
+from .tree import MAX_LEAVES as MAX_LEAVES
 from .tree import TILE_HEIGHT as TILE_HEIGHT
 from .tree import TILE_WIDTH as TILE_WIDTH
 from .tree import BadTile as BadTile

@@ -58,7 +58,7 @@ from affidavit.certificate.log.note import (
 )
 from affidavit.certificate.log.tree import HASH_BYTES, ProofError, verify_consistency
 
-MOST_HASHES = 63
+MAX_HASHES = 63
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")
 
 log = logging.getLogger("affidavit.witness")
@@ -127,7 +127,7 @@ def read_addition(raw: bytes) -> Addition:
         raise BadNote("the request is not UTF-8") from None
     first, *lines = head.split("\n")
     old = _OLD.fullmatch(first)
-    if old is None or not blank or len(lines) > MOST_HASHES:
+    if old is None or not blank or len(lines) > MAX_HASHES:
         raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
     proof = tuple(bytes_of(line, "the proof") for line in lines)
     if any(len(item) != HASH_BYTES for item in proof):

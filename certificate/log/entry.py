@@ -34,7 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.dsse import Base64, Envelope, Model, SignedPart, validated
 from affidavit.certificate.keys.key import parse_instant
-from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
+from affidavit.certificate.log.tree import HASH_BYTES, MAX_LEAVES, leaf_hash
 from affidavit.plan import canonical_json, digest_of
 
 
@@ -89,7 +89,7 @@ def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEn
     )
 
 
-MOST_HASHES = 128
+MAX_HASHES = 128
 """More than any proof in a tree of 2^53 leaves has."""
 
 
@@ -110,9 +110,9 @@ def _hash(value: bytes) -> bytes:
 
 
 Hashes = Annotated[
-    tuple[Annotated[Base64, AfterValidator(_hash)], ...], Field(max_length=MOST_HASHES)
+    tuple[Annotated[Base64, AfterValidator(_hash)], ...], Field(max_length=MAX_HASHES)
 ]
-Leaves = Annotated[int, Field(ge=0, le=MOST_LEAVES)]
+Leaves = Annotated[int, Field(ge=0, le=MAX_LEAVES)]
 
 
 class Inclusion(SignedPart):

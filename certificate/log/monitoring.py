@@ -48,7 +48,7 @@ SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")
 """Kinds of entries that name the key that signed what they record."""
 SLACK = timedelta(hours=1)
 """How long before it was looked at last a new certificate may be dated."""
-MOST_ALARMS = 100
+MAX_ALARMS = 100
 
 
 class MissingTile(Exception):
@@ -192,7 +192,7 @@ def _new_entries(
     alarms: list[Alarm] = []
     for index, entry in _entries(source, first, newest.size):
         tree.append(leaf_hash(entry))
-        if len(alarms) < MOST_ALARMS:
+        if len(alarms) < MAX_ALARMS:
             alarms += _entry_alarms(index, entry, by_id(known.trusted), since)
         report.entries += 1
     if tree.root() != newest.root_hash:

@@ -54,7 +54,7 @@ from affidavit.certificate.keys.key import (
     format_instant,
     parse_instant,
 )
-from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES
+from affidavit.certificate.log.tree import HASH_BYTES, MAX_LEAVES
 
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100
@@ -248,7 +248,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         require_name(self.origin)
-        if not 0 <= self.size <= MOST_LEAVES or len(self.root_hash) != HASH_BYTES:
+        if not 0 <= self.size <= MAX_LEAVES or len(self.root_hash) != HASH_BYTES:
             raise BadCheckpoint("a checkpoint has a size and a hash of 32 bytes")
 
     @property

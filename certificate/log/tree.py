@@ -49,7 +49,7 @@ from typing import NamedTuple
 HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 """The root of the tree without leaves."""
-MOST_LEAVES = 2**53 - 1
+MAX_LEAVES = 2**53 - 1
 """A size that JSON readers hold exactly; no tree here comes near it."""
 
 
@@ -273,7 +273,7 @@ def _folded(hashes: Sequence[bytes]) -> bytes:
 
 TILE_WIDTH = 256
 TILE_HEIGHT = 8
-LARGEST_ENTRY = 0xFFFF
+MAX_ENTRY = 0xFFFF
 _NUMBER = re.compile(r"((?:x[0-9]{3}/){0,5})([0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?", re.ASCII)
 
 ReadTile = Callable[[int, int, int], Sequence[bytes]]
@@ -309,8 +309,8 @@ def encode_entries(entries: Iterable[bytes]) -> bytes:
     """The content of ``tile/entries/N``; raises ``BadTile`` for an entry that is too long."""
     parts = []
     for entry in entries:
-        if len(entry) > LARGEST_ENTRY:
-            raise BadTile(f"an entry has {len(entry)} bytes, and {LARGEST_ENTRY} fit into a tile")
+        if len(entry) > MAX_ENTRY:
+            raise BadTile(f"an entry has {len(entry)} bytes, and {MAX_ENTRY} fit into a tile")
         parts.append(len(entry).to_bytes(2, "big") + entry)
     return b"".join(parts)
 

@@ -41,8 +41,8 @@ AUDITABLE = frozenset({"add_remove", "zero_out"})
 """Adjacencies under which a canary's taking part is what neighbours differ in."""
 CONFIDENCE = 0.95
 """Probability at least with which the lower end of an audit is one."""
-MOST_CANARIES = 1_000_000
-MOST_BYTES = 64 * 1024 * 1024
+MAX_CANARIES = 1_000_000
+MAX_BYTES = 64 * 1024 * 1024
 VERSION = 1
 LARGEST = 100.0
 """ε and μ beyond which a lower bound is not searched."""
@@ -81,8 +81,8 @@ class Canaries:
     def __post_init__(self) -> None:
         if len(self.nonce) != 32:
             raise BadCanaries("nonce: give 32 bytes in hexadecimal.")
-        if not 2 <= self.count <= MOST_CANARIES:
-            raise BadCanaries(f"count: give 2 to {MOST_CANARIES} canaries.")
+        if not 2 <= self.count <= MAX_CANARIES:
+            raise BadCanaries(f"count: give 2 to {MAX_CANARIES} canaries.")
         if self.guesses % 2 or not 2 <= self.guesses <= self.count:
             raise BadCanaries(f"guesses: give an even number from 2 to the count, {self.count}.")
 
@@ -142,7 +142,7 @@ class Audit:
 def read_canaries(raw: bytes) -> Canaries:
     """The canaries of a file; raises ``BadCanaries`` unless it is written as ``as_bytes`` does."""
     try:
-        document = load_json(raw, MOST_BYTES).data
+        document = load_json(raw, MAX_BYTES).data
         canaries = Canaries(
             nonce=bytes.fromhex(document["nonce"]),
             count=int(document["count"]),
@@ -160,7 +160,7 @@ def read_canaries(raw: bytes) -> Canaries:
 def read_losses(raw: bytes) -> tuple[float, ...]:
     """The losses of canaries in their order; raises ``BadCanaries``."""
     try:
-        losses = load_json(raw, MOST_BYTES).data["losses"]
+        losses = load_json(raw, MAX_BYTES).data["losses"]
         if any(isinstance(item, bool) or not isinstance(item, int | float) for item in losses):
             raise TypeError
         return tuple(float(item) for item in losses)

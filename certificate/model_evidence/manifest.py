@@ -68,8 +68,8 @@ OPENSSF_TYPE = "https://model_signing/signature/v1.0"
 """The predicate type of a statement that ``model-signing`` writes and reads."""
 IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 """What ``model-signing`` leaves out of every manifest."""
-MOST_FILES = 100_000
-MOST_DEPTH = 64
+MAX_FILES = 100_000
+MAX_DEPTH = 64
 """Levels of folders: paths below stay openable on every system."""
 FLAGS = {name: getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")}
 """How a file is opened; each system has some of them."""
@@ -151,10 +151,10 @@ def manifest_of(folder: Path, ignored: Iterable[str] = ()) -> Manifest:
             reason = f"it cannot be read: {error.strerror}"
         if reason is not None:
             obstacles.append(Obstacle(name=printable(name), reason=reason))
-        if len(files) + len(obstacles) > MOST_FILES:
+        if len(files) + len(obstacles) > MAX_FILES:
             raise BadModel(
                 "too_many_files",
-                f"{folder} holds more than {MOST_FILES} files.",
+                f"{folder} holds more than {MAX_FILES} files.",
                 "Put data sets and caches elsewhere; a model's folder holds the model.",
             )
     return Manifest(
@@ -246,7 +246,7 @@ def _walked(folder: Path, left_out: set[str]) -> Iterator[tuple[str, os.DirEntry
                     if name in left_out:
                         continue
                     inside = entry.is_dir(follow_symlinks=False)
-                    if not inside or depth == MOST_DEPTH:
+                    if not inside or depth == MAX_DEPTH:
                         yield name, entry
                     else:
                         waiting.append((Path(entry.path), f"{name}/", depth + 1))
@@ -262,7 +262,7 @@ def _reason(name: str, entry: os.DirEntry[str]) -> str | None:
     if entry.is_symlink():
         return "it is a symbolic link"
     if entry.is_dir(follow_symlinks=False):
-        return f"it is more than {MOST_DEPTH} folders deep"
+        return f"it is more than {MAX_DEPTH} folders deep"
     if not entry.is_file(follow_symlinks=False):
         return "it is not a regular file"
     try:
@@ -274,7 +274,7 @@ def _reason(name: str, entry: os.DirEntry[str]) -> str | None:
 
 SIGNATURE_FILE = "model.sig"
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 HASHES: dict[str, HashAlgorithm] = {
     "secp256r1": SHA256(),
     "secp384r1": SHA384(),
@@ -328,9 +328,9 @@ def openssf_digests(content: bytes) -> dict[str, str]:
     Raises ``BadModel`` for anything that is not such a file.
     """
     try:
-        envelope = load_json(content, MOST_BYTES).data["dsseEnvelope"]
+        envelope = load_json(content, MAX_BYTES).data["dsseEnvelope"]
         payload = base64.b64decode(envelope["payload"], validate=True)
-        return _resources(load_json(payload, MOST_BYTES).data)
+        return _resources(load_json(payload, MAX_BYTES).data)
     except (MalformedPlan, KeyError, TypeError, ValueError):
         raise BadModel(
             "bad_model_signature",

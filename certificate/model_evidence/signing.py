@@ -53,7 +53,7 @@ from affidavit.plan import canonical_json
 CARD = "model-card"
 EXPORTS = (CARD, *FORMS)
 """Forms of the claim for other ecosystems, as ``sign_model`` takes them."""
-MOST_CARD = 16 * 1024 * 1024
+MAX_CARD = 16 * 1024 * 1024
 
 
 def sign_model(
@@ -127,7 +127,7 @@ def _exported(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
     forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
     result = {FORMS[form][0]: exported(form, of) for form in sorted((chosen | forms) - {CARD})}
     card = folder / CARD_FILE
-    content = read_model_file(card, MOST_CARD) if card.is_file() else b""
+    content = read_model_file(card, MAX_CARD) if card.is_file() else b""
     if CARD in chosen or has_section(content):
         result[CARD_FILE] = with_claim(content, of)
     return result

@@ -60,7 +60,7 @@ TORCH = {
     "BF16": ("torch.bfloat16", 2),
 }
 """Types of trained tensors: the name in a record's digest, and bytes of a number."""
-MOST_HEADER = 100 * 1024 * 1024
+MAX_HEADER = 100 * 1024 * 1024
 PIECE = 1 << 20
 
 
@@ -133,12 +133,12 @@ def _places(path: Path) -> dict[str, _Place]:
 
 def _header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(stream.read(8), "little")
-    if not 2 <= length <= MOST_HEADER:
+    if not 2 <= length <= MAX_HEADER:
         raise ValueError("no header")
     content = stream.read(length)
     if len(content) < length:
         raise ValueError("cut off")
-    header: dict[str, Any] = load_json(content, MOST_HEADER).data
+    header: dict[str, Any] = load_json(content, MAX_HEADER).data
     return header, 8 + length
 
 

@@ -36,7 +36,7 @@ from affidavit.certificate.dsse import (
     read_envelope,
 )
 from affidavit.certificate.keys.key import KeyRole, PublicKey, by_id, parse_instant
-from affidavit.certificate.model_evidence.audit import MOST_BYTES
+from affidavit.certificate.model_evidence.audit import MAX_BYTES
 from affidavit.certificate.model_evidence.claim import (
     CANARIES_FILE,
     CERTIFICATE_FILE,
@@ -70,8 +70,8 @@ from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
 """Files that the statement cannot list: itself."""
-MOST_STATEMENT = 128 * 1024 * 1024
-MOST_RECORD = 1024 * 1024 * 1024
+MAX_STATEMENT = 128 * 1024 * 1024
+MAX_RECORD = 1024 * 1024 * 1024
 
 STEPS = (
     "statement",
@@ -134,9 +134,9 @@ def verify_model(
             _content(folder, name, most, signed.get(name))
             for name, most in (
                 (CERTIFICATE_FILE, MAX_BUNDLE_BYTES),
-                (RECORD_FILE, MOST_RECORD),
-                (CANARIES_FILE, MOST_BYTES),
-                (LOSSES_FILE, MOST_BYTES),
+                (RECORD_FILE, MAX_RECORD),
+                (CANARIES_FILE, MAX_BYTES),
+                (LOSSES_FILE, MAX_BYTES),
             )
         )
         if bundle is None or record is None:
@@ -172,8 +172,8 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
     try:
         if (folder / FOLDER).is_symlink():
             raise OSError(0, f"{FOLDER} is a symbolic link")
-        raw = read_model_file(folder / STATEMENT_FILE, MOST_STATEMENT)
-        envelope = read_envelope(load_json(raw, MOST_STATEMENT).data)
+        raw = read_model_file(folder / STATEMENT_FILE, MAX_STATEMENT)
+        envelope = read_envelope(load_json(raw, MAX_STATEMENT).data)
         if canonical_json(envelope.as_document()) != raw:  # no digest covers what is around it
             raise BadEnvelope("it is not in the format of `affidavit sign-model`.")
     except OSError as error:
@@ -187,7 +187,7 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
         raise NotTrained(STATEMENT_FILE, "bad_claim", f"{error}") from None
     key = _signer(envelope, trusted)
     try:
-        statement = load_json(envelope.payload, MOST_STATEMENT).data
+        statement = load_json(envelope.payload, MAX_STATEMENT).data
         if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, CLAIM_TYPE):
             raise ValueError("another type")
         signed_at = parse_instant(statement["predicate"]["signed_at"])
@@ -282,7 +282,7 @@ def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
         report.passed(8, f"{SIGNATURE_FILE} not found")
         return
     try:
-        content = read_model_file(folder / SIGNATURE_FILE, MOST_STATEMENT)
+        content = read_model_file(folder / SIGNATURE_FILE, MAX_STATEMENT)
         listed = openssf_digests(content)
     except OSError as error:
         report.add(SIGNATURE_FILE, "unreadable", f"it cannot be read: {error.strerror}.")

@@ -1,5 +1,5 @@
 from .document import BUILT_IN as BUILT_IN
-from .document import MOST_RECORDS as MOST_RECORDS
+from .document import MAX_RECORDS as MAX_RECORDS
 from .document import BadSignedDocument as BadSignedDocument
 from .document import MalformedPolicy as MalformedPolicy
 from .document import Policy as Policy

@@ -70,10 +70,10 @@ from affidavit.plan import (
 )
 
 SCHEMA_VERSION = 1
-MOST_DATASETS = 1000
+MAX_DATASETS = 1000
 LONGEST_VALIDITY = 3650
-MOST_APPROVALS = 10
-MOST_RECORDS = 200
+MAX_APPROVALS = 10
+MAX_RECORDS = 200
 """Of a group whose ε is bounded."""
 VERSION_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,4}$"
 
@@ -125,7 +125,7 @@ class GroupCap(StrictModel):
     They differ by ``relation``, or where None by the plan's adjacency.
     """
 
-    records: Annotated[Integer, Field(ge=1, le=MOST_RECORDS)] = 1
+    records: Annotated[Integer, Field(ge=1, le=MAX_RECORDS)] = 1
     relation: Adjacency | None = None
     epsilon: Positive
 
@@ -139,7 +139,7 @@ class Policy(StrictModel):
     notes: Text | None = None
     datasets: (
         Literal["default"]
-        | Annotated[tuple[Name, ...], at_most(MOST_DATASETS), AfterValidator(_distinct_in_order)]
+        | Annotated[tuple[Name, ...], at_most(MAX_DATASETS), AfterValidator(_distinct_in_order)]
     )
     adjacencies: (
         Annotated[tuple[Adjacency, ...], _Few, AfterValidator(_distinct_in_order)] | None
@@ -155,10 +155,10 @@ class Policy(StrictModel):
     epsilon_cap: Positive | None = None
     delta_cap: Probability | None = None
     group_cap: GroupCap | None = None
-    caps: Annotated[dict[Name, Caps], Field(max_length=MOST_DATASETS)] = Field(default={})
+    caps: Annotated[dict[Name, Caps], Field(max_length=MAX_DATASETS)] = Field(default={})
     allow_large_delta: Annotated[bool, Field(strict=True)] = False
     budget: Literal["required", "optional"] = "optional"
-    approvals: Annotated[Integer, Field(ge=0, le=MOST_APPROVALS)] = 0
+    approvals: Annotated[Integer, Field(ge=0, le=MAX_APPROVALS)] = 0
     valid_days: Annotated[Integer, Field(ge=1, le=LONGEST_VALIDITY)] = 365
     on_outage: Literal["block", "warn"] = "block"
 
@@ -260,7 +260,7 @@ PREDICATE_TYPES: dict[DocumentKind, str] = {
     "policy": "https://affidavit.dev/dp-policy/v1",
     "waiver": "https://affidavit.dev/dp-waiver/v1",
 }
-LARGEST_ENVELOPE = 1024 * 1024
+MAX_ENVELOPE = 1024 * 1024
 
 
 class BadSignedDocument(Exception):
@@ -276,14 +276,14 @@ def sign_document(kind: DocumentKind, document: dict[str, Any], key: SigningPort
 def open_document(kind: DocumentKind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
     """The document that ``key`` signed in ``envelope``; raises ``BadSignedDocument``."""
     try:
-        result = read_envelope(load_json(envelope, LARGEST_ENVELOPE).data)
+        result = read_envelope(load_json(envelope, MAX_ENVELOPE).data)
         if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
             raise BadSignedDocument("the envelope has a different type or key")
         if not key.may(KeyRole.CERTIFICATE):
             raise BadSignedDocument("the key is not for certificates and policies")
         if not key.accepts(result.signature, result.signed_bytes):
             raise BadSignedDocument("the signature does not fit")
-        statement = load_json(result.payload, LARGEST_ENVELOPE).data
+        statement = load_json(result.payload, MAX_ENVELOPE).data
     except (BadEnvelope, MalformedPlan) as error:
         raise BadSignedDocument(str(error)) from None
     if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):

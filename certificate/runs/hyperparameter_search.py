@@ -35,7 +35,7 @@ CHOICES: Mapping[str, tuple[type, ...]] = {
 }
 """What trials of a search may differ in, and the types of its values."""
 LIMITS = {"learning_rate": (1e-12, 1e6), "warmup": (0, 2**31)}
-MOST_CHOICES = 1000
+MAX_CHOICES = 1000
 _TEXT = re.compile(r"[A-Za-z0-9][!-~]{0,499}")
 _DRAW = re.compile(r"[0-9a-f]{64}")
 
@@ -112,8 +112,8 @@ def read_choices(document: Any) -> dict[str, tuple[Value, ...]]:
     if not isinstance(document, Mapping) or not set(document) <= CHOICES.keys():
         raise BadSearch(f"give a list of values for each of {', '.join(CHOICES)} that varies.")
     for name, values in document.items():
-        if not isinstance(values, list | tuple) or not 0 < len(values) <= MOST_CHOICES:
-            raise BadSearch(f"{name}: give a list of 1 to {MOST_CHOICES} values.")
+        if not isinstance(values, list | tuple) or not 0 < len(values) <= MAX_CHOICES:
+            raise BadSearch(f"{name}: give a list of 1 to {MAX_CHOICES} values.")
         for value in values:
             if type(value) not in CHOICES[name] or not _is_usable(name, value):
                 raise BadSearch(f"{name}: {value!r} is no value of it.")

@@ -19,7 +19,7 @@ import numpy as np
 from affidavit.certificate.assessment import Caveat
 from affidavit.mechanisms import Lowered, LoweredPhase, Streamed
 from affidavit.mechanisms.strategies import (
-    LARGEST_DENSE,
+    MAX_DENSE,
     Dense,
     Strategy,
     TooLarge,
@@ -28,7 +28,7 @@ from affidavit.mechanisms.strategies import (
     coefficients_digest,
 )
 
-MOST_COEFFICIENTS = 64
+MAX_COEFFICIENTS = 64
 """Coefficients of a recurrence that a result spells out."""
 
 
@@ -80,9 +80,9 @@ def _constructed(strategy: Strategy) -> dict[str, Any]:
 def _noise_of(strategy: Strategy) -> dict[str, Any]:
     """Which noise was certified, where the plan only says how to find it."""
     coefficients = strategy.streaming.coefficients
-    if 0 < len(coefficients) <= MOST_COEFFICIENTS:
+    if 0 < len(coefficients) <= MAX_COEFFICIENTS:
         return {"coefficients": list(coefficients)}
-    if strategy.streaming.form == "rows" and strategy.steps <= LARGEST_DENSE:
+    if strategy.streaming.form == "rows" and strategy.steps <= MAX_DENSE:
         doubles = strategy.noise_matrix().astype("<f8").tobytes(order="C")
         return {"noise_sha256": hashlib.sha256(doubles).hexdigest()}
     return {}

@@ -59,7 +59,7 @@ from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
 STATUS_TYPE = "https://affidavit.dev/status-list/v1"
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 """A hundred thousand listed issues fit."""
 
 LONGEST_LIFE = timedelta(days=7)
@@ -116,7 +116,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     Raises ``VerificationError`` with the code ``bad_status``.
     """
     try:
-        envelope = read_envelope(load_json(raw, MOST_BYTES).data)
+        envelope = read_envelope(load_json(raw, MAX_BYTES).data)
     except MalformedPlan as error:
         raise _bad(error.reasons[0].message) from None
     except BadEnvelope as error:
@@ -131,7 +131,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     if not key.accepts(envelope.signature, envelope.signed_bytes):
         raise _bad("its signature does not match its content.")
     try:
-        status_list = validated(StatusList, load_json(envelope.payload, MOST_BYTES).data)
+        status_list = validated(StatusList, load_json(envelope.payload, MAX_BYTES).data)
     except MalformedPlan as error:
         raise _bad(error.reasons[0].message) from None
     except ValueError as error:

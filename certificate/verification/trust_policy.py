@@ -43,7 +43,7 @@ from affidavit.certificate.log.cosignature import WitnessKey, stamped_at
 from affidavit.certificate.log.note import BadNote, parse_note, require_name
 from affidavit.plan import MalformedPlan, load_yaml
 
-MOST_WITNESSES = 32
+MAX_WITNESSES = 32
 AHEAD = timedelta(minutes=5)
 """How far another's clock may be ahead of the verifier's."""
 Hours = Annotated[int, Field(ge=1, le=24 * 366)]
@@ -56,8 +56,8 @@ class BadTrustPolicy(ValueError):
 class Witnesses(SignedPart):
     """Witnesses, ``threshold`` of which have to cosign; keys are verifier keys."""
 
-    threshold: Annotated[int, Field(ge=1, le=MOST_WITNESSES)]
-    keys: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_WITNESSES)]
+    threshold: Annotated[int, Field(ge=1, le=MAX_WITNESSES)]
+    keys: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_WITNESSES)]
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

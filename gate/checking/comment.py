@@ -22,7 +22,7 @@ from affidavit.gate.checking.formats import MARKER, path_of
 
 TIMEOUT = 30.0
 PAGE = 100
-MOST_PAGES = 50
+MAX_PAGES = 50
 LONGEST = 60_000
 """Characters of a comment; GitHub takes 65,536."""
 
@@ -193,7 +193,7 @@ def _suggest(client: httpx.Client, place: Place, suggested: Sequence[Suggestion]
 
 def _comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:
     """All comments at an address, page by page."""
-    for page in range(1, MOST_PAGES + 1):
+    for page in range(1, MAX_PAGES + 1):
         answer = client.get(address, params={"per_page": PAGE, "page": page})
         answer.raise_for_status()
         comments: Any = answer.json()

@@ -27,7 +27,7 @@ from affidavit.plan import Document, MalformedPlan, Position, Reason
 from affidavit.plan import Path as Pointer
 
 TABLE = ("tool", "affidavit")
-MOST_PARTS = 1_000
+MAX_PARTS = 1_000
 _HEADER = re.compile(r"\s*\[(\[)?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*="""
@@ -39,8 +39,8 @@ def _load(raw: bytes) -> dict[str, Any]:
     for number, written in enumerate(raw.splitlines(), 1):
         name, equals, _ = written.partition(b"=")
         named = equals or name.lstrip().startswith(b"[")
-        if named and name.count(b".") > MOST_PARTS:  # tomllib takes the square of their time
-            message = f"a key has more than {MOST_PARTS} parts."
+        if named and name.count(b".") > MAX_PARTS:  # tomllib takes the square of their time
+            message = f"a key has more than {MAX_PARTS} parts."
             raise _malformed(message, "Write tables in place of dots.", (number, 1))
     try:
         return tomllib.loads(raw.decode("utf-8"))

@@ -9,7 +9,7 @@ from .registry import build as build
 from .scheduled import Scheduled as Scheduled
 from .sensitivity import Sensitivity as Sensitivity
 from .store import coefficients_digest as coefficients_digest
-from .strategy import LARGEST_DENSE as LARGEST_DENSE
+from .strategy import MAX_DENSE as MAX_DENSE
 from .strategy import Strategy as Strategy
 from .strategy import Streaming as Streaming
 from .strategy import TooLarge as TooLarge

@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 
 PRECISE = Context(prec=120, Emin=MIN_EMIN, Emax=MAX_EMAX)
 """1 - λ is at least 2^-53 and the sums cancel its square once: 40 of 120 digits at most."""
-MOST_PARTICIPATIONS = 10_000_000
+MAX_PARTICIPATIONS = 10_000_000
 """Terms of the one sum that is not closed (normalised columns), a tenth of a second."""
 
 
@@ -95,10 +95,10 @@ class NormalizedBidiagonal(Strategy):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens² = k + 2 Σ_{m<n} |λ|^{(n-m)b} d_{nb} / d_{mb}, in O(k); exact.
 
-        In clip norms; raises ``Unaffordable`` for more than ``MOST_PARTICIPATIONS``.
+        In clip norms; raises ``Unaffordable`` for more than ``MAX_PARTICIPATIONS``.
         """
         most, separation = participation.most(self.steps), participation.separation
-        if most > MOST_PARTICIPATIONS:
+        if most > MAX_PARTICIPATIONS:
             raise Unaffordable(f"summing over {most} participations")
         norms = self._norms(separation * np.arange(most))
         share = abs(self.lambda_) ** separation

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from affidavit.mechanisms.strategies.optimal.loss import cross, ladder, outer, pairs
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable, of_toeplitz
-from affidavit.mechanisms.strategies.strategy import LARGEST_VECTOR, Streaming, TooLarge
+from affidavit.mechanisms.strategies.strategy import MAX_VECTOR, Streaming, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, newton_reciprocal
 
 Array = NDArray[np.float64]
@@ -68,13 +68,13 @@ class Blt(Toeplitz):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C); one participation in O(d²), more in O(T (d + log k)), or O(d² log T).
 
-        The last beyond ``LARGEST_VECTOR`` steps; raises ``Unaffordable`` where the coefficients
+        The last beyond ``MAX_VECTOR`` steps; raises ``Unaffordable`` where the coefficients
         do not fall and no pattern is known to be the worst.
         """
         if participation.most(self.steps) == 1:
             norm = self._column_norm
             return Sensitivity(value=norm, attained=norm * (1 - 3 * EVALUATION))
-        if self.steps > LARGEST_VECTOR:
+        if self.steps > MAX_VECTOR:
             return self._closed(participation)
         bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
         return bound.stretched(1 - EVALUATION, 1 + EVALUATION)
@@ -131,8 +131,8 @@ class Blt(Toeplitz):
 
     @cached_property
     def strategy_coefficients(self) -> Array:
-        """First column of C, shape (T,); raises ``TooLarge`` beyond ``LARGEST_VECTOR`` steps."""
-        if self.steps > LARGEST_VECTOR:
+        """First column of C, shape (T,); raises ``TooLarge`` beyond ``MAX_VECTOR`` steps."""
+        if self.steps > MAX_VECTOR:
             raise TooLarge(f"coefficients over {self.steps} steps")
         result = np.ones(self.steps)
         before = np.arange(self.steps - 1, dtype=np.float64)

@@ -131,7 +131,7 @@ class Dense(Strategy):
     def residual(self) -> float:
         """ρ ≥ ‖Ĉ N - I‖, rounding included.
 
-        0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
+        0 where C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
         """
         noise = self.noise
         if noise is None:

@@ -34,7 +34,7 @@ from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLa
 Array = NDArray[np.float64]
 
 CONCEDED = 1e-18
-MOST_PHASES, MOST_BANDS, MOST_DENSE = 64, 4096, 2048
+MAX_PHASES, MAX_BANDS, MAX_DENSE = 64, 4096, 2048
 _SHARES = (0.02, 0.1, 0.25, 0.5, 0.75)
 """Of the steps that are told, those with an s that is counted as larger than the others'."""
 _ORDERS = np.geomspace(0.02, 4.0, 24)
@@ -68,7 +68,7 @@ def disclosed_steps(
     """
     phases = -(-(strategy.bands - 1) // stretches)
     length = stretches * phases
-    if not 2 <= phases <= MOST_PHASES or length > separation:
+    if not 2 <= phases <= MAX_PHASES or length > separation:
         return None
     rate = _rate(probability, stretches, phases)
     if not rate < 1:
@@ -116,7 +116,7 @@ def _products(strategy: Strategy, most: int) -> Array:
     """The largest ⟨|c_i|, |c_j|⟩ of steps 0, 1, ..., ``most`` - 1 apart; shape (most,)."""
     bands = strategy.bands
     column = strategy.strategy_coefficients
-    if bands > MOST_BANDS or (column is None and strategy.steps > MOST_DENSE):
+    if bands > MAX_BANDS or (column is None and strategy.steps > MAX_DENSE):
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
     result = np.zeros(max(most, bands))
     if column is None:

@@ -31,14 +31,14 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE
+from affidavit.mechanisms.strategies.strategy import MAX_DENSE
 from affidavit.plan import MalformedPlan, Matrix, Noise, ToeplitzInverse, load_json
 
 Array = NDArray[np.float64]
 
-LARGEST_FILE = 8 * LARGEST_DENSE**2 + 4096
+MAX_FILE = 8 * MAX_DENSE**2 + 4096
 """Bytes of the largest matrix, with its header."""
-LARGEST_DOCUMENT = 32 * 1024 * 1024
+MAX_DOCUMENT = 32 * 1024 * 1024
 """Bytes of the largest JSON file; a larger matrix belongs in npy."""
 _KEPT = 8
 _NOISE: TypeAdapter[Noise] = TypeAdapter(Noise)
@@ -78,8 +78,8 @@ def noise_of(digest: str) -> Array:
 
 
 def _parsed(content: bytes) -> Array:
-    if len(content) > LARGEST_FILE:
-        raise NotAStrategyFile(f"it is larger than {LARGEST_FILE} bytes")
+    if len(content) > MAX_FILE:
+        raise NotAStrategyFile(f"it is larger than {MAX_FILE} bytes")
     try:
         if content.startswith(b"\x93NUMPY"):
             result = _array(io.BytesIO(content))
@@ -103,7 +103,7 @@ def _array(stream: Any) -> Array:
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(stream)
-    size = LARGEST_DENSE**2
+    size = MAX_DENSE**2
     if dtype not in (np.dtype("<f8"), np.dtype("<f4")) or len(shape) not in (1, 2):
         raise NotAStrategyFile("the array must hold little-endian floats in one or two dimensions")
     if int(np.prod(shape, dtype=object)) > size:
@@ -125,7 +125,7 @@ def _archived(content: bytes) -> Array:
 
 
 def _document(content: bytes) -> Array:
-    document = load_json(content, LARGEST_DOCUMENT)
+    document = load_json(content, MAX_DOCUMENT)
     try:
         noise = _NOISE.validate_python(document.data)
     except ValidationError as error:

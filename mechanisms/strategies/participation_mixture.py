@@ -33,7 +33,7 @@ from scipy.special import betainc, gammaln, pdtrc
 
 from affidavit.mechanisms.strategies.numerics import UNIT, fftconvolve, gamma, transform_slack
 from affidavit.mechanisms.strategies.strategy import EVALUATION, Strategy, TooLarge
-from affidavit.plan import MOST_WEIGHTS
+from affidavit.plan import MAX_WEIGHTS
 
 Array = NDArray[np.float64]
 
@@ -41,9 +41,9 @@ NODES, _SHOWN = 256, 500
 """Distances that are told apart; others are rounded up, and those shown down."""
 CONCEDED = 1e-32
 """The chance of more than the largest of them."""
-MOST_STEPS, MOST_DENSE = 1_000_000, 2048
+MAX_STEPS, MAX_DENSE = 1_000_000, 2048
 """Steps up to which products of columns are counted, of Toeplitz C and of others."""
-MOST_PARTICIPATIONS = 1500
+MAX_PARTICIPATIONS = 1500
 _BANDS, _TRANSFORMED = (8, 64), 6_400_000
 """Of the later of two steps: products are as large as those of the first step in its band. There
 are fewest of long runs, of so many numbers together."""
@@ -79,7 +79,7 @@ def participation_mixture(
     draws = -(-strategy.steps // turn) * records
     # A record is drawn at most as often as a Poisson variable of this mean is above zero.
     mean = -draws * math.log1p(-probability) * (1 + _SLACK)
-    if mean > MOST_PARTICIPATIONS / 4:
+    if mean > MAX_PARTICIPATIONS / 4:
         raise TooLarge(f"{mean:.0f} participations of one record")
     most = int(mean + 20 * math.sqrt(mean)) + 40
     values, shares = _products(strategy, turn)
@@ -113,7 +113,7 @@ def separated_mixture(
     """
     mean = steps * probability
     most = int(min(-(-steps // separation), mean + 20 * math.sqrt(mean) + 40))
-    if most > MOST_PARTICIPATIONS:
+    if most > MAX_PARTICIPATIONS:
         raise TooLarge(f"{most} participations of one record")
 
     def tails(distances: Array) -> Array:
@@ -127,7 +127,7 @@ def separated_mixture(
 def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
     """``mixture`` with every distance larger by so many clip norms; None where it has too many."""
     units = math.ceil(by / mixture.spacing * (1 + 4 * UNIT))
-    if units + len(mixture.weights) > MOST_WEIGHTS:
+    if units + len(mixture.weights) > MAX_WEIGHTS:
         return None
     return replace(mixture, weights=(1e-300,) * units + mixture.weights)
 
@@ -295,7 +295,7 @@ def _products(strategy: Strategy, turn: int) -> tuple[Array, Array]:
 
 
 def _matrix(strategy: Strategy) -> Array:
-    if strategy.steps > MOST_DENSE:
+    if strategy.steps > MAX_DENSE:
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
     return strategy.strategy_matrix()
 
@@ -314,7 +314,7 @@ def _dense_products(matrix: Array, turn: int) -> Iterator[tuple[Array, Array]]:
 def _toeplitz_products(column: Array, turn: int) -> Iterator[tuple[Array, Array]]:
     """By the distance of two steps, those of one band of later steps at a time."""
     total = len(column)
-    if total > MOST_STEPS:
+    if total > MAX_STEPS:
         raise TooLarge(f"a strategy over {total} steps")
     steps = -(-total // turn)
     slack = transform_slack(total) * float(column @ column)

@@ -32,7 +32,7 @@ from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.noise_file_registry import noise_of
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.dense import (
-    LARGEST_OPTIMISED,
+    MAX_OPTIMISED,
     convergence_aware,
     optimal_banded,
     optimal_dense,
@@ -45,8 +45,8 @@ from affidavit.mechanisms.strategies.optimal.toeplitz import (
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.store import Arrays, default_store
 from affidavit.mechanisms.strategies.strategy import (
-    LARGEST_DENSE,
-    LARGEST_VECTOR,
+    MAX_DENSE,
+    MAX_VECTOR,
     Strategy,
     TooLarge,
 )
@@ -61,7 +61,7 @@ from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import Noise, NoiseForm
 
-MOST_BUFFERS = 16
+MAX_BUFFERS = 16
 """Buffers that are optimised, in some ten seconds; more gain nothing that can be seen."""
 
 
@@ -99,7 +99,7 @@ def build(noise: Noise, setting: Setting) -> Strategy:
     ``WrongSteps``, ``NotRemembered`` (a file that nobody handed over) and ``ValueError``
     (a matrix that is not lower triangular with a diagonal).
     """
-    if not noise.any_length and setting.steps > LARGEST_VECTOR:
+    if not noise.any_length and setting.steps > MAX_VECTOR:
         raise TooLarge(f"a strategy of kind {noise.kind} over {setting.steps} steps")
     if isinstance(noise, StrategyForm):
         return noise.build(setting)
@@ -110,7 +110,7 @@ def _bidiagonal(noise: Any, at: Setting) -> Strategy:
     if noise.lambda_ is not None:
         family = NormalizedBidiagonal if noise.normalized else Bidiagonal
         return family.of(noise.lambda_, at.steps)
-    if not at.workload.is_prefix_sum and at.steps > LARGEST_VECTOR:
+    if not at.workload.is_prefix_sum and at.steps > MAX_VECTOR:
         raise TooLarge(f"optimising λ for {at.steps} steps of a workload with momentum")
     # O(1) for the prefix sum, so that it is not stored.
     return Bidiagonal.of(best_lambda(at.steps, at.workload, at.participation), at.steps)
@@ -120,8 +120,8 @@ def _blt(noise: Any, at: Setting) -> Strategy:
     """The given buffers, or as many optimised ones as the plan asks for."""
     if noise.decays is not None and noise.scales is not None:
         return Blt.of(noise.decays, noise.scales, at.steps)
-    if noise.buffers > MOST_BUFFERS:
-        raise TooManyBuffers(f"{noise.buffers} buffers; at most {MOST_BUFFERS} are optimised")
+    if noise.buffers > MAX_BUFFERS:
+        raise TooManyBuffers(f"{noise.buffers} buffers; at most {MAX_BUFFERS} are optimised")
 
     def search() -> Arrays:
         decays, scales = optimal_blt(
@@ -156,7 +156,7 @@ def _banded_inverse(noise: Any, at: Setting) -> Strategy:
 
 def _banded(noise: Any, at: Setting) -> Strategy:
     """C with the best ``bands`` diagonals and columns of norm 1; Toeplitz for many steps."""
-    many = at.steps > LARGEST_OPTIMISED
+    many = at.steps > MAX_OPTIMISED
 
     def search() -> Arrays:
         if many:
@@ -172,7 +172,7 @@ def _banded(noise: Any, at: Setting) -> Strategy:
 
 def _dense(noise: Any, at: Setting) -> Strategy:
     """The best C of all for the objective, which alone Λ_τ changes."""
-    if at.steps > LARGEST_OPTIMISED:
+    if at.steps > MAX_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {at.steps} steps")
     tau = None if noise.convergence_aware is None else noise.convergence_aware.tau
 
@@ -193,7 +193,7 @@ def _matrix(noise: Any, at: Setting) -> Strategy:
         return Toeplitz.from_noise(matrix, at.steps, kind="matrix")
     if len(matrix) != at.steps:
         raise WrongSteps(f"the matrix has {len(matrix)} rows and the run {at.steps} steps")
-    if len(matrix) > LARGEST_DENSE:
+    if len(matrix) > MAX_DENSE:
         raise TooLarge(f"a matrix of {len(matrix)} rows")
     dense = Dense.from_noise(matrix)
     column = matrix[:, 0]

@@ -53,7 +53,7 @@ NEGLIGIBLE = 1e-9
 """Share of sens² that may come from products which would be zero but for rounding."""
 ROUNDING = 1e-8
 """Relative distance up to which a bound counts as attained."""
-MOST_WORK = 300_000_000
+MAX_WORK = 300_000_000
 """Additions that one bound may take, a few seconds."""
 
 
@@ -143,11 +143,11 @@ def row_wise(size: Array, participation: Participation) -> Array:
     Row i's best pattern is found for each row by itself: the best of m steps at least b
     before i, and of k-1-m steps at least b after it. Σ_{i∈π} h_i then bounds the block sum.
 
-    Raises ``Unaffordable`` beyond ``MOST_WORK`` operations. ``size`` is |X|, shape (T, T).
+    Raises ``Unaffordable`` beyond ``MAX_WORK`` operations. ``size`` is |X|, shape (T, T).
     """
     steps, separation = len(size), participation.separation
     most = participation.most(steps)
-    if steps * steps * most > MOST_WORK:
+    if steps * steps * most > MAX_WORK:
         raise Unaffordable(
             f"bounding {most} participations over {steps} steps of a strategy without structure"
         )
@@ -192,7 +192,7 @@ def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -
         return _orthogonal(column, participation)
     size = np.abs(column)
     if participation.schema == "fixed_epoch":
-        if nonnegative or steps * most > MOST_WORK // 10:
+        if nonnegative or steps * most > MAX_WORK // 10:
             return _between(column, size, participation)
         return _signed_toeplitz(column, participation)
     result = _between(column, np.maximum.accumulate(size[::-1])[::-1], participation)
@@ -274,7 +274,7 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
 def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
     steps, separation = len(gram), participation.separation
     most = participation.most(steps)
-    if steps * most * most > MOST_WORK:
+    if steps * most * most > MAX_WORK:
         raise Unaffordable(f"bounding {most} participations over {steps} steps")
     best = attained = 0.0
     for first in range(steps):

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.noise_file_registry import LARGEST_FILE
+from affidavit.mechanisms.strategies.noise_file_registry import MAX_FILE
 from affidavit.plan import canonical_json, read_limited
 
 Array = NDArray[np.float64]
@@ -54,9 +54,9 @@ Arrays = Mapping[str, Array]
 
 VERSION = 1
 """Part of every request: raised when a search changes what it returns."""
-MOST_BYTES = 512 * 1024 * 1024
+MAX_BYTES = 512 * 1024 * 1024
 """Bytes that the directory may hold by default."""
-LARGEST_SIDECAR = 4 * 1024 * 1024
+MAX_SIDECAR = 4 * 1024 * 1024
 """Bytes of the largest description; learning rates are the bulk of it."""
 
 
@@ -68,7 +68,7 @@ class Store:
     """
 
     directory: Path
-    most_bytes: int = MOST_BYTES
+    most_bytes: int = MAX_BYTES
 
     def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> Arrays:
         """The stored arrays for ``request``, else those of ``compute``, which are then stored."""
@@ -76,9 +76,9 @@ class Store:
         described, archived = self.directory / f"{key}.json", self.directory / f"{key}.npz"
         description = {"request": json.loads(canonical_json(request))}
         try:
-            stored = _unpacked(read_limited(archived, LARGEST_FILE))
+            stored = _unpacked(read_limited(archived, MAX_FILE))
             description["digest"] = coefficients_digest(stored)
-            beside = json.loads(read_limited(described, LARGEST_SIDECAR))
+            beside = json.loads(read_limited(described, MAX_SIDECAR))
             if all(beside.get(name) == value for name, value in description.items()):
                 return stored
         except (ValueError, OSError, EOFError, RecursionError, AttributeError, zipfile.BadZipFile):
@@ -88,7 +88,7 @@ class Store:
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # its options have other names
         content = stream.getvalue()
-        if len(content) <= min(self.most_bytes, LARGEST_FILE):
+        if len(content) <= min(self.most_bytes, MAX_FILE):
             with suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._make_room(len(content))

@@ -8,7 +8,7 @@ is one subclass in a file of its own; all of them answer the same questions:
 * ``sensitivity``: how far one record moves the run, an upper bound, and whether it is exact;
 * ``errors``: how large the noise of the workload's output is, step by step, at unit noise;
 * ``streaming``: what a trainer keeps in memory to generate the noise, and how;
-* ``noise_matrix`` (N), ``strategy_matrix`` (C), both refused above ``LARGEST_DENSE`` steps.
+* ``noise_matrix`` (N), ``strategy_matrix`` (C), both refused above ``MAX_DENSE`` steps.
 
 Errors are for z of standard deviation 1 and before any scaling by the sensitivity; at
 Gaussian-DP parameter μ and clip norm C the error of the run's sum is error · sens · C / μ.
@@ -48,13 +48,13 @@ from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
 
-LARGEST_DENSE = 4096
+MAX_DENSE = 4096
 """Steps up to which T x T matrices are formed, 128 MiB each."""
-LARGEST_RESIDUAL = 1e-6
+MAX_RESIDUAL = 1e-6
 """ρ above which the inverse of a noise matrix is refused."""
-LARGEST_VECTOR = 5_000_000
+MAX_VECTOR = 5_000_000
 """Steps up to which the coefficients of a strategy are held."""
-LARGEST_ERROR = 20_000
+MAX_ERROR = 20_000
 """Steps up to which errors without Toeplitz structure are computed, in O(T²)."""
 
 
@@ -70,8 +70,8 @@ def checked_inverse(computed: Array) -> Array:
 
 
 def checked_residual(residual: float) -> float:
-    """ρ; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``."""
-    if not residual <= LARGEST_RESIDUAL:
+    """ρ; raises ``IllConditioned`` above ``MAX_RESIDUAL``."""
+    if not residual <= MAX_RESIDUAL:
         raise IllConditioned(f"the inverse of the noise is accurate only to {residual:.1g}")
     return residual
 
@@ -224,7 +224,7 @@ class Strategy(ABC):
 
     def errors(self, workload: Workload) -> Errors:
         """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``."""
-        if self.steps > LARGEST_VECTOR:
+        if self.steps > MAX_VECTOR:
             raise TooLarge(f"errors over {self.steps} steps")
         toeplitz = workload.learning_rates is None
         return Errors(per_step=np.sqrt(self.variances(workload.apply, toeplitz=toeplitz)))
@@ -238,7 +238,7 @@ class Strategy(ABC):
         first = self.noise_coefficients
         if first is not None and toeplitz:
             return np.asarray(np.cumsum(apply(first) ** 2))
-        if self.steps > LARGEST_ERROR:
+        if self.steps > MAX_ERROR:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
         result = np.zeros(self.steps)
         width = max(1, 4_000_000 // self.steps)
@@ -248,11 +248,11 @@ class Strategy(ABC):
         return result
 
     def _require_dense(self) -> None:
-        if self.steps > LARGEST_DENSE:
+        if self.steps > MAX_DENSE:
             raise TooLarge(f"a matrix of {self.steps} x {self.steps}")
 
 
-MOST_ENTRIES = 50_000_000
+MAX_ENTRIES = 50_000_000
 """Entries of all m_i together, 400 MB."""
 EVALUATION = 1e-12
 """Slack for coefficients that were evaluated from a formula, as a share of each product."""
@@ -282,7 +282,7 @@ def gram(strategy: Strategy, bins: int, *, seen: bool = False) -> Array:
     if not strategy.is_nonnegative:
         raise ValueError("the Gram matrix of bins needs a strategy without negative entries")
     steps = strategy.steps
-    if steps * bins > MOST_ENTRIES:
+    if steps * bins > MAX_ENTRIES:
         raise TooLarge(f"{bins} bins over {steps} steps")
     means = _means(strategy, bins, seen)
     result = means.T @ means

@@ -72,7 +72,7 @@ from affidavit.mechanisms.strategies.strategy import (
 
 Array = NDArray[np.float64]
 
-MOST_PRODUCTS = 2_000_000_000
+MAX_PRODUCTS = 2_000_000_000
 """Products that computing a reciprocal, with its check, may take; about a second."""
 
 
@@ -148,12 +148,12 @@ class Toeplitz(Strategy):
     def strategy_coefficients(self) -> Array:
         """First column of C, shape (T,).
 
-        Raises ``Unaffordable`` where inverting N takes more than ``MOST_PRODUCTS`` operations.
+        Raises ``Unaffordable`` where inverting N takes more than ``MAX_PRODUCTS`` operations.
         """
         if self.column is not None:
             return padded(self.column, self.steps)
         assert self.noise_column is not None
-        if self.steps * len(self.noise_column) > MOST_PRODUCTS:
+        if self.steps * len(self.noise_column) > MAX_PRODUCTS:
             raise Unaffordable(
                 f"inverting {len(self.noise_column)} coefficients over {self.steps} steps"
             )
@@ -165,7 +165,7 @@ class Toeplitz(Strategy):
         if self.noise_column is not None:
             return padded(self.noise_column, self.steps)
         assert self.column is not None
-        if self.steps * len(self.column) <= MOST_PRODUCTS:
+        if self.steps * len(self.column) <= MAX_PRODUCTS:
             return reciprocal(self.column, self.steps)
         return newton_reciprocal(self.column, self.steps)
 
@@ -191,7 +191,7 @@ class Toeplitz(Strategy):
     def residual(self) -> float:
         """ρ ≥ ‖Ĉ N - I‖, rounding included.
 
-        0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
+        0 where C is given; raises ``IllConditioned`` above ``MAX_RESIDUAL``.
         """
         noise = self.noise_column
         if noise is None:

@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import MOST_WORK, Sensitivity, Unaffordable
+from affidavit.mechanisms.strategies.sensitivity import MAX_WORK, Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
-    LARGEST_ERROR,
+    MAX_ERROR,
     Errors,
     Strategy,
     Streaming,
@@ -132,13 +132,13 @@ class Tree(Strategy):
     def errors(self, workload: Workload) -> Errors:
         """popcount of the step for prefix sums; otherwise as for any matrix.
 
-        Raises ``TooLarge`` beyond ``LARGEST_ERROR`` / 4 steps of another workload.
+        Raises ``TooLarge`` beyond ``MAX_ERROR`` / 4 steps of another workload.
         """
         if workload.is_prefix_sum:
             done, inside = np.divmod(np.arange(1, self.steps + 1), self.period)
             variance = done * self.period.bit_count() + _popcount(inside)
             return Errors(per_step=np.sqrt(variance.astype(np.float64)))
-        if self.steps > LARGEST_ERROR // 4:
+        if self.steps > MAX_ERROR // 4:
             raise TooLarge(f"errors over {self.steps} steps without Toeplitz structure")
         output = workload.apply(self.noise_columns(0, 2 * self.steps))
         return Errors(per_step=np.sqrt(np.einsum("ij,ij->i", output, output)))
@@ -164,7 +164,7 @@ class Tree(Strategy):
     def _in_order(self, most: int, separation: int) -> tuple[int, int]:
         """The largest Σ counts² of steps o, o + b, ..., of all nodes and of those seen."""
         levels = self.period.bit_length()
-        if self.steps * most * levels > MOST_WORK:
+        if self.steps * most * levels > MAX_WORK:
             raise Unaffordable(f"{most} participations in a tree of {self.steps} steps")
         offsets = np.arange(self.steps)
         total, seen = np.zeros((2, len(offsets)), dtype=np.int64)

@@ -31,13 +31,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.sensitivity import MOST_WORK, Unaffordable
+from affidavit.mechanisms.strategies.sensitivity import MAX_WORK, Unaffordable
 
 Numbers = NDArray[np.int64]
 
 NEVER = -(1 << 40)
 """The value of what cannot be."""
-MOST_PLACES = 20_000
+MAX_PLACES = 20_000
 """Places of a tree that are looked at."""
 
 
@@ -99,7 +99,7 @@ class _Search:
         size = len(firsts) * len(lasts) * len(left.lasts)
         # Each numpy call costs about as much as a thousand additions.
         self.work[0] += (left.most + 1) * (right.most + 1) * (size + 1_000) + 10_000
-        if self.work[0] > MOST_WORK:
+        if self.work[0] > MAX_WORK:
             raise Unaffordable(f"{self.participations} participations in a tree")
         values = np.full((most + 1, len(firsts), len(lasts)), NEVER, dtype=np.int64)
         after = np.maximum(firsts - left.length, 0), lasts - left.length
@@ -148,10 +148,10 @@ def worst_pattern(*, steps: int, period: int, participations: int, separation: i
     search = _Search(participations=participations, separation=separation, work=[0])
     starts = np.arange(0, period, 1 << separation.bit_length())
     turns = separation * np.arange(participations)
-    if len(starts) * participations > MOST_WORK // 10:
+    if len(starts) * participations > MAX_WORK // 10:
         raise Unaffordable(f"{participations} participations in a tree of {period} steps")
     places = np.unique(np.add.outer(starts, turns) % period)
-    if len(places) > MOST_PLACES:
+    if len(places) > MAX_PLACES:
         raise Unaffordable(f"{participations} participations in a tree of {period} steps")
     whole, rest = divmod(steps, period)
     power, result = search.tree(period, places), None

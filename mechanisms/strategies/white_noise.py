@@ -42,8 +42,8 @@ from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import comb
 from affidavit.mechanisms.strategies.strategy import (
     EVALUATION,
-    LARGEST_DENSE,
-    LARGEST_VECTOR,
+    MAX_DENSE,
+    MAX_VECTOR,
     Strategy,
     TooLarge,
 )
@@ -63,14 +63,14 @@ def most_stretch(strategy: Strategy, turn: int) -> float:
 
     Raises ``TooLarge`` where C has no structure and is not formed.
     """
-    if isinstance(strategy, Scheduled) and strategy.steps > LARGEST_DENSE:
+    if isinstance(strategy, Scheduled) and strategy.steps > MAX_DENSE:
         largest = float(np.max(strategy.factors))
         return most_stretch(strategy.unscaled, turn) * largest * (1 + 4 * UNIT)
     if isinstance(strategy, Tree):
         # Node by node: a step shares a node of 2^l steps with ⌈2^l / b⌉ steps of its group.
         levels = range(strategy.period.bit_length())
         return root_up(float(sum(-(-(1 << level) // turn) for level in levels)), 1)
-    if strategy.steps > LARGEST_VECTOR:
+    if strategy.steps > MAX_VECTOR:
         raise TooLarge(f"a strategy of kind {strategy.kind} over {strategy.steps} steps")
     coefficients = strategy.strategy_coefficients
     if coefficients is None:
@@ -93,7 +93,7 @@ def least_stretch(strategy: Strategy, turn: int) -> tuple[float, int]:
     none are, or C is not Toeplitz, n is 1.
     """
     single = strategy.sensitivity(Participation.single()).attained, 1
-    if strategy.steps > LARGEST_VECTOR or strategy.strategy_coefficients is None:
+    if strategy.steps > MAX_VECTOR or strategy.strategy_coefficients is None:
         return single
     column = np.abs(strategy.strategy_coefficients)
     squares = np.cumsum(column**2)
@@ -119,7 +119,7 @@ def shown_along_a_direction(strategy: Strategy, turn: int) -> Array:
     zero. Raises ``TooLarge`` where C has no structure and is not formed.
     """
     steps, count = strategy.steps, -(-strategy.steps // turn)
-    column = strategy.strategy_coefficients if steps <= LARGEST_VECTOR else None
+    column = strategy.strategy_coefficients if steps <= MAX_VECTOR else None
     times, back, longest = _products(strategy, column, turn)
     signs = np.ones(count)
     signs[1::2] = -1.0

@@ -55,11 +55,11 @@ from affidavit.service.runs.repository import StoredRun, run_leases
 PERIOD = 2.0
 """Seconds between two rounds."""
 EXPIRY_PERIOD = 600.0
-MOST_WAITING = 500
+MAX_WAITING = 500
 """Jobs that wait in the engine; those that it did not start for ``PATIENCE`` do not count."""
 PATIENCE = timedelta(minutes=10)
 LONGEST_PAUSE = timedelta(hours=1)
-MOST_REFUSED = timedelta(days=1)
+MAX_REFUSED = timedelta(days=1)
 """How long an engine may refuse a run's job before the run has failed."""
 ACTOR = "service:dispatcher"
 
@@ -146,7 +146,7 @@ class Dispatcher:
         self._refusals = {run: item for run, item in self._refusals.items() if run in numbers}
         waiting = (job_id for job_id, state in jobs.items() if state == "waiting")
         self._waiting = {job_id: self._waiting.get(job_id, at) for job_id in waiting}
-        room = MOST_WAITING - sum(at - since < PATIENCE for since in self._waiting.values())
+        room = MAX_WAITING - sum(at - since < PATIENCE for since in self._waiting.values())
         for lease in sorted(leases, key=lambda lease: lease.run_id in self._refusals):
             if lease.state == "queued" and job_id_of(lease.run_id, lease.job) not in jobs:
                 refusal = self._refusals.get(lease.run_id)
@@ -191,7 +191,7 @@ class Dispatcher:
             self._submit(engine, run, call)
 
     def _submit(self, engine: Engine, run: StoredRun, call: CommandContext) -> None:
-        """Submit the job of a run; raises ``JobRefused``, and gives up after ``MOST_REFUSED``."""
+        """Submit the job of a run; raises ``JobRefused``, and gives up after ``MAX_REFUSED``."""
         try:
             engine.submit(
                 Job(run=run.id, number=run.job, queue=run.queue, **run.request["requirements"])
@@ -200,7 +200,7 @@ class Dispatcher:
             why, earlier = str(error), self._refusals.get(run.id)
             refusal = Refusal(why, call.at if earlier is None else earlier.since, call.at)
             self._refusals[run.id] = refusal
-            if refusal.at - refusal.since >= MOST_REFUSED:
+            if refusal.at - refusal.since >= MAX_REFUSED:
                 self._queue.change(run.id, call, LockedRun.next_job, run.job, refusal=why)
             raise
         self._refusals.pop(run.id, None)

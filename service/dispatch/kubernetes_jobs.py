@@ -144,7 +144,7 @@ def _state(entry: Mapping[str, Any]) -> JobState:
 
 CONTROLLER = "affidavit.dev/certificate"
 VERSION = "kueue.x-k8s.io/v1beta1"
-MOST_MESSAGE = 500
+MAX_MESSAGE = 500
 
 State = Literal["Ready", "Rejected"]
 
@@ -198,7 +198,7 @@ class AdmissionCheck:
             {
                 "name": name,
                 "state": state,
-                "message": message[:MOST_MESSAGE],
+                "message": message[:MAX_MESSAGE],
                 "lastTransitionTime": _instant(at),
             }
             for name in waiting

@@ -56,7 +56,7 @@ RETRY_SECONDS = 5.0
 READ_SECONDS = 5.0
 WAIT_SECONDS = 1.0
 LARGEST = 256 * 1024
-MOST_KEYS = 100
+MAX_KEYS = 100
 RSA_BITS = (2048, 8192)
 _PRIVATE = ("d", "p", "q", "k")
 
@@ -150,8 +150,8 @@ def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
     """The usable keys of a JWKS document by their ids; raises ``ValueError``."""
     value = json.loads(document)
     records = value.get("keys") if isinstance(value, dict) else None
-    if not isinstance(records, list) or len(records) > MOST_KEYS:
-        raise ValueError(f"it has no list of at most {MOST_KEYS} keys")
+    if not isinstance(records, list) or len(records) > MAX_KEYS:
+        raise ValueError(f"it has no list of at most {MAX_KEYS} keys")
     usable = [(record["kid"], key) for record in records if (key := _usable(record)) is not None]
     times = Counter(kid for kid, _ in usable)
     return {kid: key for kid, key in usable if times[kid] == 1}

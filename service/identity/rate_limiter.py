@@ -23,7 +23,7 @@ import math
 import time
 from collections import OrderedDict
 
-MOST_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 """Buckets in memory; the one unused for longest, and so fullest, is forgotten first."""
 
 
@@ -46,7 +46,7 @@ class RateLimiter:
         allowed = left >= 1
         self._buckets[caller] = (left - 1 if allowed else left, moment)
         self._buckets.move_to_end(caller)
-        while len(self._buckets) > MOST_BUCKETS:
+        while len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - left) * 60 / self.per_minute
 

@@ -25,8 +25,8 @@ from pydantic import Field
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.accountants.privacy_filter import (
     DELTA_UNIT,
-    LARGEST_EPSILON,
-    MOST_FORECAST,
+    MAX_EPSILON,
+    MAX_FORECAST,
     UNIT,
     Cost,
 )
@@ -49,7 +49,7 @@ from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.teams import NAME
 
-MOST_ENTRIES = 200
+MAX_ENTRIES = 200
 """Reservations that a ledger lists, the latest first; ``entries_total`` counts all."""
 
 FILTER_MEANING = (
@@ -81,7 +81,7 @@ class BudgetRequest(LedgerRequest):
     noun = "a budget"
     unit: Unit = "example"
     adjacency: Adjacency
-    epsilon: Annotated[Real, Field(ge=1e-6, le=LARGEST_EPSILON)]
+    epsilon: Annotated[Real, Field(ge=1e-6, le=MAX_EPSILON)]
     delta: Annotated[Real, Field(ge=1e-15, lt=1)]
     reason: Comment = ""
     team: TeamName | None = None
@@ -218,7 +218,7 @@ def forecast_of(
     sums = f": after them ε ≤ {beyond[0]} of {state.budget.epsilon}; one more needs {beyond[1]}"
     if runs == 0 and state.rule_for(ledger.filter, cost, certain=certain) is not None:
         runs, sums = 1, ", by its own certificate"
-    at_least = runs == MOST_FORECAST
+    at_least = runs == MAX_FORECAST
     count = f"{'at least ' if at_least else ''}{runs} more {'run' if runs == 1 else 'runs'}"
     return Forecast(
         certificate=certificate_id,
@@ -240,7 +240,7 @@ def ledger_of(
     """The response for ``ledger`` and all its ``reservations``, latest first."""
     return Ledger(
         **_fields_of(ledger, composed),
-        entries=[reservation_of(stored) for stored in reservations[:MOST_ENTRIES]],
+        entries=[reservation_of(stored) for stored in reservations[:MAX_ENTRIES]],
         entries_total=len(reservations),
         forecast=forecast,
     )

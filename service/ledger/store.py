@@ -142,14 +142,14 @@ class LedgerStore(Store):
 
 LIFETIME = timedelta(days=7)
 ACTOR = "service:expiry"
-MOST_EXPIRED = 1000
+MAX_EXPIRED = 1000
 """Reservations of one round."""
 
 
 def expire_reservations(writer: Engine, reader: Engine, at: datetime) -> int:
     """Release unused reservations older than ``LIFETIME`` that have no run; returns how many."""
     with reader.connect() as connection:
-        expired = connection.execute(_without_run(at).limit(MOST_EXPIRED)).scalars().all()
+        expired = connection.execute(_without_run(at).limit(MAX_EXPIRED)).scalars().all()
     released = 0
     for reservation_id in expired:
         # A run may have been queued on it since, or it was used.

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import (
-    MOST_BYTES,
+    MAX_BYTES,
     KeyRole,
     SigningPort,
     StatusEntry,
@@ -118,7 +118,7 @@ class StatusLists(Store):
         """The issuer: that of the last list, else the log's origin, else a random name."""
         if newest is None:
             return self._issuer or f"affidavit.invalid/{secrets.token_hex(8)}"
-        payload = read_envelope(load_json(bytes(newest.envelope), MOST_BYTES).data).payload
+        payload = read_envelope(load_json(bytes(newest.envelope), MAX_BYTES).data).payload
         return StatusList.model_validate_json(payload).issuer
 
 

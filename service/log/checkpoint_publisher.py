@@ -47,7 +47,7 @@ TIMEOUT = 10.0
 TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
 STAMP_QUERY = "application/timestamp-query"
-MOST_BYTES = 100_000
+MAX_BYTES = 100_000
 """Of an answer that are read."""
 PERIOD = 0.5
 RETRY = 10.0
@@ -213,7 +213,7 @@ def post(url: str, content: bytes, media: str) -> httpx.Response:
     sent = {"Content-Type": media, "Accept-Encoding": "identity"}
     try:
         with httpx.stream("POST", url, content=content, headers=sent, timeout=TIMEOUT) as response:
-            return read_at_most(response, MOST_BYTES, TIMEOUT)
+            return read_at_most(response, MAX_BYTES, TIMEOUT)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None

@@ -55,7 +55,7 @@ from affidavit.certificate.log import (
 from affidavit.service.errors import OperatorError
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE, TEXT
 
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 READ_SECONDS = 10.0
 VERSION = 1
 
@@ -160,7 +160,7 @@ def witness_app(witness: FolderWitness) -> Starlette:
     async def add_checkpoint(request: Request) -> Response:
         content = await _body(request)
         if content is None:
-            return _text(413, f"the request has more than {MOST_BYTES} bytes, or did not arrive")
+            return _text(413, f"the request has more than {MAX_BYTES} bytes, or did not arrive")
         return await run_in_threadpool(_answer, witness, content)
 
     return Starlette(routes=[Route("/add-checkpoint", add_checkpoint, methods=["POST"])])
@@ -192,7 +192,7 @@ async def _body(request: Request) -> bytes | None:
         async with asyncio.timeout(READ_SECONDS):
             async for part in request.stream():
                 content += part
-                if len(content) > MOST_BYTES:
+                if len(content) > MAX_BYTES:
                     return None
     except (TimeoutError, ClientDisconnect):
         return None

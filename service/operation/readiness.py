@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.plan import Reason
-from affidavit.service.clock import MOST_SKEW, DatabaseClock
+from affidavit.service.clock import MAX_SKEW, DatabaseClock
 from affidavit.service.keys import Keyring
 from affidavit.service.ledger.integrity import LedgerAltered, require_all_unaltered
 from affidavit.service.log.audit import snapshot
@@ -120,7 +120,7 @@ def check_readiness(
 
 LOOK_SECONDS = 5.0
 """For how long what was found counts; each write looks at its ledger and the log's size besides."""
-LEAST_FREE_BYTES = 16 * 1024 * 1024
+MIN_FREE_BYTES = 16 * 1024 * 1024
 """Of the file system of an SQLite database, below which nothing more is begun."""
 FULL_SECONDS = 30.0
 """For how long nothing is begun after PostgreSQL reported a full disk."""
@@ -212,12 +212,12 @@ class SafetyWatch:
 
     def _skew(self) -> Reason | None:
         skew = self._clock.skew()
-        if abs(skew) <= MOST_SKEW:
+        if abs(skew) <= MAX_SKEW:
             return None
         return _reason(
             "clock_skewed",
             f"this machine's clock is {abs(skew.total_seconds()):.1f} s "
-            f"{'ahead of' if skew > MOST_SKEW else 'behind'} the database's.",
+            f"{'ahead of' if skew > MAX_SKEW else 'behind'} the database's.",
             "Synchronise it (NTP).",
         )
 
@@ -238,12 +238,12 @@ class SafetyWatch:
             free = shutil.disk_usage(self._place).free
         except OSError:
             return None
-        if free >= LEAST_FREE_BYTES:
+        if free >= MIN_FREE_BYTES:
             return None
         return _reason(
             "disk_full",
             f"the database's file system has {free // 1024} KiB left.",
-            f"Free at least {LEAST_FREE_BYTES // 1024 // 1024} MiB.",
+            f"Free at least {MIN_FREE_BYTES // 1024 // 1024} MiB.",
         )
 
 

@@ -59,7 +59,7 @@ FIELDS = (
     "verdict",
     "duration_ms",
 )
-MOST_FRAMES = 30
+MAX_FRAMES = 30
 
 
 class JsonLines(logging.Formatter):
@@ -86,8 +86,8 @@ def exception_record(error: BaseException) -> list[dict[str, Any]]:
     """The error and what it came from, outermost first: types and places, no messages."""
     records: list[dict[str, Any]] = []
     seen: BaseException | None = error
-    while seen is not None and len(records) < MOST_FRAMES:
-        frames = traceback.extract_tb(seen.__traceback__)[-MOST_FRAMES:]
+    while seen is not None and len(records) < MAX_FRAMES:
+        frames = traceback.extract_tb(seen.__traceback__)[-MAX_FRAMES:]
         records.append(
             {
                 "type": f"{type(seen).__module__}.{type(seen).__qualname__}",

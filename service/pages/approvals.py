@@ -46,7 +46,7 @@ COLUMNS = (
     *("approvals_given", "approvals_required", "created_at", "not_after"),
 )
 LISTED = 50
-MOST_REQUESTERS = 5
+MAX_REQUESTERS = 5
 SHOWN = 2000
 """Characters of a value on the page."""
 
@@ -240,7 +240,7 @@ def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple
         select(requests.c.requester)
         .where(requests.c.certificate_id == certificate.id)
         .distinct()
-        .limit(MOST_REQUESTERS)
+        .limit(MAX_REQUESTERS)
     )
     return tuple(sorted(connection.execute(query).scalars()))
 

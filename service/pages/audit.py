@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import (
-    MOST_LEAVES,
+    MAX_LEAVES,
     BadNote,
     Checkpoint,
     ProofError,
@@ -150,7 +150,7 @@ KINDS: tuple[str, ...] = get_args(EntryKind)
 PAGE = 20
 EXPORT = 1000
 """Entries on a page, and in one export."""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 _SUMMARY_FIELDS = 3
 _SUMMARY_LENGTH = 64
 _OF_CERTIFICATES = frozenset({"certificate", "refusal", "approval", "revocation"})
@@ -163,7 +163,7 @@ _EVENT = frozenset({"event", "action", "verdict", "decision", "code"})
 _ID = re.compile(r"sha256:[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"[a-z]+(_[a-z]+)+")
 
-Index = Annotated[int, Path(ge=0, le=MOST_LEAVES)]
+Index = Annotated[int, Path(ge=0, le=MAX_LEAVES)]
 Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
 
@@ -173,7 +173,7 @@ class Search(QueryModel):
 
     kind: Text = ""
     subject: Text = ""
-    before: Annotated[int, Field(ge=0, le=MOST_LEAVES)] | None = None
+    before: Annotated[int, Field(ge=0, le=MAX_LEAVES)] | None = None
 
 
 class AuditQuery(Search):
@@ -317,7 +317,7 @@ def _entries(search: Search, size: int) -> Select[Any]:
 
 def _waiting(connection: Connection) -> int:
     """Entries without a place in the tree, counted up to a bound."""
-    some = select(log_pending.c.entry_id).limit(MOST_WAITING + 1).subquery()
+    some = select(log_pending.c.entry_id).limit(MAX_WAITING + 1).subquery()
     return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
 
 

@@ -122,7 +122,7 @@ def verification(
 
 # ---- the view ------------------------------------------------------------------------
 
-MOST_RUNS = 20
+MAX_RUNS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +204,7 @@ def certificate_view(
     """The page of ``certificate``."""
     predicate = statement_of(certificate)["predicate"]
     with services.engine.connect() as connection:
-        runs, _ = repository.page(connection, None, MOST_RUNS, certificate_id=certificate.id)
+        runs, _ = repository.page(connection, None, MAX_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)
     place = services.log.part_of(certificate.bundle)
     plan = predicate["plan"]

@@ -359,7 +359,7 @@ def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]
 
 # ---- the page ------------------------------------------------------------------------
 
-MOST_FIELDS = 20
+MAX_FIELDS = 20
 
 router = APIRouter()
 
@@ -407,7 +407,7 @@ def delete_view(
 def _search_query(query: str) -> str:
     """``query`` as the page reads it, without its cursor. Raises ``Problem``."""
     try:
-        fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
+        fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
         search = CertificateSearch.model_validate(fields)
     except (ValueError, ValidationError):
         raise Problem(422, "not_a_search", "this is not a valid search of certificates.") from None

@@ -35,7 +35,7 @@ from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
 
 MEDIA_TYPE = "application/x-www-form-urlencoded"
-MOST_FIELDS = 200
+MAX_FIELDS = 200
 CSRF_FIELD = "csrf"
 
 
@@ -52,7 +52,7 @@ class Form:
             body.decode("ascii"),
             keep_blank_values=True,
             errors="strict",
-            max_num_fields=MOST_FIELDS,
+            max_num_fields=MAX_FIELDS,
         )
         return cls(
             {name: [text.replace("\r\n", "\n") for text in texts] for name, texts in fields.items()}

@@ -33,7 +33,7 @@ from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import (
     EXAMPLES,
-    MOST_RELEASES,
+    MAX_RELEASES,
     RELEASE,
     SECTIONS,
     START,
@@ -149,7 +149,7 @@ async def submit_form(
     mode: Mode = "yaml" if submitted.get("mode") == "yaml" else "form"
     button = submitted.get("do")
     entered = submitted.first_values()
-    for row, sigma in enumerate(submitted.get("sigma").split(",")[:MOST_RELEASES]):
+    for row, sigma in enumerate(submitted.get("sigma").split(",")[:MAX_RELEASES]):
         if sigma:
             entered[f"releases.{row}.noise_multiplier"], button = sigma, "check"
     form = PlanForm.of(entered, more_releases=1 if button == "more" else 0)

@@ -37,7 +37,7 @@ from affidavit.plan import (
 )
 from affidavit.service.pages.text import ADJACENCIES, escaped
 
-MOST_RELEASES = 12
+MAX_RELEASES = 12
 LONGEST = 10_000
 """Characters of one field that are read."""
 SOLVE = "null"
@@ -236,7 +236,7 @@ class PlanForm:
         """The form with the entries of ``fields`` that it has."""
         typed = {name: fields[name][:LONGEST].strip() for name in _names() if name in fields}
         values, rows = _without_gaps(typed)
-        shown = min(MOST_RELEASES, max(1, rows) + more_releases)
+        shown = min(MAX_RELEASES, max(1, rows) + more_releases)
         return cls(values=values, releases=shown, yaml=_yaml(values, rows))
 
     @classmethod
@@ -306,7 +306,7 @@ def label_of(pointer: str) -> str:
 
 def _names() -> Iterator[str]:
     yield from (field.name for field in fields())
-    yield from release_names(MOST_RELEASES)
+    yield from release_names(MAX_RELEASES)
 
 
 def parse(yaml: str) -> ParsedPlan:
@@ -411,7 +411,7 @@ def _without_gaps(values: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """The values with empty rows left out, so that a row is the release of that number."""
     dense = {name: value for name, value in values.items() if not name.startswith("releases.")}
     rows = 0
-    for row in range(MOST_RELEASES):
+    for row in range(MAX_RELEASES):
         release = {field.name: values.get(f"releases.{row}.{field.name}", "") for field in RELEASE}
         if any(release.values()):
             dense |= {f"releases.{rows}.{name}": value for name, value in release.items()}

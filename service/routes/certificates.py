@@ -49,7 +49,7 @@ from affidavit.service.routing import (
     read_body,
     syntax_of_body,
 )
-from affidavit.service.use_cases.certifications import LOST, MOST_SECONDS, WAIT_SECONDS
+from affidavit.service.use_cases.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
 from affidavit.service.use_cases.diagnose_claim import diagnosis_of
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
@@ -117,7 +117,7 @@ async def certify_plan(
 def _patience(http: Request) -> float:
     """Seconds that the client waits for an answer (``Prefer: wait``, RFC 7240)."""
     wait = _WAIT.search(",".join(http.headers.getlist("prefer")))
-    return min(MOST_SECONDS, int(wait[1])) if wait else WAIT_SECONDS
+    return min(MAX_SECONDS, int(wait[1])) if wait else WAIT_SECONDS
 
 
 def _accepted(identity: str, at: datetime) -> Response:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from affidavit.certificate import encode_base64
-from affidavit.certificate.log import MOST_LEAVES, parse_tile_number
+from affidavit.certificate.log import MAX_LEAVES, parse_tile_number
 from affidavit.client import Page, ResponseModel
 from affidavit.service.dependencies import TheServices, services_of
 from affidavit.service.identity.access import Guard, Open, Reader, needs, open_to_all
@@ -33,8 +33,8 @@ PAGE_SIZE = 500
 
 router = APIRouter()
 
-Index = Annotated[int, Field(ge=0, le=MOST_LEAVES)]
-Size = Annotated[int, Field(ge=1, le=MOST_LEAVES)]
+Index = Annotated[int, Field(ge=0, le=MAX_LEAVES)]
+Size = Annotated[int, Field(ge=1, le=MAX_LEAVES)]
 Hash = Annotated[str, Field(json_schema_extra={"format": "byte"}, description="32 bytes, base64.")]
 
 _LINES = {"content": {TEXT: {"schema": {"type": "string"}}}}
@@ -59,7 +59,7 @@ class EntriesQuery(QueryModel):
     """The first and the last leaf, both included."""
 
     start: Index = 0
-    end: Index = MOST_LEAVES
+    end: Index = MAX_LEAVES
 
 
 class _CamelModel(ResponseModel):

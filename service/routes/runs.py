@@ -27,8 +27,8 @@ from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs import repository
 from affidavit.service.runs.events import (
     EVENT_ID_PATTERN,
-    MOST_WATCHERS,
-    MOST_WATCHERS_EACH,
+    MAX_WATCHERS,
+    MAX_WATCHERS_EACH,
     EventId,
 )
 from affidavit.service.runs.models import (
@@ -183,7 +183,7 @@ async def events(
         raise Problem(
             503,
             "too_many_watchers",
-            f"{MOST_WATCHERS} streams are open already, or {MOST_WATCHERS_EACH} of yours. Poll the "
+            f"{MAX_WATCHERS} streams are open already, or {MAX_WATCHERS_EACH} of yours. Poll the "
             "run itself, or try again later.",
             headers={"Retry-After": "5"},
         )

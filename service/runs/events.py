@@ -43,9 +43,9 @@ LONGEST = 300.0
 RETRY_MS = 2000
 EVENT_ID_PATTERN = r"^(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,9})$"
 PERIOD = 1.0
-MOST_WATCHERS = 100
+MAX_WATCHERS = 100
 """Streams of one process."""
-MOST_WATCHERS_EACH = 50
+MAX_WATCHERS_EACH = 50
 """Those of one caller, so that nobody takes them all."""
 PATIENCE = 10.0
 """Seconds to wait for an accounting; progress does not say what was spent if one takes longer."""
@@ -81,7 +81,7 @@ class RunEvents:
     def full_for(self, caller: str) -> bool:
         """Whether this process serves that caller no more streams."""
         watchers = self._watchers
-        return watchers.total() >= MOST_WATCHERS or watchers[caller] >= MOST_WATCHERS_EACH
+        return watchers.total() >= MAX_WATCHERS or watchers[caller] >= MAX_WATCHERS_EACH
 
     def stop(self) -> None:
         """Let every stream come to its end."""

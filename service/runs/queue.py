@@ -11,7 +11,7 @@ A run ends by its record, without one, or before it began. A run whose worker wa
 back, is requeued. If it began, another worker continues it under a new token; the steps that its
 workers were ever granted are spent, whether or not they were taken, because the lost worker may be
 taking them still. It is over, and charged in full, when no step is left, when it was cancelled, or
-when ``MOST_FAILED_ATTEMPTS`` attempts in a row made no progress: it may be what kills workers.
+when ``MAX_FAILED_ATTEMPTS`` attempts in a row made no progress: it may be what kills workers.
 
 A run continues from its checkpoint, in the output folder that the workers of a queue share.
 The dispatcher takes back leases. A run that is over without a record is charged in full.
@@ -52,8 +52,8 @@ from affidavit.service.runs.models import (
 from affidavit.service.runs.repository import End, Kind, StoredRun, rounded_up, run_leases
 from affidavit.worker import Renewal
 
-MOST_FAILED_ATTEMPTS = 5
-MOST_NAMED = 8
+MAX_FAILED_ATTEMPTS = 5
+MAX_NAMED = 8
 HELD = ("claimed", "running")
 
 
@@ -174,7 +174,7 @@ class LockedRun:
             steps = steps if cost is None else checked.steps_to_charge
             record = checked.head
             codes = sorted({finding.code for finding in checked.findings})
-            message = ", ".join(codes[:MOST_NAMED]) or "the record conforms."
+            message = ", ".join(codes[:MAX_NAMED]) or "the record conforms."
         body = {
             "code": code,
             "message": message,
@@ -214,7 +214,7 @@ class LockedRun:
         if (self.run.state, self.run.job) != ("queued", number):
             return None
         unclaimed = number - self.run.fence
-        if refusal is None and unclaimed < MOST_FAILED_ATTEMPTS:
+        if refusal is None and unclaimed < MAX_FAILED_ATTEMPTS:
             self._change_lease(job=number + 1)
             return self._changed()
         message = refusal or f"{unclaimed} jobs ended and never claimed it."
@@ -326,7 +326,7 @@ class LockedRun:
         progress = (run.made_progress, *earlier)
         failed = sum(1 for _ in takewhile(lambda further: not further, progress))
         spent = run.begun and run.granted >= run.certified_steps
-        if run.cancel_asked or spent or failed >= MOST_FAILED_ATTEMPTS:
+        if run.cancel_asked or spent or failed >= MAX_FAILED_ATTEMPTS:
             return self._give_up(body)
         attempt = {"granted": run.granted, "steps": run.steps, "head": run.head}
         body = {**body, **attempt, "begun": run.begun, "further": run.made_progress}

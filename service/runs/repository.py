@@ -158,7 +158,7 @@ STATES: Mapping[str, str] = {
 ONCE = {"queued", "cancel_asked", "running"}
 
 PARTS = 100
-MOST_RECORD_BYTES = 256 * 1024 * 1024
+MAX_RECORD_BYTES = 256 * 1024 * 1024
 """The largest record that is checked here; some 10^5 steps have half of it."""
 
 
@@ -450,9 +450,9 @@ def add_record_part(
         return
     if part != parts + 1:
         raise RecordRefused(f"part {part} arrived before {parts + 1}.", "Send parts in order.")
-    if (length or 0) + len(content) > MOST_RECORD_BYTES:
+    if (length or 0) + len(content) > MAX_RECORD_BYTES:
         raise RecordRefused(
-            f"the record has more than {MOST_RECORD_BYTES} bytes.",
+            f"the record has more than {MAX_RECORD_BYTES} bytes.",
             "Report the run without a record; it is charged in full.",
         )
     row = {"run_id": run_id, "fence": fence, "part": part, "length": len(content)}

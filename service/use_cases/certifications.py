@@ -33,9 +33,9 @@ from affidavit.service.use_cases.submit_plan import Submission
 
 WAIT_SECONDS = 30
 """How long a request is held whose client does not say."""
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 """How long it is held at most."""
-MOST_EACH = 64
+MAX_EACH = 64
 """Certifications of one caller that run at a time."""
 KEEP_SECONDS = 5.0
 """Between two signs of life of a replica."""
@@ -92,7 +92,7 @@ class Certifications(Store):
             done, _ = await asyncio.wait({task}, timeout=seconds)
             if done:
                 return task.result()
-            if sum(name == requester for name, _ in self._running.values()) >= MOST_EACH:
+            if sum(name == requester for name, _ in self._running.values()) >= MAX_EACH:
                 raise TooBusy
             return await self._go_on(requester, task)
         except BaseException:

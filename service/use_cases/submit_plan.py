@@ -43,7 +43,7 @@ from affidavit.service.certificate_store import (
     expired,
     find_and_record,
 )
-from affidavit.service.clock import MOST_SKEW
+from affidavit.service.clock import MAX_SKEW
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import another_turn
@@ -270,7 +270,7 @@ class SubmitPlan:
             return True
         if certificate.status is Status.KEY_REVOKED or expired(certificate):
             return True
-        if certificate.created_at > self._keyring.now() + MOST_SKEW:
+        if certificate.created_at > self._keyring.now() + MAX_SKEW:
             return True  # a clock that was wrong then dated it, and nobody accepts it yet
         return certificate.key_id in self._keyring.revoked()
 

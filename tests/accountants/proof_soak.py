@@ -25,9 +25,9 @@ from affidavit.plan import (
     WithoutReplacementGaussian,
 )
 
-MOST_ABOVE = 1e-4
-LOOSENESS = 0.99 * MOST_ABOVE
-"""Of a search, so that decimals that are rounded up stay below ``MOST_ABOVE``."""
+MAX_ABOVE = 1e-4
+LOOSENESS = 0.99 * MAX_ABOVE
+"""Of a search, so that decimals that are rounded up stay below ``MAX_ABOVE``."""
 
 
 def random_run(draw: random.Random) -> Event:
@@ -103,7 +103,7 @@ def outcome(event: Event, delta: float) -> str:
         return f"failed: {failure} {event} δ = {delta!r}"
     if ratio is None:
         return "ε is zero"
-    return f"proved {ratio:.2e} above" if ratio <= MOST_ABOVE else f"failed: {ratio} above {event}"
+    return f"proved {ratio:.2e} above" if ratio <= MAX_ABOVE else f"failed: {ratio} above {event}"
 
 
 def main(arguments: list[str]) -> int:

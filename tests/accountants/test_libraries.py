@@ -13,7 +13,7 @@ from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.prv import PrvAccountant, time_limit
-from affidavit.accountants.rdp import SMALLEST_NOISE, RdpAccountant
+from affidavit.accountants.rdp import MIN_NOISE, RdpAccountant
 from affidavit.plan import (
     Composed,
     Event,
@@ -89,9 +89,9 @@ def test_the_least_noise_of_the_renyi_engine_is_still_bounded() -> None:
     def at(sigma: float) -> Event:
         return PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=sigma)
 
-    assert 0 < RdpAccountant().curve(at(SMALLEST_NOISE)).epsilon(1e-5).upper < math.inf
+    assert 0 < RdpAccountant().curve(at(MIN_NOISE)).epsilon(1e-5).upper < math.inf
     with pytest.raises(OutOfReach, match="below"):
-        RdpAccountant().curve(at(math.nextafter(SMALLEST_NOISE, 0)))
+        RdpAccountant().curve(at(math.nextafter(MIN_NOISE, 0)))
 
 
 def test_without_replacement_at_full_rate_costs_at_least_the_whole_data_set() -> None:

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.calibration import MOST_LOOKS, WITHIN, confirmed_noise
+from affidavit.accountants.calibration import MAX_LOOKS, WITHIN, confirmed_noise
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
@@ -285,10 +285,10 @@ def test_the_bracket_of_epsilon_covers_two_bins_from_two_hundred_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The whole engine, pilots and both directions, with no more draws than it must take."""
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 4096)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.LEAST_DRAWS", 4096)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 4096)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MIN_DRAWS", 4096)
     monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.PILOT", 1024)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.importance_sampling.MOST_ROWS", 512)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.importance_sampling.MAX_ROWS", 512)
     monkeypatch.setattr("affidavit.accountants.monte_carlo.accountant.LOOKS", 1)
     bins, epsilon = pair([[1.0, 0.5], [0.5, 1.0]]).bins, 1.5
     delta = max(delta_of_two(1.0, 1.0, 0.5, epsilon, side) for side in DIRECTIONS)
@@ -415,7 +415,7 @@ def test_confirmed_noise_meets_the_target_with_few_looks() -> None:
     result = confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
     assert upper(result) <= 2.0
     assert result < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * WITHIN)
-    assert len(looks) <= MOST_LOOKS + 1
+    assert len(looks) <= MAX_LOOKS + 1
 
 
 def test_confirmed_noise_refuses_rather_than_guess() -> None:

@@ -16,7 +16,7 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.tradeoff import SMALLEST_DELTA, TOLERANCE, TradeOff, gaps, sample
+from affidavit.accountants.tradeoff import MIN_DELTA, TOLERANCE, TradeOff, gaps, sample
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
 from tests.seeds import examples
 
@@ -135,7 +135,7 @@ def test_one_subsampled_step_meets_its_own_trade_off(q: float, sigma: float) -> 
 def test_the_profile_is_followed_until_delta_is_tiny_and_as_densely_as_is_asked() -> None:
     result = sample(GaussianCurve(mu=1.0))
     assert result.epsilons[0] == 0.0
-    assert result.deltas[-1].upper <= SMALLEST_DELTA * 1.01
+    assert result.deltas[-1].upper <= MIN_DELTA * 1.01
     assert max(gaps(result.epsilons, [delta.upper for delta in result.deltas])) <= TOLERANCE
     rough = sample(GaussianCurve(mu=1.0), tolerance=0.02)
     assert len(rough.epsilons) < len(result.epsilons)

@@ -38,7 +38,7 @@ def certified(plan_of: Callable[..., Plan]) -> Certified:
 
     def certified(**changes: Any) -> Assessment:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 1 << 16)
+            patch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 1 << 16)
             return certify(plan_of(**BINNED | changes))
 
     return certified
@@ -65,7 +65,7 @@ def test_proved_bounds_replace_sampled_ones_where_they_are_no_higher(
     plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are where draws are too few for a small δ."""
-    for limit in ("MOST_DRAWS", "LEAST_DRAWS"):
+    for limit in ("MAX_DRAWS", "MIN_DRAWS"):
         monkeypatch.setattr(f"affidavit.accountants.monte_carlo.pilot.{limit}", 4096)
     plan = plan_of(**BINNED | {"target": {"delta": 1e-9}})
     proved, sampled = certify(plan), certify(plan, engine="monte_carlo")

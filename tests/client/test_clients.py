@@ -201,8 +201,8 @@ def test_an_answer_is_read_up_to_a_size_and_a_time(most: int, seconds: float) ->
 def test_neither_an_answer_nor_a_line_of_events_is_without_end(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "MOST_BYTES", 99)
-    monkeypatch.setattr(calls, "MOST_LINE", 99)
+    monkeypatch.setattr(clients, "MAX_BYTES", 99)
+    monkeypatch.setattr(calls, "MAX_LINE", 99)
     with pytest.raises(affidavit.Unreachable, match="longer than 99 bytes"):
         ask("content", ("/v1/status",), [httpx.Response(200, content=bytes(100))])
     with pytest.raises(ValueError, match="longer than 99 characters"):

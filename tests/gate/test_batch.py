@@ -204,7 +204,7 @@ def test_a_pipe_is_read_once(document: Make, affidavit: Any) -> None:
 
 
 def test_a_line_without_an_end_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_io, "MOST_BYTES", 1 << 17)
+    monkeypatch.setattr(plan_io, "MAX_BYTES", 1 << 17)
     assert run("batch", "/dev/zero", "--jobs", "1").exit_code == 2
 
 

@@ -26,7 +26,7 @@ BINNED: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is said of draws does not depend on their number."""
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 200_000)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 200_000)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_other_numbers_from_the_same_seed_are_found_out(
 ) -> None:
     """Fewer draws stand for an engine that answers otherwise than it did."""
     _, bundle, _ = issued
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 20_000)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MAX_DRAWS", 20_000)
     again = run("verify", str(bundle), "--recompute", "--json")
     result = json.loads(again.stdout)
     assert again.exit_code == 3

@@ -255,7 +255,7 @@ def test_without_anything_fed_back_it_is_dp_sgd() -> None:
 
 
 def test_the_closed_form_for_very_many_participations_is_no_smaller() -> None:
-    most = dp_dice.MOST_STEPS_OF_RECURSION
+    most = dp_dice.MAX_STEPS_OF_RECURSION
     for residual in (0.0, 1e-6, 0.1, 5.0):
         exact = by_pre_clip(distance=1, residual=residual, participations=most)
         closed = by_pre_clip(distance=1, residual=residual, participations=most + 1)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from affidavit.plan.events import MOST_BINS, BallsInBinsGaussian, Gram
+from affidavit.plan.events import MAX_BINS, BallsInBinsGaussian, Gram
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from affidavit.plan.events import MOST_BINS, BallsInBinsGaussian, Gram
         (((1.0, math.nan), (math.nan, 1.0)), "at least zero"),
         (((math.inf,),), "at least zero"),
         (((0.0, 0.0), (0.0, 0.0)), "all zero"),
-        (tuple((0.0,) * (MOST_BINS + 1) for _ in range(MOST_BINS + 1)), "bins"),
+        (tuple((0.0,) * (MAX_BINS + 1) for _ in range(MAX_BINS + 1)), "bins"),
     ],
 )
 def test_what_is_no_gram_matrix_is_not_one(rows: tuple[tuple[float, ...], ...], what: str) -> None:

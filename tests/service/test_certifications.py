@@ -93,7 +93,7 @@ def test_only_its_requester_sees_it_and_nobody_runs_too_many(
     slow: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(certifications, "MOST_EACH", 1)
+    monkeypatch.setattr(certifications, "MAX_EACH", 1)
     monkeypatch.setattr(pool, "certify", slow.sleep)
     monkeypatch.setattr(pool, "is_quick", lambda _: False)
     people = tokens_for(settings, {"one": ["submit"], "other": ["submit"]})
@@ -205,7 +205,7 @@ def test_whoever_floods_with_long_plans_holds_the_last_process_once(
         for caller in ("flood", "flood", "other", "flood"):
             CALLER.set(caller)
             await accounting.run(abs, -1)
-        accounting._use = Use(pool.SHARE, pool.MOST_USE)
+        accounting._use = Use(pool.SHARE, pool.MAX_USE)
         CALLER.set("flood")
         await accounting.run(abs, -1)
 
@@ -219,7 +219,7 @@ def test_whoever_accounts_much_gives_way_until_a_minute_after(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(fair_queue, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    use = Use(pool.SHARE, pool.MOST_USE)
+    use = Use(pool.SHARE, pool.MAX_USE)
     for seconds in range(1000):
         clock[0] = float(seconds)
         use.add("flood", 1.0)

@@ -94,7 +94,7 @@ def test_a_full_queue_turns_away_and_the_cancelled_leave_it() -> None:
             async with queue.turn():
                 await held.wait()
 
-        tasks = [asyncio.create_task(job()) for _ in range(fair_queue.MOST_WAITING_EACH + 1)]
+        tasks = [asyncio.create_task(job()) for _ in range(fair_queue.MAX_WAITING_EACH + 1)]
         await asyncio.sleep(0.01)
         with pytest.raises(TooBusy):
             await job()
@@ -117,13 +117,13 @@ def test_who_fills_the_queue_is_turned_away_for_others() -> None:
             async with queue.turn():
                 await held.wait()
 
-        each = fair_queue.MOST_WAITING // 4
+        each = fair_queue.MAX_WAITING // 4
         floods = [asyncio.create_task(job(f"flood{n % 4}")) for n in range(4 * each + 1)]
         await asyncio.sleep(0.01)
-        assert len(queue) == fair_queue.MOST_WAITING
+        assert len(queue) == fair_queue.MAX_WAITING
         others = [asyncio.create_task(job(f"other{n}")) for n in range(40)]
         await asyncio.sleep(0.01)
-        assert len(queue) == fair_queue.MOST_WAITING
+        assert len(queue) == fair_queue.MAX_WAITING
         assert not any(other.done() for other in others)
         held.set()
         await asyncio.gather(*others)

@@ -47,7 +47,7 @@ CHUNK_ENTRIES = {"cpu": 1 << 18}
 """Entries of per-record gradients held at once: 1 MiB, what the cache of one core holds, so that
 they are still there when their norm is taken and when they are added."""
 
-MOST_ENTRIES = 1 << 24
+MAX_ENTRIES = 1 << 24
 """The same where there is no entry for the device (64 MiB in float32)."""
 
 MOVING = {"cpu": 12}
@@ -331,12 +331,12 @@ def products_of(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
     A chunk belongs to whoever is given it, until the next.
     """
     if are_narrow(inputs, outputs):
-        size = max(1, MOST_ENTRIES // (inputs.shape[2] * outputs.shape[2]))
+        size = max(1, MAX_ENTRIES // (inputs.shape[2] * outputs.shape[2]))
         for a, b in zip(inputs.split(size), outputs.split(size), strict=True):
             yield batched(b.mT, a)
         return
     a, b = widened(inputs), widened(outputs)
-    most = CHUNK_ENTRIES.get(a.device.type, MOST_ENTRIES)
+    most = CHUNK_ENTRIES.get(a.device.type, MAX_ENTRIES)
     size = max(1, min(len(a), most // (a.shape[2] * b.shape[2])))
     place = torch.empty(size, b.shape[2], a.shape[2], dtype=a.dtype, device=a.device)
     for first in range(0, len(a), size):

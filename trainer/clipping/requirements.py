@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import jit, nn
 from torch.nn.parameter import is_lazy
 
-from affidavit.trainer.numerics import LEAST_CLIP_NORM, MOST_CLIP_NORM
+from affidavit.trainer.numerics import MAX_CLIP_NORM, MIN_CLIP_NORM
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 """Layers whose output for one record depends on the others."""
@@ -94,10 +94,10 @@ def _require_clip_norm(block: BlockSpec) -> None:
     if not block.names:
         raise UnsupportedModel(f"block {block.name}: names no tensor.")
     for clip_norm in (block.clip_norm, *block.uses.values()):
-        if not LEAST_CLIP_NORM <= clip_norm <= MOST_CLIP_NORM:
+        if not MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
             raise UnsupportedModel(
                 f"block {block.name}: clip_norm {clip_norm:g} lies outside "
-                f"[{LEAST_CLIP_NORM:g}, {MOST_CLIP_NORM:g}], where norms in float32 are valid."
+                f"[{MIN_CLIP_NORM:g}, {MAX_CLIP_NORM:g}], where norms in float32 are valid."
             )
     if block.uses and len(block.names) != 1:
         raise UnsupportedModel(f"block {block.name}: uses need exactly one tensor; name one.")

@@ -40,7 +40,7 @@ from affidavit.certificate import Canaries, losses_as_bytes
 from affidavit.trainer.adapters import Batch, Group, ModelAdapter, digest_of_tensors
 from affidavit.trainer.options import Options, WrongOption
 
-MOST_CLASSES = 100_000
+MAX_CLASSES = 100_000
 LARGEST = 1e30
 """Features above would overflow in float32 before anything could clip them."""
 
@@ -107,8 +107,8 @@ def csv_file(argument: str) -> Labelled:
     label, classes = options.text("label"), options.integer("classes", least=2)
     user = options.text("user", "") or None
     options.require_all_read()
-    if classes > MOST_CLASSES:
-        raise WrongOption(f"--data csv: classes={classes}; at most {MOST_CLASSES} are supported.")
+    if classes > MAX_CLASSES:
+        raise WrongOption(f"--data csv: classes={classes}; at most {MAX_CLASSES} are supported.")
     return read_csv(path, label=label, classes=classes, user=user)
 
 

@@ -43,7 +43,7 @@ from torch import Tensor
 
 KEY_BYTES = 32
 WORDS_PER_BLOCK = 16
-MOST_WORDS = WORDS_PER_BLOCK * (2**32 - 1)
+MAX_WORDS = WORDS_PER_BLOCK * (2**32 - 1)
 """The block counter has 32 bits."""
 
 ZEROS = memoryview(bytes(1 << 20))
@@ -106,8 +106,8 @@ def _memory_of(values: Tensor) -> memoryview:
 def _require_stream(key: bytes, step: int, tensor: int, count: int, block: int) -> bytes:
     """The nonce of a stream that has the words."""
     _require_key(key)
-    if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MOST_WORDS):
-        raise ValueError(f"a stream has at most {MOST_WORDS} words, not {count} after {block=}")
+    if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MAX_WORDS):
+        raise ValueError(f"a stream has at most {MAX_WORDS} words, not {count} after {block=}")
     return nonce_of(step, tensor)
 
 

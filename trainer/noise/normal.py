@@ -37,7 +37,7 @@ GROUP = 2 * PAIRS
 GROUPS = {"cpu": 1 << 9}
 """Groups made at a time: what fits a processor's cache."""
 
-MOST_GROUPS = 1 << 15
+MAX_GROUPS = 1 << 15
 """The same where there is no entry for the device."""
 
 
@@ -70,7 +70,7 @@ def pieces(key: bytes, *, step: int, spans: Mapping[int, range], device: str) ->
     A piece is still in the cache when it is added to something, and no more memory is needed
     than for one. Small tensors, of which a model has many, are transformed together.
     """
-    at_once = GROUPS.get(torch.device(device).type, MOST_GROUPS)
+    at_once = GROUPS.get(torch.device(device).type, MAX_GROUPS)
     groups = {
         tensor: range(span.start // GROUP, -(-span.stop // GROUP))
         for tensor, span in spans.items()

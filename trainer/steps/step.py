@@ -32,7 +32,7 @@ from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards
 from affidavit.trainer.noise.chacha import derived_key
-from affidavit.trainer.numerics import MOST_CLIP_NORM
+from affidavit.trainer.numerics import MAX_CLIP_NORM
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK, Point
 
@@ -193,7 +193,7 @@ class ErrorFeedbackGradient(PerExampleGradient):
     def _raw(self, lot: Lot) -> Sums:
         specs = self.private.specs
         most = self.pre_clip_norm
-        loose = MOST_CLIP_NORM if most is None else most * WITHIN_PRE_CLIP
+        loose = MAX_CLIP_NORM if most is None else most * WITHIN_PRE_CLIP
         self.private.set_clip_norms(
             [replace(spec, clip_norm=max(loose, spec.clip_norm)) for spec in specs]
         )

@@ -11,7 +11,7 @@ from affidavit.certificate.diagnosis.case import Case, Change, PhaseFacts, Way, 
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 
-MOST_LONE_BLOCKS = 4
+MAX_LONE_BLOCKS = 4
 """Blocks with a noise of their own that are tried as the only one."""
 
 
@@ -46,7 +46,7 @@ def single_block(case: Case) -> Iterator[Way]:
     if not _per_block(case) or case.first.blocks < 2:
         return
     extra = 0.0 if case.plan.optimizer.name.startswith("dp_muon") else 0.8
-    for place, sigma in enumerate(_distinct_sigmas(case.plan.phases[0])[:MOST_LONE_BLOCKS]):
+    for place, sigma in enumerate(_distinct_sigmas(case.plan.phases[0])[:MAX_LONE_BLOCKS]):
         yield Way(
             text=f"one block was accounted alone at σ = {sigma:.6g}, and the other "
             f"{case.first.blocks - 1} were forgotten",
@@ -83,7 +83,7 @@ def clip_not_joint(case: Case) -> Iterator[Way]:
     extra = 0.8 if case.plan.optimizer.name.startswith("dp_muon") else 0.0
     norms = sorted({release.clip_norm for release in phase.releases}, reverse=True)
     true = math.sqrt(math.fsum(r.count * r.clip_norm**2 for r in phase.releases))
-    for place, norm in enumerate(norms[:MOST_LONE_BLOCKS]):
+    for place, norm in enumerate(norms[:MAX_LONE_BLOCKS]):
         yield Way(
             text=f"{case.first.blocks} layers, each clipped to its own norm, were accounted "
             f"with sensitivity {norm:.6g} instead of √(ΣC²) = {true:.6g}",

@@ -14,7 +14,7 @@ from affidavit.plan import Scheme
 
 UNAMPLIFIED = frozenset(get_args(Scheme)) - {"poisson", "truncated_poisson", "full_batch"}
 """Schemes whose lots are not Poisson lots."""
-MOST_ACCUMULATED = 1024
+MAX_ACCUMULATED = 1024
 PHYSICAL_BATCHES = (1, 8, 16, 32, 64, 128, 256)
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 3, 6, 12, 24)
 ROUNDS = (2, 3, 5, 10, 20, 50, 100)
@@ -171,7 +171,7 @@ def _accumulations(facts: PhaseFacts) -> Iterator[int]:
     """Into how many physical batches a lot may have been divided."""
     if facts.rate >= 1:
         return
-    for parts in range(2, MOST_ACCUMULATED + 1):
+    for parts in range(2, MAX_ACCUMULATED + 1):
         usual = parts & (parts - 1) == 0 and parts <= 64
         if (usual and facts.lot is None) or (facts.lot is not None and facts.lot % parts == 0):
             yield parts

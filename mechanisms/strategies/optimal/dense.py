@@ -74,7 +74,7 @@ from affidavit.mechanisms.strategies.workload import Workload
 Array = NDArray[np.float64]
 Objective = Literal["rms", "max"]
 
-LARGEST_OPTIMISED = 2048
+MAX_OPTIMISED = 2048
 """Steps up to which every entry is searched: half a minute on one core, a minute where banded."""
 TOLERANCE = 1e-5
 """Relative gap of the squared loss at which the search ends."""
@@ -96,7 +96,7 @@ def optimal_dense(
     Raises ``TooLarge`` and, for ``fixed_epoch`` with k·b < T, ``NotOffered``.
     """
     steps = len(matrix)
-    if steps > LARGEST_OPTIMISED:
+    if steps > MAX_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {steps} steps")
     most, separation = participation.most(steps), participation.separation
     if participation.schema == "fixed_epoch" and most * separation < steps and most > 1:
@@ -218,7 +218,7 @@ def optimal_banded(
     default. Raises ``TooLarge``.
     """
     steps = len(matrix)
-    if steps > LARGEST_OPTIMISED:
+    if steps > MAX_OPTIMISED:
         raise TooLarge(f"optimising every entry of a banded strategy over {steps} steps")
     matrix = matrix / np.max(np.abs(matrix))
     rows = np.full(steps, 1 / steps) if weights is None else weights / np.sum(weights)

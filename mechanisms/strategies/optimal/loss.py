@@ -6,7 +6,7 @@ scaled. The error is that of the workload:
 
 * Toeplitz workloads: e = a * n with a the first column of A, and rms² = Σ_t (1 - t/T) e_t²;
 * learning rates: rms² = nᵀ Q n with Q_st = (1/T) Σ_j (AᵀA)_{j+s, j+t}, formed once, in
-  O(T²), up to ``LARGEST_DENSE`` steps.
+  O(T²), up to ``MAX_DENSE`` steps.
 
 The sensitivity is ‖Σ_{j<k} S^{jb} ĉ‖ with ĉ = |c|, and for ``min_separation`` with more
 bands than the separation its reverse running maximum: what ``sensitivity`` proves, without
@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.numerics import fftconvolve, lfilter, padded
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, TooLarge
+from affidavit.mechanisms.strategies.strategy import MAX_DENSE, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal, reciprocal
 from affidavit.mechanisms.strategies.workload import Workload
 
@@ -218,7 +218,7 @@ def _stacked(values: Array, most: int, separation: int) -> Array:
 
 def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
     """Q of shape (bands, bands): sums of AᵀA down its diagonals, from each place to the end."""
-    if steps > LARGEST_DENSE:
+    if steps > MAX_DENSE:
         raise TooLarge(f"optimising for learning rates over {steps} steps")
     gram = workload.gram(steps)
     result = np.zeros((bands, bands))

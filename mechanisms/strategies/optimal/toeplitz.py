@@ -63,7 +63,7 @@ from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
 
-MOST_ITERATIONS, LEAST_ITERATIONS = 1000, 10
+MAX_ITERATIONS, MIN_ITERATIONS = 1000, 10
 """Steps of one search."""
 SEARCHED = 10_000_000
 """Coefficients that one search evaluates, some ten seconds."""
@@ -110,7 +110,7 @@ def optimal_banded_inverse(
 
 def _iterations(steps: int) -> int:
     """Steps of a search; where each is long the start, which is near optimal, is little changed."""
-    return min(MOST_ITERATIONS, max(LEAST_ITERATIONS, SEARCHED // steps))
+    return min(MAX_ITERATIONS, max(MIN_ITERATIONS, SEARCHED // steps))
 
 
 def _root(bands: int) -> Array:

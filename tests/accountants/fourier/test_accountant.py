@@ -352,7 +352,7 @@ def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
     narrow = FourierAccountant().curve(event)
     truth = narrow.delta(1.0), narrow.epsilon(1e-6)
     for module in (evaluation, refinement):
-        monkeypatch.setattr(module, "MOST_POINTS", most)
+        monkeypatch.setattr(module, "MAX_POINTS", most)
     wide = FourierAccountant().curve(event)
     assert wide.delta(1.0).meets(truth[0])
     assert wide.epsilon(1e-6).meets(truth[1])

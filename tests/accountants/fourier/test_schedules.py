@@ -35,7 +35,7 @@ def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> Compo
 
 
 def in_cells(
-    event: Composed, kinds: int = schedules.MOST_KINDS, cells: int = schedules.MOST_CELLS
+    event: Composed, kinds: int = schedules.MAX_KINDS, cells: int = schedules.MAX_CELLS
 ) -> FourierCurve:
     """The curve with more than so many kinds of release brought together."""
     return FourierAccountant()._curve(event).of(directions(event, kinds=kinds, cells=cells))
@@ -153,9 +153,9 @@ def test_a_line_through_two_curves_is_below_the_third_by_quadrature(side: Any, k
 
 
 def test_few_kinds_are_taken_one_by_one_and_gaussians_of_many_as_one() -> None:
-    few = [(Gaussian(noise_multiplier=1.0 + n), 1) for n in range(schedules.MOST_KINDS)]
+    few = [(Gaussian(noise_multiplier=1.0 + n), 1) for n in range(schedules.MAX_KINDS)]
     assert gathered(few) == (few, [])
-    many = [(Gaussian(noise_multiplier=20.0 + n / 10), 3) for n in range(schedules.MOST_KINDS + 1)]
+    many = [(Gaussian(noise_multiplier=20.0 + n / 10), 3) for n in range(schedules.MAX_KINDS + 1)]
     (one, count), *more = fewer(many)
     assert (count, more) == (1, [])
     assert isinstance(one, Gaussian)
@@ -172,14 +172,14 @@ def test_every_release_of_a_schedule_is_counted_once() -> None:
     event = run(sigmas, rates, counts)
     for direction in directions(event):
         assert sum(count for _, count in direction.laws) == counts.sum()
-        assert len(direction.laws) == len(direction.attained) == schedules.MOST_CELLS
+        assert len(direction.laws) == len(direction.attained) == schedules.MAX_CELLS
 
 
 @pytest.mark.soak
 def test_the_renyi_bound_of_a_schedule_is_above_its_bracket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedules, "MOST_CELLS", 12)
+    monkeypatch.setattr(schedules, "MAX_CELLS", 12)
     event = run(np.linspace(1.0, 1.4, 400), np.full(400, 0.02), np.ones(400))
     bracket = FourierAccountant().curve(event).epsilon(1e-6)
     renyi = RdpAccountant().curve(event).epsilon(1e-6)
@@ -192,7 +192,7 @@ def test_a_long_schedule_is_taken_release_by_release(by_lattice: bool) -> None:
     event = run(np.geomspace(0.7, 1.4, 260), np.full(260, 0.01), np.full(260, 4))
     exact = FourierAccountant().curve(event).epsilon(1e-6)
     assert exact.width < 1e-7
-    other = in_cells(event, kinds=1000 if by_lattice else schedules.MOST_KINDS)
+    other = in_cells(event, kinds=1000 if by_lattice else schedules.MAX_KINDS)
     wider = other._epsilon_by_lattice(1e-6)
     assert wider.lower <= exact.lower < exact.upper <= wider.upper
 

@@ -17,7 +17,7 @@ from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, jo
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
 from affidavit.accountants.privacy_filter.privacy_filter import (
     GAUSSIAN_SHARE,
-    MOST_FORECAST,
+    MAX_FORECAST,
     Budget,
     Filter,
     admits_alone,
@@ -148,7 +148,7 @@ def test_the_forecast_is_the_last_run_that_fits(name: str) -> None:
     fits = one.forecast(COSTS["small"], cost)
     assert one.admits(COSTS["small"] + cost.times(fits))
     assert not one.admits(COSTS["small"] + cost.times(fits + 1))
-    assert one.forecast(COSTS["small"], Cost.nothing(len(ORDERS))) == MOST_FORECAST
+    assert one.forecast(COSTS["small"], Cost.nothing(len(ORDERS))) == MAX_FORECAST
 
 
 def test_the_reading_is_where_admission_begins() -> None:

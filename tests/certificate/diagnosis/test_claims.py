@@ -109,7 +109,7 @@ def test_whether_every_pair_was_tried_is_told(
     plan_of: PlanOf, effort: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "PAIRS_EFFORT", effort)
-    monkeypatch.setattr(claims, "MOST_COST", -1.0)
+    monkeypatch.setattr(claims, "MAX_COST", -1.0)
     result = diagnose(plan_of(**BLOCKS), Claim(epsilon="1.2345678"))
     assert result.explanations == ()
     assert ("not every pair" in result.summary) == (effort == 0)

@@ -21,7 +21,7 @@ from affidavit.certificate.log.note import (
     read_checkpoint,
     sign_checkpoint,
 )
-from affidavit.certificate.log.tree import EMPTY_ROOT, MOST_LEAVES
+from affidavit.certificate.log.tree import EMPTY_ROOT, MAX_LEAVES
 
 # C2SP, tlog-checkpoint.md.
 EXAMPLE = """example.com/behind-the-sofa
@@ -89,7 +89,7 @@ def test_times_are_in_utc_and_whole_seconds() -> None:
         f"o\n 1\n{ROOT}\n",
         f"o\n1e3\n{ROOT}\n",
         f"o\n\u0661\n{ROOT}\n",
-        f"o\n{MOST_LEAVES + 1}\n{ROOT}\n",
+        f"o\n{MAX_LEAVES + 1}\n{ROOT}\n",
         f"o\n{10**30}\n{ROOT}\n",
         f"o\n1\n{ROOT[:-4]}\n",
         f"o\n1\n{ROOT}{ROOT}\n",

@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.certificate.keys.key import SigningKey
 from affidavit.certificate.log.cosignature import (
-    MOST_HASHES,
+    MAX_HASHES,
     WitnessKey,
     cosign,
     read_addition,
@@ -70,7 +70,7 @@ def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:
     return ("\n".join(lines) + "\n\n" + note).encode()
 
 
-@pytest.mark.parametrize("hashes", [0, 1, MOST_HASHES])
+@pytest.mark.parametrize("hashes", [0, 1, MAX_HASHES])
 def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
     result = read_addition(request(hashes=hashes))
     assert result.old == 3
@@ -89,7 +89,7 @@ def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
         (request("old"), "'old SIZE'"),
         (b"old 3", "'old SIZE'"),
         (b"old 3\n" + NOTE.partition("\n\n")[0].encode(), "'old SIZE'"),
-        (request(hashes=MOST_HASHES + 1), "'old SIZE'"),
+        (request(hashes=MAX_HASHES + 1), "'old SIZE'"),
         (b"old 3\nAAAA\n\n" + NOTE.encode(), "invalid hash"),
         (request("old 10"), "exceeds"),
     ],

@@ -352,7 +352,7 @@ def test_many_participations_in_a_buffered_strategy_are_closed_for_any_number_of
         at = getattr(Participation, schema)(participations=most, separation=apart)
         strategy = Blt.of(decays, scales, steps)
         direct = strategy.sensitivity(at)
-        monkeypatch.setattr("affidavit.mechanisms.strategies.blt.LARGEST_VECTOR", 1)
+        monkeypatch.setattr("affidavit.mechanisms.strategies.blt.MAX_VECTOR", 1)
         closed = strategy.sensitivity(at)
         monkeypatch.undo()
         assert closed.value == pytest.approx(direct.value, rel=1e-10)

@@ -14,7 +14,7 @@ import pytest
 from affidavit.service.dispatch import dispatcher as dispatcher_module
 from affidavit.service.dispatch.dispatcher import Dispatcher
 from affidavit.service.dispatch.engine import EngineUnavailable
-from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.dispatch.conftest import RayCluster, dispatcher_of
 from tests.service.replay import replay
@@ -139,11 +139,11 @@ def test_jobs_that_never_claim_their_run_are_given_up(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
 ) -> None:
     run = yard.request(yard.certify()).json()
-    for _ in range(3 * MOST_FAILED_ATTEMPTS):
+    for _ in range(3 * MAX_FAILED_ATTEMPTS):
         look(dispatcher)
         for job in cluster.active:
             cluster.status[job] = "FAILED"
-    assert len(cluster.status) == MOST_FAILED_ATTEMPTS
+    assert len(cluster.status) == MAX_FAILED_ATTEMPTS
     ended = yard.run(run)
     assert (ended["state"], ended["code"]) == ("failed", "job_failed")
     assert yard.charged(run)[0] == "released"
@@ -214,7 +214,7 @@ def test_a_refused_job_shows_the_reason_and_ends_its_run_after_a_day(
 def test_jobs_that_the_engine_refuses_or_never_starts_hold_up_no_others(
     yard: Yard, cluster: RayCluster, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher_module, "MOST_WAITING", 2)
+    monkeypatch.setattr(dispatcher_module, "MAX_WAITING", 2)
     certificate, began = yard.certify(), datetime.now(UTC)
     runs = [yard.request(certificate).json() for _ in range(5)]
     cluster.refused = {job_of(run) for run in runs[:2]}

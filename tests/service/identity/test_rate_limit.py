@@ -56,7 +56,7 @@ def test_who_waits_as_long_as_told_is_let_in(per_minute: int, burst: int) -> Non
 
 
 def test_buckets_are_apart_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limiter, "MOST_BUCKETS", 10)
+    monkeypatch.setattr(rate_limiter, "MAX_BUCKETS", 10)
     limits = RateLimiter(per_minute=1, at_once=1)
     for number in range(1000):
         assert limits.take(f"address:{number}", 0.0) == 0

@@ -26,7 +26,7 @@ from affidavit.certificate.log import (
 from affidavit.service.__main__ import main
 from affidavit.service.errors import SettingsError
 from affidavit.service.log.checkpoint_publisher import (
-    MOST_BYTES,
+    MAX_BYTES,
     CheckpointPublisher,
     FileDestination,
     PublishError,
@@ -112,7 +112,7 @@ def test_one_that_does_not_end_its_answer_delays_no_other(
     log: Log, tmp_path: Path, listening: Any
 ) -> None:
     """Nor does one that answers too much fill the memory."""
-    much, ended = b"x" * (MOST_BYTES + 1), threading.Event()
+    much, ended = b"x" * (MAX_BYTES + 1), threading.Event()
 
     def late(_body: bytes, _headers: Any) -> Answer:
         ended.wait(10)

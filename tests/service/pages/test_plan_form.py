@@ -14,7 +14,7 @@ from affidavit.plan import MalformedPlan, as_document, digest, load_yaml, parse_
 from affidavit.service.pages.new_plan import curl_of
 from affidavit.service.pages.plan_form import EXAMPLES as EXAMPLE_FORMS
 from affidavit.service.pages.plan_form import (
-    MOST_RELEASES,
+    MAX_RELEASES,
     START,
     PlanForm,
     fields,
@@ -99,9 +99,9 @@ def test_an_error_is_assigned_to_its_field_and_row() -> None:
 
 
 def test_unknown_fields_and_extra_rows_are_ignored() -> None:
-    form = PlanForm.of({"csrf": "x", "claim.epsilon": "1", f"releases.{MOST_RELEASES}.name": "a"})
+    form = PlanForm.of({"csrf": "x", "claim.epsilon": "1", f"releases.{MAX_RELEASES}.name": "a"})
     assert form.yaml == "version: 1\n"
-    assert PlanForm.of(START, more_releases=99).releases == MOST_RELEASES
+    assert PlanForm.of(START, more_releases=99).releases == MAX_RELEASES
 
 
 def test_null_steps_are_solved_for() -> None:

@@ -119,7 +119,7 @@ def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
     (event,) = events_of(ask(yard, run).text)
     assert event["id"] == "1-0"
     assert events_of(ask(yard, run, event["id"]).text) == []
-    monkeypatch.setattr(events, "MOST_WATCHERS", 0)
+    monkeypatch.setattr(events, "MAX_WATCHERS", 0)
     answer = ask(yard, run)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_watchers")
     assert answer.headers["retry-after"]
@@ -129,7 +129,7 @@ def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
 def test_one_caller_leaves_streams_for_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     run = yard.request(yard.certify()).json()["id"]
     watched = yard.client.app.state.services.run_events
-    monkeypatch.setattr(events, "MOST_WATCHERS_EACH", 2)
+    monkeypatch.setattr(events, "MAX_WATCHERS_EACH", 2)
 
     async def flood() -> None:
         streams = [watched.stream(run, events.EventId(), "ada") for _ in range(2)]
@@ -143,7 +143,7 @@ def test_one_caller_leaves_streams_for_others(yard: Yard, monkeypatch: pytest.Mo
         assert not watched.full_for("ada")
 
     asyncio.run(flood())
-    monkeypatch.setattr(events, "MOST_WATCHERS_EACH", 0)
+    monkeypatch.setattr(events, "MAX_WATCHERS_EACH", 0)
     answer = ask(yard, run)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_watchers")
 

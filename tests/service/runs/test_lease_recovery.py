@@ -23,7 +23,7 @@ from affidavit.service.identity.actor import CommandContext
 from affidavit.service.ledger import transitions
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.models import CompletionRequest
-from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
@@ -379,7 +379,7 @@ def test_a_run_that_is_given_back_is_given_up_when_nothing_comes_of_it(
     run, job = begun(yard)
     answer = yard.say(job, "fail", code="trainer_killed", message="x", again=True)
     assert answer.json()["state"] == "queued"
-    for attempt in range(2, MOST_FAILED_ATTEMPTS + 2):
+    for attempt in range(2, MAX_FAILED_ATTEMPTS + 2):
         job = yard.claim()
         yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
         if attempt == 2:  # this one gets further, and those before do not count any more

@@ -18,7 +18,7 @@ from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs.models import RunClaimRequest
-from affidavit.service.runs.queue import MOST_FAILED_ATTEMPTS, RunQueue
+from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS, RunQueue
 from tests.service.replay import replay
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.service.runs.records import Record
@@ -157,7 +157,7 @@ def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> No
 def test_a_lost_lease_gives_back_what_was_not_begun_and_charges_what_was(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate).json()
-    for fence in range(1, MOST_FAILED_ATTEMPTS + 1):
+    for fence in range(1, MAX_FAILED_ATTEMPTS + 1):
         zombie = yard.claim()
         assert zombie["fence"] == fence
         assert yard.later(61) == 1

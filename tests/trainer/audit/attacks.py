@@ -74,7 +74,7 @@ from tests.trainer.audit.transcripts import (
 Score = Callable[[Transcripts], Array]
 """From R runs to R numbers."""
 
-LEAST_VARIANCE = 1e-6
+MIN_VARIANCE = 1e-6
 """Of a matched filter, so that one without noise does not stop the arithmetic."""
 
 
@@ -104,7 +104,7 @@ def _likelihood(values: Array, std: float, probability: float, *, shift: float =
 
 def _measured(outside: Transcripts) -> Callable[[Transcripts, float], Array]:
     """The likelihood under the noise that each tensor's matched filter has in ``outside``."""
-    variance = outside.matched.var((0, 1)) + LEAST_VARIANCE
+    variance = outside.matched.var((0, 1)) + MIN_VARIANCE
     precision = 1 / variance
     std = float(precision.sum() ** -0.5)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from affidavit.trainer.noise.chacha import (
-    MOST_WORDS,
+    MAX_WORDS,
     derived_key,
     raw_words,
 )
@@ -115,7 +115,7 @@ def test_derived_keys_differ_by_key_and_purpose() -> None:
         ({"step": 2**64}, "must fit in 64 and 32 bits"),
         ({"tensor": 2**32}, "64 and 32 bits"),
         ({"count": -1}, "at most"),
-        ({"count": MOST_WORDS + 1}, "at most"),
+        ({"count": MAX_WORDS + 1}, "at most"),
         ({"block": 2**32, "count": 1}, "at most"),
     ],
 )
