@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate import StepRequirement
+from affidavit.certificate import Execution, StepRequirement
+from affidavit.plan import Plan, digest
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.ghost_norm import LinearFactors
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.noise.chacha import Ratchet
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
-from affidavit.trainer.run_config import RunConfig
+from affidavit.trainer.run_config import RunConfig, strategies_of
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.steps import sampling
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
@@ -126,3 +127,18 @@ def build_of(kind: type[TrainingState]) -> Any:
         return training
 
     return build
+
+
+def config_of(plan: Plan, size: int) -> RunConfig:
+    """``plan`` for as many records as there are, configured without a certificate."""
+    dataset = plan.dataset.model_copy(update={"size": size})
+    closed = plan.model_copy(update={"dataset": dataset})
+    execution = Execution.of(closed)
+    return RunConfig(
+        certificate_id="audit",
+        plan_digest=digest(closed),
+        plan=closed,
+        execution=execution,
+        strategies=strategies_of(execution),
+        guarantee={},
+    )

@@ -29,7 +29,6 @@ from affidavit.trainer.loop import train
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
 from tests.trainer.audit import faults
-from tests.trainer.audit.transcripts import config_of
 from tests.trainer.loop.made import KEY, bundle_of
 
 COUNT, RECORDS, STEPS = 400, 40, 120
@@ -66,7 +65,7 @@ def audited(kind: type[TrainingState], plan: Plan = PLAN) -> Audit:
     model = AuditedModel(mlp("64,seed=1,blocks=all", few))
     key = derived_key(canaries.nonce, "run")
     keys = RunKeys(lots=key, probes=key)
-    training = faults.build_of(kind)(config_of(plan, len(data)), model, data, keys)
+    training = faults.build_of(kind)(faults.config_of(plan, len(data)), model, data, keys)
     ratchet = Ratchet(key)
     for step in range(plan.phases[0].steps or 0):
         training.step(step, ratchet, lambda _: None)

@@ -8,6 +8,7 @@ canary has a training of its own; as these share no record, they are together on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import hadamard
-from scipy.stats import binom
+from scipy.stats import beta, binom
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -31,8 +32,7 @@ from affidavit.trainer.adapters import Batch, Group
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.steps.sampling import LotSampler
 from affidavit.trainer.steps.training_state import RunKeys, TrainingState
-from tests.trainer.audit import attacks, faults
-from tests.trainer.audit.transcripts import config_of
+from tests.trainer.audit import faults
 
 HIDDEN, FEATURES, CLIP, RATE = 15, 64, 0.5, 1e-3
 CANCELLING = 64.0
@@ -151,7 +151,8 @@ def released(
     plan: Plan, adapter: Adapter, data: Records, kind: type[TrainingState], key: bytes
 ) -> list[Sums]:
     """The noisy sums of a run's steps, as whoever has all iterates computes them."""
-    config, keys = config_of(plan, len(data)), RunKeys(lots=derived_key(key, "lots"), probes=key)
+    config = faults.config_of(plan, len(data))
+    keys = RunKeys(lots=derived_key(key, "lots"), probes=key)
     drawn, ratchet, before = LotSampler.of, Ratchet(key), _copied(adapter)
     result = []
     with pytest.MonkeyPatch.context() as patch:
@@ -328,10 +329,39 @@ def displaced(kind: type[TrainingState]) -> Audit:
     return audit_canaries(canaries, scores, delta=0.5)
 
 
+def independent_epsilon(right: int, runs: int, *, delta: float, alarm: float) -> float:
+    """The lower bound on ε, in nats, if ``right`` of ``runs`` independent guesses are right.
+
+    (ε, δ)-DP allows at most the rate (e^ε + δ) / (e^ε + 1). The bound on the rate is Clopper and
+    Pearson's (Biometrika 26 (1934) 404), which fails with probability at most ``alarm``.
+    """
+    if right <= runs / 2 + 1:
+        return 0.0
+    rate = float(beta.ppf(alarm, right, runs - right + 1))
+    return math.log(max(1.0, (rate - delta) / (1 - rate)))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.05), (2.0, 0.01)])
+@pytest.mark.parametrize("alarm", [0.05, 1e-5])
+def test_a_true_claim_is_falsified_no_more_often_than_stated(
+    epsilon: float, delta: float, alarm: float
+) -> None:
+    """Over the worst mechanisms, those with P(S) = e^ε P'(S) + δ, computed exactly."""
+    runs, counts = 60, np.arange(31)
+    wrong = [
+        independent_epsilon(right, runs, delta=delta, alarm=alarm) > epsilon
+        for right in range(runs + 1)
+    ]
+    for outside in np.linspace(0, (1 - delta) / (math.exp(epsilon) + 1), 7):
+        inside = math.exp(epsilon) * outside + delta
+        right = np.convolve(binom.pmf(counts, 30, inside), binom.pmf(counts, 30, 1 - outside))
+        assert float(right[wrong].sum()) <= alarm
+
+
 def of_separate_trainings(result: Audit) -> float:
-    """The bound where trainings share nothing, so that right guesses are independent."""
+    """The bound for trainings that share nothing, so that right guesses are independent."""
     alarm = 1 - result.confidence
-    return attacks.lower_epsilon(result.right, result.guesses, delta=result.delta, alarm=alarm)
+    return independent_epsilon(result.right, result.guesses, delta=result.delta, alarm=alarm)
 
 
 @pytest.mark.soak
