@@ -136,11 +136,6 @@ class Assessment:
     groups: tuple[GroupBound, ...] = ()
 
     @property
-    def sought_proof(self) -> bool:
-        """Whether a proof was searched for."""
-        return self.proof is not None or self.proof_problem is not None
-
-    @property
     def epsilon_text(self) -> str | None:
         """The proved upper bound of ε, rounded up; None if nothing is proved."""
         if self.epsilon is None or self.verdict in ("refused", "undecided"):

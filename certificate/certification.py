@@ -43,10 +43,10 @@ from affidavit.accountants import (
     narrowest,
     search_witness,
 )
+from affidavit.certificate import plan_summary
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.calibration import Solver, lower_open
-from affidavit.certificate.summary import plan_summary
-from affidavit.certificate.summary.utility_estimates import figures_of, warnings_of
+from affidavit.certificate.utility_estimates import figures_of, warnings_of
 from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
 

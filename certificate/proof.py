@@ -54,7 +54,6 @@ from affidavit.accountants import (
 )
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
 from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier, pair_of
@@ -122,14 +121,7 @@ def _provable(assessment: Assessment) -> Assessment:
 
 
 def _with_own_proof(assessment: Assessment) -> Assessment:
-    stated = statement(
-        assessment,
-        requester="",
-        issued_at=datetime.now(UTC),
-        untrusted=False,
-        approvals=NONE_NEEDED,
-        under=AS_PROVED,
-    )
+    stated = statement(assessment, requester="", issued_at=datetime.now(UTC), untrusted=False)
     try:
         return replace(assessment, proof=proof_document(stated["predicate"]))
     except Unproved as failure:

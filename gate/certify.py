@@ -17,7 +17,13 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate.keys.signers import own_signing_key
-from affidavit.certificate.policy import BUILT_IN, MAX_RECORDS, judge, lacks, with_requirements
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    MAX_RECORDS,
+    judge,
+    lacks_requirements,
+    with_requirements,
+)
 from affidavit.gate.console import (
     fail,
     out,
@@ -83,7 +89,7 @@ def certify(
     if prove:
         with working("searching for a proof"):
             result = with_proof(result)
-    if lacks(result, rules):
+    if lacks_requirements(result, rules):
         with working("proving what the policy requires"):
             result = with_requirements(result, rules)
     if prove and (problem := result.proof_problem) is not None:

@@ -86,7 +86,7 @@ def epsilon_over_steps(answer: Certification) -> list[tuple[int, float]]:
         return []
     plan, total = answer.plan, answer.steps
     last = (total, whole.upper)
-    divisible = len(plan.phases) == 1 and Execution.of(plan).steps_stand_alone
+    divisible = len(plan.phases) == 1 and Execution.of(plan).has_independent_steps
     if not divisible or plan.extra or plan.phases[0].clip_schedule is not None:
         return [last]
     steps = sorted({-(-total * part // POINTS) for part in range(1, POINTS)} - {total})

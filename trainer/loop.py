@@ -421,7 +421,7 @@ def _require_going_on(run_log: RunLog) -> None:
 def _require_anew(config: RunConfig, charged: int) -> None:
     """Raise unless a run of which others may have charged steps may be begun once more."""
     _require_certified(config, charged)
-    if charged and not config.execution.steps_stand_alone:
+    if charged and not config.execution.has_independent_steps:
         raise RunFailure(
             "not_anew",
             f"{charged} steps were charged elsewhere, and under this plan's lots or noise the run "

@@ -10,8 +10,8 @@ from .document import sign_document as sign_document
 from .evaluation import AS_PROVED as AS_PROVED
 from .evaluation import PolicyEvaluation as PolicyEvaluation
 from .evaluation import judge as judge
-from .requirements import lacks as lacks
-from .requirements import with_requirements as with_requirements
+from .evaluation import lacks_requirements as lacks_requirements
+from .evaluation import with_requirements as with_requirements
 from .rules import WAIVABLE as WAIVABLE
 from .rules import Budget as Budget
 from .rules import PolicyFacts as PolicyFacts

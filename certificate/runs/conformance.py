@@ -55,7 +55,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from affidavit.certificate.runs.clip_adaptation import ClipAdaptation
 from affidavit.certificate.runs.hyperparameter_search import selection_of
 from affidavit.certificate.runs.run_record import (
     START,
@@ -67,7 +66,12 @@ from affidavit.certificate.runs.run_record import (
     is_guarded,
     is_number,
 )
-from affidavit.certificate.runs.step_requirements import Execution, StepRequirement, certified_plan
+from affidavit.certificate.runs.step_requirements import (
+    ClipAdaptation,
+    Execution,
+    StepRequirement,
+    certified_plan,
+)
 from affidavit.plan import Plan, canonical_json, digest_of
 
 FOLLOWED = 1e-9

@@ -43,9 +43,9 @@ from affidavit.accountants import (
     parts,
 )
 from affidavit.accountants.privacy_filter import UNIT, Cost, Steps, divergences
+from affidavit.certificate import plan_summary
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, ReferenceLine
-from affidavit.certificate.summary import plan_summary
 from affidavit.mechanisms import Lowered, LoweredPhase
 from affidavit.plan import Composed, Event, Plan
 

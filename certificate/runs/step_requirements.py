@@ -1,13 +1,14 @@
 """The parameters that a certificate requires of every step of its run, as plain numbers.
 
 A plan may leave its noise, steps, lot size or sampling probability to be solved for. The
-certificate carries the plan as requested and, beside it, the solution; ``certified_plan`` joins
-the two. A trainer runs this plan and no other.
+certificate contains the plan as requested and the solution; ``certified_plan`` joins the two. A
+trainer runs this plan and no other.
 
 ``Execution`` lists the steps of that plan: for each its phase, the clip norm and the standard
-deviation of the noise (on the sum) of every release, and the divisor. A trainer compares itself
-with it before it starts, and a run record is checked against it afterwards. A clip schedule
-changes the clip norm of a step and leaves the noise as it is.
+deviation of the noise (on the sum) of every release, and the divisor. A trainer compares its
+settings with it before it starts, and a run record is checked against it afterwards. A clip
+schedule changes the clip norm of a step and leaves the noise as it is; ``ClipAdaptation`` computes
+clip norms that follow a quantile of the records' norms.
 
 Guarantees
     * Solved noise is the ``required`` multiplier, digit for digit as signed.
@@ -27,14 +28,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
-from affidavit.plan import CodedError, Phase, Plan, Release, plan_from, schedule
+from affidavit.plan import ClippingQuantile, CodedError, Phase, Plan, Release, plan_from, schedule
 
 STEP_OBLIGATIONS = frozenset(
     {
@@ -52,12 +54,12 @@ STEP_OBLIGATIONS = frozenset(
         "clip_by_the_schedule",
     }
 )
-"""Obligations that any loop meets whose releases are clipped, summed and noised."""
+"""The obligations that a training loop meets by clipping, summing and adding noise as required."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRequirement:
-    """One step: its phase, its place in it, and its public privacy parameters by release.
+    """One step: its phase, its index in the phase, and its public privacy parameters by release.
 
     ``clip_norm`` is in l2, ``noise_std`` on the sum, and ``divisor`` B, an exact fraction as text.
     """
@@ -78,21 +80,21 @@ class Execution:
 
     @classmethod
     def of(cls, plan: Plan) -> Execution:
-        """Raises ``ValueError`` for a plan that leaves something open."""
-        lengths = tuple(_length(plan, phase) for phase in plan.phases)
+        """Return the execution of ``plan``; raises ``ValueError`` if the plan has unknowns."""
+        lengths = tuple(_phase_steps(plan, phase) for phase in plan.phases)
         return cls(plan=plan, lengths=lengths)
 
     @property
     def steps(self) -> int:
-        """T, of all phases together."""
+        """T, the steps of all phases together."""
         return sum(self.lengths)
 
     @property
-    def steps_stand_alone(self) -> bool:
-        """Whether each step is a mechanism of its own, on a lot and with noise of its own.
+    def has_independent_steps(self) -> bool:
+        """Whether each step is a mechanism of its own, with its own lot and noise.
 
-        Then steps of two runs that share no step's number cost together what those of one cost.
-        Lots that outlast a step, correlated noise and an error that is fed back bind steps.
+        Then two runs that share no step number cost together as much as one. Lots kept for several
+        steps, correlated noise and error feedback make steps dependent.
         """
         return self.plan.optimizer.name != "dp_dice" and all(
             phase.sampling.scheme == "poisson" and phase.noise.kind == "independent"
@@ -100,7 +102,7 @@ class Execution:
         )
 
     def at(self, step: int) -> StepRequirement:
-        """The requirement of ``step``; raises ``IndexError`` beyond the plan."""
+        """Return the requirement of ``step``; raises ``IndexError`` beyond the plan."""
         ends = list(accumulate(self.lengths))
         if not 0 <= step < self.steps:
             raise IndexError(f"the plan has {self.steps} steps; there is no step {step}")
@@ -117,29 +119,29 @@ class Execution:
         )
 
     def phases(self) -> list[dict[str, Any]]:
-        """Every phase in the words of a run record."""
+        """Return every phase as a run record describes it."""
         return [
-            _described(self.plan, phase, steps)
+            _phase_document(self.plan, phase, steps)
             for phase, steps in zip(self.plan.phases, self.lengths, strict=True)
         ]
 
 
 def noise_std(release: Release, clip_norm: float | None = None) -> float:
-    """σ_g C_g of the noise on the sum, rounded up; raises ``ValueError`` where it is open.
+    """Return σ_g C_g of the noise on the sum, rounded up; raises ``ValueError`` if it is unknown.
 
-    C_g is the release's own ``clip_norm`` where none is named.
+    C_g is ``clip_norm``, by default the release's own.
     """
     return std_of(noise_multiplier(release), clip_norm or release.clip_norm)
 
 
 def std_of(noise_multiplier: float | Fraction, clip_norm: float) -> float:
-    """σC, rounded up, so that equal factors have equal products."""
+    """Return σC, rounded up, so that equal factors have equal products."""
     exact = Fraction(noise_multiplier) * Fraction(clip_norm)
     nearest = float(exact)
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
-def _length(plan: Plan, phase: Phase) -> int:
+def _phase_steps(plan: Plan, phase: Phase) -> int:
     result = schedule.steps(plan, phase)
     if result is None or any(not release.has_noise for release in phase.releases):
         raise ValueError("the plan leaves its steps or its noise open")
@@ -148,7 +150,7 @@ def _length(plan: Plan, phase: Phase) -> int:
     return result
 
 
-def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
+def _phase_document(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
     sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
     return {
         "steps": steps,
@@ -170,11 +172,11 @@ def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
 
 
 class PlanNotClosed(ValueError):
-    """The certificate lacks what its plan left open, so it allows no run."""
+    """The certificate lacks the solution of its plan's unknowns, so it allows no run."""
 
 
 def certified_plan(predicate: dict[str, Any]) -> Plan:
-    """The closed plan of a certificate's predicate.
+    """Return the closed plan of a certificate's predicate.
 
     Raises ``PlanNotClosed``, and ``MalformedPlan`` for a plan of another schema.
     """
@@ -191,13 +193,13 @@ def certified_plan(predicate: dict[str, Any]) -> Plan:
             plan = _with_noise(plan, predicate["noise_multiplier"]["releases"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PlanNotClosed(
-            f"the certificate does not say what its plan left open ({error})"
+            f"the certificate lacks the solution of its plan's unknowns ({error})"
         ) from None
     return plan
 
 
 def closed_plan(assessment: Assessment) -> Plan:
-    """The plan of ``assessment`` with what it left open as certified; raises ``PlanNotClosed``."""
+    """Return the plan of ``assessment`` with its solution; raises ``PlanNotClosed``."""
     return certified_plan(
         {
             "plan": assessment.plan,
@@ -219,15 +221,15 @@ def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:
 
 
 class NotTrainable(CodedError):
-    """A certificate that allows no run."""
+    """The certificate allows no run."""
 
 
 def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) -> Execution:
-    """The execution that a verified certificate allows a trainer which fulfils ``fulfilled``.
+    """Return the execution that a verified certificate allows a trainer.
 
-    Raises ``NotTrainable`` for a verdict other than certified, an obligation that is not in
-    ``fulfilled``, and a plan that the certificate does not close; ``PlanError`` for a plan of
-    another schema.
+    ``fulfilled`` are the codes of the obligations that the trainer meets. Raises ``NotTrainable``
+    for a verdict other than certified, an obligation that is not in ``fulfilled``, and a plan that
+    the certificate does not close; ``PlanError`` for a plan of another schema.
     """
     verdict = predicate["verdict"]
     if verdict != "certified" or not predicate.get("guarantee"):
@@ -251,3 +253,129 @@ def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) ->
         raise NotTrainable(
             "open_plan", f"the plan cannot be executed: {error}.", "Certify the plan again."
         ) from None
+
+
+# ---- adaptive clip norms ----------------------------------------------------------------
+
+QUANTILE, LEARNING_RATE = 0.5, 0.2
+"""γ and η if the plan gives none, as in the paper."""
+MAX_CLIP_NORM_RATIO = 1e6
+"""The most by which a clip norm may grow or shrink."""
+
+FLAT = "all"
+"""The one block of flat clipping."""
+
+
+def block_name(release: str, place: int) -> str:
+    """Return the name of one block of a release."""
+    return f"{release}[{place}]"
+
+
+@dataclass(kw_only=True, slots=True)
+class ClipAdaptation:
+    """Adaptive clip norms, which follow a quantile of the records' norms by noisy counts.
+
+    A plan with an ``adaptive_clipping_quantile`` releases at every step, for every block b, how
+    many records of the lot have a norm of at most C_b(t), each as +1/2 or -1/2, with noise. Then
+
+        C_b(t+1) = C_b(t) · exp(-η (s_b(t) / B + 1/2 - γ)),
+
+    where s_b is the noisy sum, B the divisor of the step, γ the quantile and η the learning rate.
+    The noise of a block is its multiplier times C_b(t). All of it follows from released values, so
+    that a run record can be checked against it.
+
+    ``factors`` is C_b(t) over C_b(0), by block. ``blocks`` maps every name for which a run record
+    gives a clip norm to its block: a block itself, or a release under flat clipping.
+
+    >>> from affidavit.plan import plan_from
+    >>> plan = plan_from({"version": 1, "adjacency": "add_remove", "steps": 3,
+    ...     "dataset": {"size": 90}, "target": {"delta": 1e-5},
+    ...     "sampling": {"scheme": "poisson", "lot_size": 9},
+    ...     "releases": [{"name": "all", "clip_norm": 0.5, "noise_multiplier": 4}],
+    ...     "extra": [{"kind": "adaptive_clipping_quantile", "name": "clip", "noise_std": 1}]})
+    >>> adaptation, execution = ClipAdaptation.of(plan), Execution.of(plan)
+    >>> adaptation.at(execution.at(0)).noise_std
+    {'all[0]': 2.0}
+    >>> adaptation.follow({"all[0]": -4.5}, execution.at(0))  # no norm is within: C grows
+    >>> round(adaptation.at(execution.at(1)).clip_norm["all[0]"], 4)
+    0.5526
+
+    Reference: Andrew, Thakkar, McMahan and Ramaswamy, arXiv:1905.03871, Algorithm 1.
+    """
+
+    plan: Plan
+    event: ClippingQuantile
+    blocks: dict[str, str]
+    releases: dict[str, str]
+    factors: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> ClipAdaptation | None:
+        """Return the adaptation of ``plan``, or None if its clip norms are fixed.
+
+        Raises ``ValueError`` unless the plan has one count for each clip norm.
+        """
+        events = [event for event in plan.extra if isinstance(event, ClippingQuantile)]
+        if not events:
+            return None
+        phase = plan.phases[0]
+        releases = {
+            name: release.name
+            for release in phase.releases
+            for name in (
+                [release.name]
+                if phase.clipping == "flat"
+                else [block_name(release.name, place) for place in range(release.count)]
+            )
+        }
+        blocks = {name: FLAT if phase.clipping == "flat" else name for name in releases}
+        needed = len(set(blocks.values()))
+        if len(events) > 1 or events[0].count != needed:
+            raise ValueError(
+                f"{sum(event.count for event in events)} counts steer the {needed} clip norms of "
+                f"the plan. Give one adaptive_clipping_quantile with count: {needed}"
+            )
+        if any(item.clip_schedule is not None for item in plan.phases):
+            raise ValueError(
+                "adaptive clip norms cannot follow a schedule. Remove clip_schedule or "
+                "adaptive_clipping_quantile"
+            )
+        return cls(
+            plan=plan,
+            event=events[0],
+            blocks=blocks,
+            releases=releases,
+            factors=dict.fromkeys(blocks.values(), 1.0),
+        )
+
+    def at(self, required: StepRequirement) -> StepRequirement:
+        """Return ``required`` with the current clip norms and the noise that they need."""
+        norms = {
+            name: self._release(name, required).clip_norm * self.factors[block]
+            for name, block in self.blocks.items()
+        }
+        return replace(
+            required,
+            clip_norm=norms,
+            noise_std={name: self.noise_for(name, norm, required) for name, norm in norms.items()},
+        )
+
+    def noise_for(self, name: str, clip_norm: float, required: StepRequirement) -> float:
+        """Return the least standard deviation of the noise at ``clip_norm``, rounded up."""
+        return noise_std(self._release(name, required), clip_norm)
+
+    def _release(self, name: str, required: StepRequirement) -> Release:
+        releases = self.plan.phases[required.phase].releases
+        (release,) = (item for item in releases if item.name == self.releases[name])
+        return release
+
+    def follow(self, sums: Mapping[str, float], required: StepRequirement) -> None:
+        """Update the clip norms by the noisy ``sums`` of a step, by block, in records."""
+        quantile = QUANTILE if self.event.quantile is None else self.event.quantile
+        rate = self.event.learning_rate or LEARNING_RATE
+        divisor = float(Fraction(required.divisor))
+        for block, before in self.factors.items():
+            # Larger exponents could overflow; the factor ends at its bound either way.
+            exponent = max(-50.0, min(50.0, rate * (sums[block] / divisor + 0.5 - quantile)))
+            factor = before * math.exp(-exponent)
+            self.factors[block] = min(MAX_CLIP_NORM_RATIO, max(1 / MAX_CLIP_NORM_RATIO, factor))

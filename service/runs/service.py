@@ -396,7 +396,7 @@ def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
 
 def _steps_stand_alone(predicate: dict[str, Any]) -> bool:
     try:
-        return Execution.of(certified_plan(predicate)).steps_stand_alone
+        return Execution.of(certified_plan(predicate)).has_independent_steps
     except (PlanNotClosed, ValueError):
         return False
 

@@ -31,7 +31,13 @@ from affidavit.certificate import (
     path_trials,
 )
 from affidavit.certificate.charts import Chart
-from affidavit.certificate.policy import Policy, PolicyEvaluation, judge, lacks, with_requirements
+from affidavit.certificate.policy import (
+    Policy,
+    PolicyEvaluation,
+    judge,
+    lacks_requirements,
+    with_requirements,
+)
 from affidavit.importers import LIBRARIES, Partial, imported, imported_document
 from affidavit.plan import MalformedPlan, Plan, Reason, digest, load_json, load_yaml, plan_from
 from affidavit.service.concurrency import ComputationCache
@@ -109,7 +115,7 @@ class PreviewPlan:
         policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
-        if lacks(assessment, policy):
+        if lacks_requirements(assessment, policy):
             assessment = await self._cache(
                 f"{policy.digest()} {digest(plan)}",
                 lambda: self._pool.run(with_requirements, assessment, policy),

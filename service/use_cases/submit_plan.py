@@ -31,7 +31,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Assessment, SigningPort
-from affidavit.certificate.policy import Waiver, judge, lacks, with_requirements
+from affidavit.certificate.policy import Waiver, judge, lacks_requirements, with_requirements
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificate_store import (
     CertificateStore,
@@ -251,7 +251,7 @@ class SubmitPlan:
     ) -> Submission:
         """Account, judge, sign and store, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(certification.plan)
-        if lacks(assessment, certification.policy):
+        if lacks_requirements(assessment, certification.policy):
             assessment = await self._pool.run(with_requirements, assessment, certification.policy)
         ledger = await self._position(certification.plan, assessment)
         async with another_turn():
@@ -311,7 +311,7 @@ class SubmitPlan:
                     job.certification.requester,
                     job.certification.team,
                 )
-                if lacks(job.assessment, requested.policy):
+                if lacks_requirements(job.assessment, requested.policy):
                     raise TooBusy from None
                 # Whoever had one issued again did not decide about that of other rules.
                 job = replace(job, certification=requested, is_stale=self._is_stale)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.summary.utility_estimates import figures_of
+from affidavit.certificate.utility_estimates import figures_of
 from affidavit.plan import plan_from
 
 MOST = 2**53 - 1

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.certificate.charts.chart import LARGEST, Axis, Scale, is_shown, power_of_ten, text_of
+from affidavit.certificate.charts import (
+    MAX_SHOWN_VALUE,
+    Axis,
+    Scale,
+    is_shown,
+    power_of_ten,
+    text_of,
+)
 
 LINEAR, LOG = Axis(label="ε"), Axis(label="δ", scale="log")
 numbers = st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-9)
@@ -43,11 +50,11 @@ def test_the_ends_are_around_all_values_and_ticks_are_even(
     values: list[float],
 ) -> None:
     scale = Scale.over(LINEAR, values, start=0, end=100)
-    assert all(scale.holds(value) for value in values)
+    assert all(scale.contains(value) for value in values)
     assert all(-1e-6 <= scale.position(value) <= 100 + 1e-6 for value in values)
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 8
-    assert all(scale.holds(tick.value) for tick in ticks)
+    assert all(scale.contains(tick.value) for tick in ticks)
     gaps = [after.value - before.value for before, after in itertools.pairwise(ticks)]
     assert gaps == pytest.approx([gaps[0]] * len(gaps), rel=1e-6)
     assert ticks[0].value - scale.low < gaps[0]
@@ -58,29 +65,29 @@ def test_the_ends_are_around_all_values_and_ticks_are_even(
 def test_decades_around_all_values_of_a_logarithm(exponents: list[float]) -> None:
     values = [10.0**exponent for exponent in exponents]
     scale = Scale.over(LOG, values, start=50, end=0)
-    assert all(scale.holds(value) for value in values)
+    assert all(scale.contains(value) for value in values)
     for end in (scale.low, scale.high):
         assert math.log10(end) == pytest.approx(round(math.log10(end)), abs=1e-9)
     assert scale.position(scale.low) == pytest.approx(50)
     assert scale.position(math.sqrt(scale.low * scale.high)) == pytest.approx(25)
-    assert all(scale.holds(tick.value) for tick in scale.ticks())
+    assert all(scale.contains(tick.value) for tick in scale.ticks())
     assert 1 <= len(scale.ticks()) <= 8
 
 
 def test_what_an_axis_says_of_its_ends_holds() -> None:
     scale = Scale.over(Axis(label="x", low=0.25, high=7.3), [3.0], start=0, end=1)
     assert (scale.low, scale.high) == (0.25, 7.3)
-    assert not scale.holds(7.4)
-    assert not scale.holds(0.2)
+    assert not scale.contains(7.4)
+    assert not scale.contains(0.2)
 
 
 def test_what_no_axis_has_a_place_for_is_not_shown() -> None:
     assert is_shown(LINEAR, 0.0)
     assert not is_shown(LOG, 0.0)
-    assert is_shown(LOG, 1 / LARGEST)
-    assert not is_shown(LOG, 0.5 / LARGEST)
-    assert not is_shown(LINEAR, 2 * LARGEST)
-    assert is_shown(LINEAR, LARGEST)
+    assert is_shown(LOG, 1 / MAX_SHOWN_VALUE)
+    assert not is_shown(LOG, 0.5 / MAX_SHOWN_VALUE)
+    assert not is_shown(LINEAR, 2 * MAX_SHOWN_VALUE)
+    assert is_shown(LINEAR, MAX_SHOWN_VALUE)
 
 
 def test_far_outside_is_as_good_as_just_outside() -> None:
@@ -100,6 +107,6 @@ def test_a_single_value_has_a_scale_around_it() -> None:
     for value in (0.0, 5.0, -3.0, 1e-12):
         scale = Scale.over(LINEAR, [value], start=0, end=1)
         assert scale.low < scale.high
-        assert scale.holds(value)
+        assert scale.contains(value)
     assert Scale.over(LOG, [1e-3], start=0, end=1).low < 1e-3
-    assert Scale.over(LOG, [], start=0, end=1).holds(1.0)
+    assert Scale.over(LOG, [], start=0, end=1).contains(1.0)

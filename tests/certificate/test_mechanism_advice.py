@@ -13,8 +13,8 @@ import pytest
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.comparison.mechanism_advice import Advice, advise
-from affidavit.certificate.comparison.strategy_comparison import (
+from affidavit.certificate.mechanism_advice import Advice, advise
+from affidavit.certificate.strategy_comparison import (
     INDEPENDENT,
     MechanismCost,
     StrategyComparison,

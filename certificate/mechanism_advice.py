@@ -20,7 +20,7 @@ from typing import Any
 from affidavit.certificate.assessment import ReleaseNoise
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
-from affidavit.certificate.comparison.strategy_comparison import (
+from affidavit.certificate.strategy_comparison import (
     INDEPENDENT,
     MechanismCost,
     Progress,

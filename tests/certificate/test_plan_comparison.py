@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from affidavit.certificate.assessment import Confidence
 from affidavit.certificate.certification import certify
-from affidavit.certificate.comparison.plan_comparison import (
+from affidavit.certificate.plan_comparison import (
     compare_plans,
     comparison_of,
 )

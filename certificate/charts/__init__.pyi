@@ -1,9 +1,0 @@
-from .chart import Axis as Axis
-from .chart import Band as Band
-from .chart import Chart as Chart
-from .chart import Dots as Dots
-from .chart import Line as Line
-from .chart import Mark as Mark
-from .chart import ReferenceLine as ReferenceLine
-from .drawing import draw as draw
-from .drawing import draw_panels as draw_panels
