@@ -21,7 +21,7 @@ from importlib.metadata import version
 
 from affidavit import __version__
 from affidavit.accountants.protocol import Accountant, AccountantError, PrivacyCurve, Sampling
-from affidavit.plan import Event, extension, installed
+from affidavit.plan import Event, installed_extensions, load_extension
 
 OURS = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
@@ -58,7 +58,7 @@ _PLACES = {
     "rdp": (RDP, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
-_INSTALLED = tuple(sorted(installed("affidavit.accountants").keys() - _PLACES.keys()))
+_INSTALLED = tuple(sorted(installed_extensions("affidavit.accountants").keys() - _PLACES.keys()))
 NAMES = (*_PLACES, *_INSTALLED)
 """Every engine, in order of preference."""
 SOLVERS = (
@@ -84,7 +84,7 @@ for balls in bins, which nobody else's reaches, those of another method."""
 def accountant(name: str) -> Accountant:
     """The engine called ``name``; raises ``KeyError`` for a name that is not in ``NAMES``."""
     if name in _INSTALLED:
-        engine_class = extension("affidavit.accountants", name)
+        engine_class = load_extension("affidavit.accountants", name)
     else:
         _, module, kind = _PLACES[name]
         engine_class = getattr(import_module(module), kind)
@@ -113,6 +113,6 @@ def versions() -> list[dict[str, str]]:
 
 
 def _installed_version(name: str) -> str:
-    package = installed("affidavit.accountants")[name].dist
+    package = installed_extensions("affidavit.accountants")[name].dist
     assert package is not None  # entry points of installed packages have one
     return f"{package.name} {package.version}"

@@ -35,11 +35,11 @@ from affidavit.accountants import (
 from affidavit.mechanisms import (
     Lowered,
     lower,
-    rescaled,
-    stand_in,
     with_lot_size,
     with_noise,
+    with_placeholder_sampling,
     with_probability,
+    with_scaled_noise,
     with_steps,
 )
 from affidavit.plan import Event, Plan, RefusedPlan, alternatives, schedule
@@ -56,7 +56,7 @@ def lower_open(plan: Plan) -> Lowered:
     What may be claimed of a plan, and what it obliges its trainer to, does not depend on
     the size of its lots. Raises ``RefusedPlan``.
     """
-    return replace(lower(stand_in(plan)), plan=plan)
+    return replace(lower(with_placeholder_sampling(plan)), plan=plan)
 
 
 def _attacks(closed: Lowered) -> tuple[Counted, ...]:
@@ -173,7 +173,10 @@ class Solver:
         same run then requires the same noise, whatever noise its plan gives.
         """
         unit = self.lowered.phases[0].joint or 1.0
-        return self._least_scale(lambda plan, joint: rescaled(plan, joint / unit), unit) / unit
+        return (
+            self._least_scale(lambda plan, joint: with_scaled_noise(plan, joint / unit), unit)
+            / unit
+        )
 
     def _least_scale(self, close: Callable[[Plan, float], Plan], unit: float = 1.0) -> float:
         guess = self._guess(lambda scale: self.lowered.event(scale=scale / unit))

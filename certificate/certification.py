@@ -48,7 +48,7 @@ from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.utility_estimates import figures_of, warnings_of
 from affidavit.mechanisms import Lowered, obligations_of
-from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
+from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exact_fraction
 
 AGREEMENT = 1e-3
 """How far a second opinion may lie from the first, relative to it."""
@@ -434,9 +434,9 @@ def _unproved(assessment: Assessment, answer: _Answer) -> Reason:
 
 def _require_small_delta(plan: Plan, delta: float) -> None:
     size = plan.dataset.size
-    if size is None or plan.allow_large_delta is not None or exactly(delta) * size < 1:
+    if size is None or plan.allow_large_delta is not None or exact_fraction(delta) * size < 1:
         return
-    raise RefusedPlan.because(
+    raise RefusedPlan.with_reason(
         code="large_delta",
         pointer="/target/delta",
         message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "

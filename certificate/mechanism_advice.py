@@ -284,4 +284,6 @@ def _bench(plan: Plan, progress: Progress) -> _Bench:
 
 
 def _missing(pointer: str, message: str, remedy: str) -> RefusedPlan:
-    return RefusedPlan.because(code="no_budget", pointer=pointer, message=message, remedy=remedy)
+    return RefusedPlan.with_reason(
+        code="no_budget", pointer=pointer, message=message, remedy=remedy
+    )

@@ -44,10 +44,10 @@ from affidavit.plan import (
     MalformedPlan,
     Plan,
     Reason,
-    changed,
-    changes,
+    apply_changes,
     digest,
-    steps_between,
+    find_changes,
+    split_into_steps,
 )
 
 SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
@@ -236,12 +236,12 @@ class ChangeTrial:
 
 def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
     """Every change between two plans, made alone to the first; nothing is accounted yet."""
-    return tuple(_trial(first, change) for change in changes(first, second))
+    return tuple(_trial(first, change) for change in find_changes(first, second))
 
 
 def path_trials(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
     """The plans of the attribution between the two, each with the changes that lead to it."""
-    return steps_between(first, second)[:-1]
+    return split_into_steps(first, second)[:-1]
 
 
 def comparison_of(
@@ -252,7 +252,7 @@ def comparison_of(
 ) -> PlanComparison:
     """The comparison, from the assessments of both plans, each trial's plan and ``path``'s."""
     alone = tuple(_alone(first, *item) for item in tried)
-    effective = [item.change for item in alone if not item.change.is_words]
+    effective = [item.change for item in alone if not item.change.is_text_only]
     contributions: tuple[Contribution, ...] = ()
     if effective and not obstacles(first, second):
         contributions = tuple(_contributions(first, second, effective, path))
@@ -361,10 +361,10 @@ def _unproved(which: str, assessment: Assessment) -> Reason:
 
 
 def _trial(first: Plan, change: Change) -> ChangeTrial:
-    if change.is_words:
+    if change.is_text_only:
         return ChangeTrial(change=change, plan=None)
     try:
-        return ChangeTrial(change=change, plan=changed(first, change))
+        return ChangeTrial(change=change, plan=apply_changes(first, change))
     except MalformedPlan as error:
         return ChangeTrial(change=change, plan=None, reasons=error.reasons)
 

@@ -16,11 +16,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from affidavit.certificate.assessment import Caveat, ReleaseNoise
-from affidavit.mechanisms import Lowered, jointly, noise_energy, noise_multiplier, scaled_noise
-from affidavit.plan import ONE_LOT_AN_EPOCH, Phase, Plan, lots_per_epoch
+from affidavit.mechanisms import (
+    Lowered,
+    add_same_lot_blocks,
+    noise_energy,
+    noise_multiplier,
+    scaled_noise,
+)
+from affidavit.plan import ONE_LOT_PER_EPOCH, Phase, Plan, lots_per_epoch
 
 if TYPE_CHECKING:
-    from affidavit.mechanisms import LoweredPhase, Streamed
+    from affidavit.mechanisms import CorrelatedRun, LoweredPhase
     from affidavit.mechanisms.strategies import Strategy, Workload
 
 MAX_COEFFICIENTS = 64
@@ -31,7 +37,7 @@ def joint_of(lowered: Lowered) -> float | None:
     """Return σ_joint of a step, or None if the phases differ; arXiv:2605.12994v1, Theorem 2.1."""
     joints = {phase.joint for phase in lowered.phases}
     joint = joints.pop() if len(joints) == 1 else None
-    return None if joint is None else jointly(joint, lowered.extra.same_lot)
+    return None if joint is None else add_same_lot_blocks(joint, lowered.extra.same_lot_multipliers)
 
 
 def releases_of(
@@ -73,7 +79,7 @@ def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
             entry["lot_size"] = phase.sampling.lot_size
         if phase.sampling.max_lot_size is not None:
             entry["max_lot_size"] = phase.sampling.max_lot_size
-        if phase.sampling.scheme in ONE_LOT_AN_EPOCH and part.steps is not None:
+        if phase.sampling.scheme in ONE_LOT_PER_EPOCH and part.steps is not None:
             entry["participations"] = part.sampled.times(part.steps)
         if phase.sampling.scheme == "balls_in_bins":
             size, lot = lowered.plan.dataset.size, phase.sampling.lot_size
@@ -100,7 +106,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
         return None if streamed is None else streamed.distance * streamed.sensitivity.value
     if part.whole is not None and part.steps is not None:
         return part.whole.sensitivity(part.steps)
-    if lowered.plan.phases[0].sampling.scheme in ONE_LOT_AN_EPOCH and part.steps is not None:
+    if lowered.plan.phases[0].sampling.scheme in ONE_LOT_PER_EPOCH and part.steps is not None:
         return part.sampled.distance * math.sqrt(part.sampled.times(part.steps))
     return part.sampled.distance
 
@@ -182,7 +188,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     return tuple(result)
 
 
-def _streamed(part: LoweredPhase) -> Streamed | None:
+def _streamed(part: LoweredPhase) -> CorrelatedRun | None:
     """Return the strategy of a phase with correlated noise and known steps, or None."""
     if part.correlation is None or part.steps is None:
         return None

@@ -56,7 +56,13 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
 from affidavit.certificate.runs.step_requirements import PlanNotClosed, certified_plan
 from affidavit.certificate.statement import statement
-from affidavit.mechanisms import STRETCHES, Lowered, lower, noise_multiplier, pair_of
+from affidavit.mechanisms import (
+    STRETCHES_PER_BLOCK,
+    Lowered,
+    lower,
+    noise_multiplier,
+    subsampled_pair,
+)
 from affidavit.plan import (
     ChainOfNeighbours,
     ClippingQuantile,
@@ -74,7 +80,7 @@ from affidavit.plan import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.mechanisms import Streamed
+    from affidavit.mechanisms import CorrelatedRun
 
 T = TypeVar("T")
 
@@ -206,7 +212,7 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
     blocks += [(extra.count, 2 * Fraction(extra.noise_std)) for extra in counts]
     if own.whole is not None:
         raise no_statement(plan.optimizer.name)
-    pair = pair_of(plan)
+    pair = subsampled_pair(plan)
     if any(getattr(leaf, "pair", pair) != pair for leaf, _ in leaves(event)):
         raise bad_witness("it is for another adjacency")
     if _is_told(lowered, index, event, blocks):
@@ -293,13 +299,13 @@ def _is_told(
     return all(
         any(
             tells_no_less(leaves(event), blocks, products, draws, apart, stretches)
-            for stretches in STRETCHES
+            for stretches in STRETCHES_PER_BLOCK
         )
         for products in map(by_distance, _products(at))
     )
 
 
-def _drawn(lowered: Lowered, index: int) -> tuple[Streamed, Draws]:
+def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
     """The correlated noise of phase ``index``, and how often a unit's records can be drawn."""
     own, phase = lowered.phases[index], lowered.plan.phases[index]
     assert own.correlation is not None
@@ -310,7 +316,7 @@ def _drawn(lowered: Lowered, index: int) -> tuple[Streamed, Draws]:
     return at, Draws(most=turns, probability=rate)
 
 
-def _sensitivity(at: Streamed) -> arb:
+def _sensitivity(at: CorrelatedRun) -> arb:
     """sens of a phase's strategy in clip norms, a ball; raises ``Unproved``."""
     from affidavit.mechanisms.strategies import Tree  # slow to import, and seldom needed
 
@@ -329,13 +335,13 @@ def _sensitivity(at: Streamed) -> arb:
     return reduce(arb.max, _of_each(at, of_column, partial(matrix_sensitivity, patterns=patterns)))
 
 
-def _products(at: Streamed) -> list[Products]:
+def _products(at: CorrelatedRun) -> list[Products]:
     """Those of the columns of C, for each C that the strategy's rounding allows."""
     turn = at.turn
     return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
 
 
-def _of_each(at: Streamed, of_column: Callable[..., T], of_rows: Callable[..., T]) -> list[T]:
+def _of_each(at: CorrelatedRun, of_column: Callable[..., T], of_rows: Callable[..., T]) -> list[T]:
     factors = _factors(at)
     column, inverse = _toeplitz(at)
     if column is not None:
@@ -344,7 +350,7 @@ def _of_each(at: Streamed, of_column: Callable[..., T], of_rows: Callable[..., T
     return [of_rows(rows, factors, inverse=inverse) for rows in matrices]
 
 
-def _factors(at: Streamed) -> list[float]:
+def _factors(at: CorrelatedRun) -> list[float]:
     """The clip norm of each step, in units of the plan's."""
     from affidavit.mechanisms.strategies import Scheduled
 
@@ -353,7 +359,7 @@ def _factors(at: Streamed) -> list[float]:
     return [1.0] * at.strategy.steps
 
 
-def _toeplitz(at: Streamed) -> tuple[Sequence[float] | Sequence[arb] | None, bool]:
+def _toeplitz(at: CorrelatedRun) -> tuple[Sequence[float] | Sequence[arb] | None, bool]:
     """The first column of C, and whether it is that of C⁻¹; None where C is not Toeplitz."""
     strategy = at.strategy.injected
     match dict(strategy.coefficients):
@@ -364,7 +370,7 @@ def _toeplitz(at: Streamed) -> tuple[Sequence[float] | Sequence[arb] | None, boo
     return None, False
 
 
-def _matrices(at: Streamed) -> tuple[list[list[list[float]]], bool]:
+def _matrices(at: CorrelatedRun) -> tuple[list[list[list[float]]], bool]:
     """C, with and without what rounding left above its diagonal, and whether these are of C⁻¹."""
     from affidavit.mechanisms.strategies import Tree
 

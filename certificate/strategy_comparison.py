@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Chart, Line, draw
-from affidavit.mechanisms import Correlation, Streamed, lower
+from affidavit.mechanisms import CorrelatedRun, Correlation, lower
 from affidavit.mechanisms.strategies import Strategy, TooLarge, identity
 from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from
 
@@ -120,14 +120,14 @@ def measure(label: str, plan: Plan) -> MechanismCost:
     )
 
 
-def strategy_of(plan: Plan) -> tuple[Strategy, Streamed | None]:
+def strategy_of(plan: Plan) -> tuple[Strategy, CorrelatedRun | None]:
     """The strategy of a plan of one phase; the identity where its noise is independent.
 
     Raises ``RefusedPlan``.
     """
     part = lower(plan).phases[0]
     if part.steps is None:
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="steps_open",
             pointer="/steps",
             message="errors of a strategy depend on the number of steps.",
@@ -201,7 +201,7 @@ class StrategyComparison:
 
     assessment: Assessment
     strategy: Strategy
-    streamed: Streamed | None
+    streamed: CorrelatedRun | None
     rows: tuple[MechanismCost, ...]
 
     @property
@@ -259,14 +259,14 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
     Raises ``RefusedPlan`` where the plan is not of one phase or leaves its steps open.
     """
     if len(plan.phases) > 1:
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="one_phase",
             pointer="/phases",
             message=f"errors are computed for one phase, but the plan has {len(plan.phases)}.",
             remedy="Give a plan of the one phase.",
         )
     if plan.is_open and not plan.asks_for_noise:
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="plan_open",
             message="the plan leaves its steps or its lots open, and errors depend on them.",
             remedy="Give them, or have them solved for by certify first.",

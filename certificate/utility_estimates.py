@@ -115,8 +115,8 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
     optimizer = plan.optimizer
     corrected = optimizer.name == "dp_muonbc"
     momentum = MOMENTUM if optimizer.momentum is None else optimizer.momentum
-    degree = optimizer.newton_schulz_degree or newton_schulz.DEGREE
-    iterations = optimizer.newton_schulz_steps or newton_schulz.STEPS
+    degree = optimizer.newton_schulz_degree or newton_schulz.DEFAULT_DEGREE
+    iterations = optimizer.newton_schulz_steps or newton_schulz.DEFAULT_STEPS
     start = optimizer.newton_schulz_start or "paper"
     result: dict[str, Any] = _held(
         momentum_norm=lambda: utility.momentum_norm(

@@ -37,7 +37,7 @@ from affidavit.gate.console import err, print_json, stop, stop_unwritable
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import EngineOption, SecondOpinionOption
 from affidavit.gate.plan_io import poll_lines
-from affidavit.mechanisms import attach
+from affidavit.mechanisms import load_noise_files
 from affidavit.plan import MalformedPlan, Reason, parse_plan
 
 TIMEOUT = 120.0
@@ -152,7 +152,7 @@ def certify_line(
     """The result document and exit code of one line; never raises."""
     try:
         plan = parse_plan(line, "json")
-        attach(plan, directory)
+        load_noise_files(plan, directory)
         assessment = certify(plan, engine=engine, second_opinion=second_opinion)
         return assessment.as_result(), OF_VERDICT[assessment.verdict]
     except MalformedPlan as error:

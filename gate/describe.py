@@ -17,7 +17,7 @@ from rich.table import Table
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
 from affidavit.mechanisms import Mechanism, all_mechanisms
-from affidavit.plan import code_meanings, plan_schema, references
+from affidavit.plan import code_meanings, plan_schema, referenced_models
 from affidavit.plan import explain as meanings_of
 
 VERDICTS = {
@@ -51,7 +51,7 @@ def _find(parts: dict[str, Any], field: str) -> Any:
         below = [
             parts[name]
             for part in below
-            for name in references(part.get("properties", {}).get(owner, {}))
+            for name in referenced_models(part.get("properties", {}).get(owner, {}))
         ]
     for part in below:
         if name in part.get("properties", {}):
@@ -133,7 +133,7 @@ def _table(known: dict[str, Mechanism]) -> Table:
         table.add_column(heading, no_wrap=heading == "name")
     for mechanism in known.values():
         state = "yes, accounted" if mechanism.state_on_raw_data else "none"
-        table.add_row(mechanism.name, mechanism.title, state, mechanism.noise_in_words)
+        table.add_row(mechanism.name, mechanism.title, state, mechanism.noise_description)
     return table
 
 
@@ -146,11 +146,11 @@ def _lines(mechanism: Mechanism) -> Iterator[str]:
         ("post-processing", "; ".join(mechanism.post_processing)),
         ("state on raw data", "; ".join(mechanism.state_on_raw_data) or "none"),
         ("clipping", mechanism.clipping),
-        ("noise", mechanism.noise_in_words),
+        ("noise", mechanism.noise_description),
         ("sources", "; ".join(mechanism.sources)),
     ):
         yield f"[bold]{label}:[/] {escape(text)}"
-    for obligation in mechanism.obliges:
+    for obligation in mechanism.obligations:
         yield f"[bold]trainer obligation:[/] {escape(obligation.text)} ({obligation.code})"
     for field in mechanism.hyperparameters():
         cost = "changes the guarantee" if field["changes_the_guarantee"] else "free"

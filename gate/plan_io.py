@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from affidavit.mechanisms import attach
-from affidavit.plan import MalformedPlan, Plan, Reason, Syntax, locate, parse_plan, syntax_of
+from affidavit.mechanisms import load_noise_files
+from affidavit.plan import (
+    MalformedPlan,
+    Plan,
+    Reason,
+    Syntax,
+    locate_in_text,
+    parse_plan,
+    syntax_of,
+)
 
 POLL_SECONDS = 0.05
 """Seconds to wait for a line before the reader gets a turn."""
@@ -30,7 +38,7 @@ class PlanFile:
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """``reasons`` with line and column in this file."""
-        return locate(reasons, self.raw, self.syntax)
+        return locate_in_text(reasons, self.raw, self.syntax)
 
 
 def read_bytes(name: str | os.PathLike[str]) -> bytes:
@@ -54,7 +62,7 @@ def read_bytes(name: str | os.PathLike[str]) -> bytes:
 
 def _unreadable(code: str, message: str) -> MalformedPlan:
     remedy = "Give the path of an existing file."
-    return MalformedPlan.because(code=code, message=message, remedy=remedy)
+    return MalformedPlan.with_reason(code=code, message=message, remedy=remedy)
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
@@ -97,7 +105,7 @@ def read_plan(name: str) -> PlanFile:
         raise
     file = PlanFile(name=name, raw=raw, syntax=syntax, plan=plan)
     try:
-        attach(file.plan, Path() if name == "-" else Path(name).parent)
+        load_noise_files(file.plan, Path() if name == "-" else Path(name).parent)
     except MalformedPlan as error:
         raise MalformedPlan(*file.locate(error.reasons)) from None
     return file
@@ -106,7 +114,7 @@ def read_plan(name: str) -> PlanFile:
 def _refuse_bundle(name: str, raw: bytes) -> None:
     """Report a certificate given instead of a plan; field errors would only confuse."""
     if b'"bundleType"' in raw and b'"payload"' in raw:
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="no_plan",
             message="this is a certificate bundle, not a plan.",
             remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",

@@ -43,7 +43,7 @@ from affidavit.importers import imported_document
 from affidavit.library.bounds import Bound, bound_of
 from affidavit.library.certification import Certification, NotCertified
 from affidavit.library.privacy_curve import Curve, curve_of
-from affidavit.mechanisms import attach
+from affidavit.mechanisms import load_noise_files
 from affidavit.plan import (
     Adjacency,
     MalformedPlan,
@@ -52,7 +52,7 @@ from affidavit.plan import (
     as_document,
     load_json,
     load_yaml,
-    located,
+    locate_in_document,
     plan_from,
     syntax_of,
     with_fields,
@@ -78,7 +78,7 @@ def load(source: Source, /, **fields: Unpack[PlanFields]) -> Plan:
     if isinstance(source, str | bytes | os.PathLike):
         return _read(source, fields)
     plan = _of_document(_document_of(source), fields)
-    attach(plan, Path())
+    load_noise_files(plan, Path())
     return plan
 
 
@@ -96,9 +96,9 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
     document = load_json(raw) if syntax == "json" else load_yaml(raw)
     try:
         plan = _of_document(document.data, fields)
-        attach(plan, folder)
+        load_noise_files(plan, folder)
     except MalformedPlan as error:
-        raise MalformedPlan(*located(error.reasons, document)) from None
+        raise MalformedPlan(*locate_in_document(error.reasons, document)) from None
     return plan
 
 
@@ -122,7 +122,7 @@ def _document_of(source: Any) -> Any:
     source = getattr(source, "accountant", source)
     if hasattr(source, "state_dict") and hasattr(source, "mechanism"):
         return _plain(source.state_dict())
-    raise MalformedPlan.because(
+    raise MalformedPlan.with_reason(
         code="wrong_type",
         message=f"{type(source).__name__} cannot be read as a plan.",
         remedy="Give a plan, a document, a text, a path, or an object of dp-accounting, "

@@ -20,7 +20,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from affidavit.importers import DP_EVENT_REMEDIES
-from affidavit.mechanisms import joint_of_blocks
+from affidavit.mechanisms import joint_multiplier_of_blocks
 from affidavit.plan import (
     MAX_WEIGHTS,
     Adjacency,
@@ -98,7 +98,7 @@ def _laplace(event: Any, adjacency: Adjacency) -> Event:
 
 
 def _poisson(event: Any, adjacency: Adjacency) -> Event:
-    joint = joint_of_blocks(_blocks(event.event))
+    joint = joint_multiplier_of_blocks(_blocks(event.event))
     if event.sampling_probability == 1:
         return Gaussian(noise_multiplier=joint / _distance(adjacency))
     return PoissonSubsampledGaussian(
@@ -112,7 +112,7 @@ def _fixed_size(event: Any, adjacency: Adjacency) -> Event:
     if adjacency != "replace_one":
         raise NotTranslated("a SampledWithoutReplacementDpEvent needs REPLACE_ONE.")
     size, lot = _whole(event.source_dataset_size), _whole(event.sample_size)
-    joint = joint_of_blocks(_blocks(event.event))
+    joint = joint_multiplier_of_blocks(_blocks(event.event))
     if lot == size:
         return Gaussian(noise_multiplier=joint / _distance(adjacency))
     return WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=joint)
@@ -168,7 +168,9 @@ def _tree(event: Any, adjacency: Adjacency) -> Event:
     steps = event.step_counts
     most = max(map(_whole, steps)) if isinstance(steps, list | tuple) else _whole(steps)
     nodes = most.bit_length()
-    return Gaussian(noise_multiplier=joint_of_blocks([(float(event.noise_multiplier), nodes)]))
+    return Gaussian(
+        noise_multiplier=joint_multiplier_of_blocks([(float(event.noise_multiplier), nodes)])
+    )
 
 
 def _selection(event: Any, adjacency: Adjacency) -> Event:

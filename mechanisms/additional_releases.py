@@ -52,34 +52,33 @@ ROUNDING = 8 * math.ulp(1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Extras:
+class AdditionalEvents:
     """A plan's extra events: beside the run, within it, and around it.
 
-    ``same_lot`` are the noise multipliers of further blocks of every step; ``repeated``
-    are released in each repetition of the run and ``beside`` once.
+    ``same_lot_multipliers`` are the noise multipliers of further blocks of every step.
     """
 
-    beside: tuple[Event, ...] = ()
-    repeated: tuple[Event, ...] = ()
-    same_lot: tuple[float, ...] = ()
+    released_once: tuple[Event, ...] = ()
+    released_per_repetition: tuple[Event, ...] = ()
+    same_lot_multipliers: tuple[float, ...] = ()
     selection: Selection | None = None
 
-    def around(self, run: Sequence[Event]) -> Composed:
+    def compose_with(self, run: Sequence[Event]) -> Composed:
         """The whole plan: ``run`` with everything that happens beside and around it.
 
         Raises ``ValueError`` for a selection without a shape, which no plan that was read has.
         """
         if self.selection is None:
-            return Composed(events=(*run, *self.repeated, *self.beside))
+            return Composed(events=(*run, *self.released_per_repetition, *self.released_once))
         shape = SHAPES.get(self.selection.distribution, self.selection.shape)
         if shape is None:
             raise ValueError("a valid truncated negative binomial has a shape")
-        repeated = Composed(events=(*run, *self.repeated))
+        repeated = Composed(events=(*run, *self.released_per_repetition))
         selected = RepeatAndSelect(event=repeated, mean=self.selection.mean, shape=shape)
-        return Composed(events=(selected, *self.beside))
+        return Composed(events=(selected, *self.released_once))
 
 
-def lower_extra(plan: Plan) -> Extras:
+def lower_additional_releases(plan: Plan) -> AdditionalEvents:
     """The extra events of ``plan``; raises ``RefusedPlan`` with every reason."""
     beside: list[Event] = []
     repeated: list[Event] = []
@@ -100,10 +99,10 @@ def lower_extra(plan: Plan) -> Extras:
                 selection = extra
     if reasons:
         raise RefusedPlan(*reasons)
-    return Extras(
-        beside=tuple(beside),
-        repeated=tuple(repeated),
-        same_lot=tuple(same_lot),
+    return AdditionalEvents(
+        released_once=tuple(beside),
+        released_per_repetition=tuple(repeated),
+        same_lot_multipliers=tuple(same_lot),
         selection=selection,
     )
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from affidavit.mechanisms import dp_dice, dp_disk
 from affidavit.mechanisms.protocol import CORRELATED, JOINT, JOINT_PROOF, Mechanism, Obligation
-from affidavit.plan import Dense, Plan, Reason, extension, installed
+from affidavit.plan import Dense, Plan, Reason, installed_extensions, load_extension
 
 CLIPPED_SUM = partial(
     Mechanism,
@@ -82,7 +82,7 @@ CORRELATED_SUM = partial(
     "as σ_joint",
     proof="arXiv:2202.08312, Theorem 2.1, and arXiv:2211.06530, section 2; computed from the N "
     "that is injected",
-    obliges=(INJECTED,),
+    obligations=(INJECTED,),
 )
 """The noise of a strategy, added to one clipped sum a step."""
 
@@ -222,7 +222,7 @@ OPTIMIZERS: tuple[Mechanism, ...] = (
             "Newton-Schulz iterations, from either start",
             "the auxiliary update (Adam) of the noisy auxiliary block",
         ),
-        obliges=(ONE_LOT,),
+        obligations=(ONE_LOT,),
         sources=("arXiv:2605.12994v1, Algorithm 1 and Theorem 2.1",),
     ),
     PER_MATRIX(
@@ -233,7 +233,7 @@ OPTIMIZERS: tuple[Mechanism, ...] = (
             "Newton-Schulz iterations and their bias correction by Gaussian probes",
             "the auxiliary update (Adam) of the noisy auxiliary block",
         ),
-        obliges=(
+        obligations=(
             ONE_LOT,
             Obligation(
                 code="probes_independent_of_noise",
@@ -319,7 +319,7 @@ def mechanism(name: str) -> Mechanism:
 
 def optimizers() -> dict[str, Mechanism]:
     """Every optimiser that a plan may name, those of installed packages last."""
-    added = sorted(installed("affidavit.mechanisms").keys() - MECHANISMS.keys())
+    added = sorted(installed_extensions("affidavit.mechanisms").keys() - MECHANISMS.keys())
     return {**MECHANISMS, **{name: _installed(name) for name in added}}
 
 
@@ -329,5 +329,5 @@ def all_mechanisms() -> dict[str, Mechanism]:
 
 
 def _installed(name: str) -> Mechanism:
-    added: Mechanism = extension("affidavit.mechanisms", name)
+    added: Mechanism = load_extension("affidavit.mechanisms", name)
     return added

@@ -15,9 +15,9 @@ from affidavit.mechanisms.samplers import (
     Sampled,
     distance_of,
     is_amplified,
-    pair_of,
     removal_moves_records,
     sample,
+    subsampled_pair,
 )
 from affidavit.mechanisms.strategies.participation import lots_in_turn
 from affidavit.mechanisms.strategies.strategy import Strategy
@@ -154,7 +154,7 @@ def _apart(plan: Plan, index: int) -> Draw:
     claimed, step = _unsampled(plan, apart, assumption), None
     if plan.dataset.records_per_unit == 1 and most < 1:
         claimed = step = Sampled(
-            event=_poisson_step(most, pair_of(plan)),
+            event=_poisson_step(most, subsampled_pair(plan)),
             probability=schedule.double_up(most),
             distance=distance_of(plan),
             assumption=assumption,

@@ -46,7 +46,7 @@ from scipy.special import bdtr, bdtrc
 
 from affidavit.mechanisms.correlated_draws import Draw, Route, draw_of
 from affidavit.mechanisms.cut_lots import Cut, Uncut, cut_lots, displacement, seen_alone, uncut
-from affidavit.mechanisms.samplers import Sampled, distance_of, pair_of
+from affidavit.mechanisms.samplers import Sampled, distance_of, subsampled_pair
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
     disclosed_steps,
@@ -103,7 +103,7 @@ from affidavit.plan import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Streamed:
+class CorrelatedRun:
     """A phase at its length: strategy, participation, sensitivity, and what it is certified as.
 
     ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency and of cut
@@ -154,7 +154,7 @@ class Correlation:
 
     @property
     def _pair(self) -> SubsampledPair:
-        return pair_of(self.plan)
+        return subsampled_pair(self.plan)
 
     @property
     def _draw(self) -> Draw:
@@ -181,7 +181,7 @@ class Correlation:
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
-    def _hidden(self, step: Leaf, at: Streamed, joint: float) -> Iterator[Event]:
+    def _hidden(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
         """Bounds that disclose less about a record's lots, which are drawn as in ``step``."""
         lots, half = {0: 0.0}, at.distance / (2 if self._pair == "replace_one" else 1)
         if isinstance(step, Cut):
@@ -206,7 +206,7 @@ class Correlation:
             with suppress(TooLarge):
                 yield from self._with_disclosed_steps(step.sampling_probability, at, joint)
 
-    def _mixture(self, step: Uncut, at: Streamed) -> ParticipationMixture:
+    def _mixture(self, step: Uncut, at: CorrelatedRun) -> ParticipationMixture:
         """How far a record may move the run that is drawn as in ``step``; raises ``TooLarge``."""
         probability, apart = step.sampling_probability, self._phase.sampling.separation
         if apart is not None and self._is_apart(at.strategy):
@@ -217,19 +217,19 @@ class Correlation:
         )
 
     def _with_disclosed_steps(
-        self, probability: float, at: Streamed, joint: float
+        self, probability: float, at: CorrelatedRun, joint: float
     ) -> Iterator[Event]:
         """Bounds that disclose in which steps a record may be; raises ``TooLarge``."""
         apart = self._phase.sampling.separation
         assert apart is not None
-        for stretches in STRETCHES:
+        for stretches in STRETCHES_PER_BLOCK:
             disclosed = disclosed_steps(
                 at.strategy, separation=apart, probability=probability, stretches=stretches
             )
             if disclosed is not None:
                 yield _disclosed_releases(disclosed, joint, self._pair)
 
-    def _columns(self, step: Leaf, at: Streamed, joint: float) -> SampledColumns | None:
+    def _columns(self, step: Leaf, at: CorrelatedRun, joint: float) -> SampledColumns | None:
         """The run itself, of whose loss moments are known; None where it has too many states."""
         if not isinstance(step, PoissonSubsampledGaussian) or step.pair == "replace_one":
             return None
@@ -306,7 +306,7 @@ class Correlation:
             return EitherBound(events=(one_by_one, at_once))
         return EitherBound(events=(at_once, one_by_one))
 
-    def _reached(self, at: Streamed, steps: int) -> float:
+    def _reached(self, at: CorrelatedRun, steps: int) -> float:
         """What a pattern of the sampler reaches; the plan's participation may allow others."""
         drawn = at.participation
         if self._phase.sampling.separation is None:
@@ -318,7 +318,7 @@ class Correlation:
         except Unaffordable:
             return _column_norm(at.strategy)
 
-    def _along_one_direction(self, joint: float, at: Streamed) -> GaussianMixture | None:
+    def _along_one_direction(self, joint: float, at: CorrelatedRun) -> GaussianMixture | None:
         """The run as one release, along a direction in which its columns are long."""
         draw = self._draw
         farthest = math.inf if self._is_alone else joint * _MAX_SHOWN
@@ -345,7 +345,7 @@ class Correlation:
             pair=self._pair,
         )
 
-    def at(self, steps: int) -> Streamed:
+    def at(self, steps: int) -> CorrelatedRun:
         """The phase with ``steps``; raises ``RefusedPlan`` where nothing may be claimed."""
         turns = participation_of(self.plan, self.index, steps)
         draw = self._draw
@@ -371,7 +371,7 @@ class Correlation:
                     route, sensitivity = "white_noise", white
         except (ValueError, NotRemembered) as error:
             raise RefusedPlan(self._refusal(error)) from None
-        return Streamed(
+        return CorrelatedRun(
             strategy=strategy,
             participation=turns,
             sensitivity=sensitivity,
@@ -421,7 +421,7 @@ class Correlation:
             pointer, what = "/workload/learning_rates", "learning rates"
         else:
             return
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="steps_mismatch",
             pointer=pointer,
             message=f"the {what} do not have one value for each of the {steps} steps.",
@@ -441,7 +441,7 @@ class Correlation:
             field, what = "noise", f"a strategy of kind {phase.noise.kind} is made for its steps"
         else:
             return
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="steps_not_open",
             pointer=self.plan.pointer(self.index, field),
             message=f"the plan asks for the most steps, but {what}.",
@@ -579,7 +579,7 @@ def _built(
     return strategy if clip_schedule is None else Scheduled.of(strategy, clip_schedule)
 
 
-STRETCHES = 1, 2, 4, 8
+STRETCHES_PER_BLOCK = 1, 2, 4, 8
 """Steps of one block in which a record may be, of those that are disclosed."""
 MAX_APART = 80
 """Steps from one participation to the next up to which moments of a run are computed."""

@@ -244,7 +244,7 @@ MECHANISM = Mechanism(
         "the error state e_t, a sum of raw gradients less what was released of them; it is "
         "accounted in every later release",
     ),
-    obliges=(
+    obligations=(
         Obligation(
             code="error_feedback_form",
             text="e_1 = 0; each step releases the clipped mean plus clip(e_t, error_clip_norm) "

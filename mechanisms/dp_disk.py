@@ -19,18 +19,18 @@ import math
 from affidavit.mechanisms.protocol import Mechanism, Obligation
 from affidavit.plan import Plan, Reason
 
-KAPPA, GAMMA = 0.7, 0.5
+DEFAULT_KAPPA, DEFAULT_GAMMA = 0.7, 0.5
 """Published defaults of the filter's gain and look-ahead."""
 
 
-def combination(plan: Plan) -> float:
+def lookahead_weight(plan: Plan) -> float:
     """c = (1-κ)/(κγ), the weight of the gradient at the point ahead."""
-    kappa, gamma = plan.optimizer.kappa or KAPPA, plan.optimizer.gamma or GAMMA
+    kappa, gamma = plan.optimizer.kappa or DEFAULT_KAPPA, plan.optimizer.gamma or DEFAULT_GAMMA
     return (1 - kappa) / (kappa * gamma)
 
 
 def _check(plan: Plan) -> list[Reason]:
-    optimizer, c = plan.optimizer, combination(plan)
+    optimizer, c = plan.optimizer, lookahead_weight(plan)
     result = []
     if optimizer.combine == "after_clipping":
         result.append(
@@ -72,7 +72,7 @@ MECHANISM = Mechanism(
         "the point ahead θ_t + γ d_(t-1), made of released values",
         "momentum or Adam on the filtered mean",
     ),
-    obliges=(
+    obligations=(
         Obligation(
             code="combine_before_clipping",
             text="each record's two gradients are combined before the one clipping, and noise of "

@@ -65,10 +65,10 @@ def joint_noise_multiplier(phase: Phase) -> float | None:
     if phase.clipping == "flat":
         return _double_down(min(multipliers))
     counts = [release.count for release in phase.releases]
-    return joint_of_blocks(zip(multipliers, counts, strict=True))
+    return joint_multiplier_of_blocks(zip(multipliers, counts, strict=True))
 
 
-def joint_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
+def joint_multiplier_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
     """σ_joint of Gaussians of one lot, each a noise multiplier and their number; rounded down.
 
     Raises ``ZeroDivisionError`` where there are none or one has no noise.
@@ -77,13 +77,17 @@ def joint_of_blocks(blocks: Iterable[tuple[Fraction | float, int]]) -> float:
     return _root_down(1 / precision)
 
 
-def jointly(joint: float, same_lot: Sequence[float]) -> float:
+def add_same_lot_blocks(joint: float, same_lot: Sequence[float]) -> float:
     """σ_joint of a step with further blocks on its lot, rounded down.
 
-    >>> round(jointly(1.0, [10.0]), 6)
+    >>> round(add_same_lot_blocks(1.0, [10.0]), 6)
     0.995037
     """
-    return joint_of_blocks((sigma, 1) for sigma in (joint, *same_lot)) if same_lot else joint
+    return (
+        joint_multiplier_of_blocks((sigma, 1) for sigma in (joint, *same_lot))
+        if same_lot
+        else joint
+    )
 
 
 def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float, ...]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from affidavit.mechanisms.additional_releases import Extras, lower_extra
+from affidavit.mechanisms.additional_releases import AdditionalEvents, lower_additional_releases
 from affidavit.mechanisms.catalogue import mechanism
-from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier, jointly
+from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks, joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, WholeRun
 from affidavit.mechanisms.samplers import SAMPLERS, Sampled, distance_of, is_amplified, sample
 from affidavit.plan import (
@@ -103,7 +103,7 @@ class Lowered:
     plan: Plan
     mechanism: Mechanism
     phases: tuple[LoweredPhase, ...]
-    extra: Extras
+    extra: AdditionalEvents
 
     def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed | EitherBound:
         """The whole run, with ``scale`` and ``steps`` standing in for what is open.
@@ -115,11 +115,11 @@ class Lowered:
             joints = [scale if p.joint is None else p.joint for p in self.phases]
         else:
             joints = [scale * (p.joint or 0.0) for p in self.phases]
-        joints = [jointly(joint, self.extra.same_lot) for joint in joints]
+        joints = [add_same_lot_blocks(joint, self.extra.same_lot_multipliers) for joint in joints]
         phases = tuple(
             phase.event(joint, steps) for phase, joint in zip(self.phases, joints, strict=True)
         )
-        own = self.extra.around(phases)
+        own = self.extra.compose_with(phases)
         one = self.of_one_record
         if one is None or len(one.phases) != len(self.phases):
             return own
@@ -132,8 +132,10 @@ class Lowered:
         if all(map(_is_unsampled, links)):
             return own
         own_bins = None if self.plan.dataset.records_per_unit > 1 else _replaced_on_bins(links)
-        chain = ChainOfNeighbours(event=one.extra.around(links), links=int(distance_of(self.plan)))
-        replaced = () if own_bins is None else (one.extra.around((own_bins,)),)
+        chain = ChainOfNeighbours(
+            event=one.extra.compose_with(links), links=int(distance_of(self.plan))
+        )
+        replaced = () if own_bins is None else (one.extra.compose_with((own_bins,)),)
         return EitherBound(events=(*alternatives(own), *replaced, chain))
 
     def _is_bounded_only(
@@ -172,8 +174,12 @@ class Lowered:
         for phase in self.phases:
             if phase.joint is None or phase.steps is None:
                 raise ValueError("the plan leaves its noise or its steps open; close it")
-            phases.append(phase.attained(jointly(phase.joint, self.extra.same_lot), phase.steps))
-        return self.extra.around(phases)
+            phases.append(
+                phase.attained(
+                    add_same_lot_blocks(phase.joint, self.extra.same_lot_multipliers), phase.steps
+                )
+            )
+        return self.extra.compose_with(phases)
 
 
 def _replaced_on_bins(links: tuple[Event, ...]) -> ReplacedAllocationGaussian | None:
@@ -214,10 +220,10 @@ def lower(plan: Plan) -> Lowered:
     """Lower ``plan``; raises ``RefusedPlan`` with every reason that applies."""
     reasons: list[Reason] = []
     optimiser = mechanism(plan.optimizer.name)
-    reasons += optimiser.unmet(plan)
-    extra = Extras()
+    reasons += optimiser.find_mismatches(plan)
+    extra = AdditionalEvents()
     try:
-        extra = lower_extra(plan)
+        extra = lower_additional_releases(plan)
     except RefusedPlan as refusal:
         reasons += refusal.reasons
     phases: list[LoweredPhase] = []

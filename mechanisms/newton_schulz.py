@@ -22,7 +22,7 @@ import math
 from typing import Literal
 
 Start = Literal["paper", "frobenius"]
-DEGREE, STEPS = 2, 5
+DEFAULT_DEGREE, DEFAULT_STEPS = 2, 5
 """Published degree κ and number of iterations q."""
 
 

@@ -16,11 +16,11 @@ def read_plan(path: Path) -> Plan:
     """The plan in ``path`` and the files that it names; raises ``MalformedPlan``, ``OSError``."""
     raw = read_limited(path)
     plan = parse_plan(raw, syntax_of(path.name.lower(), raw))
-    attach(plan, path.parent)
+    load_noise_files(plan, path.parent)
     return plan
 
 
-def attach(plan: Plan, directory: Path) -> None:
+def load_noise_files(plan: Plan, directory: Path) -> None:
     """Read the files that ``plan`` names below ``directory``; raises ``MalformedPlan``."""
     for index, phase in enumerate(plan.phases):
         if isinstance(phase.noise, Matrix) and phase.noise.file is not None:
@@ -39,7 +39,7 @@ def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Pa
     at_file = plan.pointer(index, "noise", "file")
     content = _read(directory, name, at_file, MAX_FILE)
     if content_digest(content) != sha256:
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="digest_mismatch",
             pointer=plan.pointer(index, "noise", "sha256"),
             message=f"{name} has sha256 {content_digest(content)}.",
@@ -71,7 +71,7 @@ def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
 
 
 def _bad(pointer: str, message: str) -> MalformedPlan:
-    return MalformedPlan.because(
+    return MalformedPlan.with_reason(
         code="bad_file",
         pointer=pointer,
         message=message,

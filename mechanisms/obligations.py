@@ -66,7 +66,7 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
     samplers = tuple(
         Obligation(code="sampler_of_the_plan", text=assumption) for assumption in assumptions
     )
-    obligations = samplers + ALWAYS + lowered.mechanism.obliges + tuple(_of_streams(lowered))
+    obligations = samplers + ALWAYS + lowered.mechanism.obligations + tuple(_of_streams(lowered))
     if lowered.plan.dataset.unit == "user":
         most = lowered.plan.dataset.contributions_per_user
         obligations += (

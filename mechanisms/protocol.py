@@ -4,7 +4,7 @@ Every optimiser has a file of its own that states, for a reader who wants to che
 is released, how sensitive that is and where this is proved, what is done with the noisy
 releases afterwards (post-processing, free), which state sees raw data (none, or it is
 accounted), what the trainer is obliged to, and which noise it may be run with. A plan that
-the statements do not cover is refused by ``unmet``, with the field to change.
+the statements do not cover is refused by ``find_mismatches``, with the field to change.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from affidavit.plan import (
-    CHANGE_THE_GUARANTEE,
+    GUARANTEE_FIELDS,
     NOISE_KINDS,
-    TAKES,
+    OPTIMIZER_FIELDS,
     Denoise,
     Event,
     Optimizer,
@@ -92,7 +92,7 @@ class Mechanism:
     proof: str
     post_processing: tuple[str, ...]
     state_on_raw_data: tuple[str, ...] = ()
-    obliges: tuple[Obligation, ...] = ()
+    obligations: tuple[Obligation, ...] = ()
     needs_auxiliary_block: bool = False
     clipping: str = "flat, one norm over all tensors, or per block"
     noise: frozenset[str] = ANY_NOISE
@@ -106,12 +106,12 @@ class Mechanism:
         """Whether it is defined with noise of ``kind``; that of other packages is correlated."""
         return kind in self.noise or (kind not in NOISE_KINDS and self.noise >= CORRELATED)
 
-    def unmet(self, plan: Plan) -> list[Reason]:
+    def find_mismatches(self, plan: Plan) -> list[Reason]:
         """Why ``plan`` is not what this mechanism describes; empty if it is."""
         return [*self._noise_mismatch(plan), *self.check(plan)]
 
     @property
-    def noise_in_words(self) -> str:
+    def noise_description(self) -> str:
         """The kinds of noise that it may be run with."""
         if self.noise == ANY_NOISE:
             return "any"
@@ -131,7 +131,7 @@ class Mechanism:
                 "field": name,
                 "takes": _range(properties[name]),
                 "meaning": field.description or "",
-                "changes_the_guarantee": name in CHANGE_THE_GUARANTEE,
+                "changes_the_guarantee": name in GUARANTEE_FIELDS,
             }
             for name, field in part.model_fields.items()
             if name in takes
@@ -141,7 +141,7 @@ class Mechanism:
     def _fields(self) -> frozenset[str]:
         if self.kind == "wrapper":
             return frozenset(Denoise.model_fields)
-        return TAKES.get(self.name, self.takes)
+        return OPTIMIZER_FIELDS.get(self.name, self.takes)
 
     def as_dict(self) -> dict[str, Any]:
         """The description as the command line and the service show it."""
@@ -154,7 +154,7 @@ class Mechanism:
             "proof": self.proof,
             "post_processing": list(self.post_processing),
             "state_on_raw_data": list(self.state_on_raw_data),
-            "obligations": [oblige.as_dict() for oblige in self.obliges],
+            "obligations": [oblige.as_dict() for oblige in self.obligations],
             "needs_auxiliary_block": self.needs_auxiliary_block,
             "clipping": self.clipping,
             "noise": sorted(self.noise),
@@ -168,7 +168,7 @@ class Mechanism:
             Reason(
                 code="noise_mismatch",
                 pointer=plan.pointer(index, "noise", "kind"),
-                message=f"{self.name} is defined with {self.noise_in_words} noise, "
+                message=f"{self.name} is defined with {self.noise_description} noise, "
                 f"not {phase.noise.kind}.",
                 remedy="Change noise.kind, or name the optimiser that you run.",
             )

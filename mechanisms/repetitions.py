@@ -7,7 +7,7 @@ of 512 bits, so that its law is the certified one up to 10⁻⁵⁰. γ is round
 smaller and the bound stays one.
 
 >>> selection = Selection(kind="repeat_and_select", name="search", distribution="geometric", mean=4)
->>> [repetitions(selection, part << 509) for part in range(8)]
+>>> [draw_repetitions(selection, part << 509) for part in range(8)]
 [1, 1, 2, 2, 3, 4, 5, 8]
 
 Reference: Papernot and Steinke, arXiv:2110.03620, Definition 1 and Theorem 6.
@@ -27,7 +27,7 @@ BITS = 512
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
 
-def repetitions(selection: Selection, uniform: int) -> int:
+def draw_repetitions(selection: Selection, uniform: int) -> int:
     """K at ``uniform`` / 2^512; a Poisson number may be 0.
 
     Raises ``ValueError`` for a number beyond 512 bits, or a selection without its shape.

@@ -49,14 +49,14 @@ def with_probability(plan: Plan, probability: float) -> Plan:
     return _sampled(plan, {"probability": rounded_down(probability)})
 
 
-def stand_in(plan: Plan) -> Plan:
+def with_placeholder_sampling(plan: Plan) -> Plan:
     """``plan`` with the least lot or probability for one that is open."""
     if plan.asks_for_lot_size:
         return with_lot_size(plan, 1)
     return with_probability(plan, MIN_PROBABILITY) if plan.asks_for_probability else plan
 
 
-def rescaled(plan: Plan, scale: float) -> Plan:
+def with_scaled_noise(plan: Plan, scale: float) -> Plan:
     """``plan`` with every given σ_g times ``scale`` and rounded up, as it is printed."""
     return plan.model_copy(
         update={"phases": tuple(_rescaled(phase, scale) for phase in plan.phases)}

@@ -125,7 +125,7 @@ def distance_of(plan: Plan) -> float:
     return plan.dataset.records_per_unit * (2.0 if plan.adjacency == "replace_one" else 1.0)
 
 
-def pair_of(plan: Plan) -> SubsampledPair:
+def subsampled_pair(plan: Plan) -> SubsampledPair:
     """The dominating pair of a Poisson sample."""
     return "replace_one" if plan.adjacency == "replace_one" else "add_remove"
 
@@ -150,7 +150,7 @@ def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
             plan.dataset.records_per_unit,
             (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
             sampling_probability=probability,
-            pair=pair_of(plan),
+            pair=subsampled_pair(plan),
         ),
         probability=probability,
         distance=distance_of(plan),
@@ -378,7 +378,7 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
 
 
 def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> RefusedPlan:
-    return RefusedPlan.because(
+    return RefusedPlan.with_reason(
         code=code,
         pointer=plan.pointer(index, "sampling", "scheme"),
         message=message,

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from affidavit.plan.types import StrictModel
 
-SMALLEST, LARGEST = 1e-9, 1e9
+MIN_CLAIM, MAX_CLAIM = 1e-9, 1e9
 """Bounds of a claimed ε, in nats, and of a claimed noise multiplier."""
 CLAIM_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?$"
 """A decimal as it is published: digits, a point, perhaps an exponent."""
@@ -30,9 +30,9 @@ def _decimal(value: Any) -> float | str:
         raise PydanticCustomError("decimal_type", _DECIMAL)
     if isinstance(value, str) and not re.fullmatch(CLAIM_PATTERN, value, re.ASCII):
         raise PydanticCustomError("decimal_form", _DECIMAL)
-    if not SMALLEST <= (float(value) if isinstance(value, str) else value) <= LARGEST:
+    if not MIN_CLAIM <= (float(value) if isinstance(value, str) else value) <= MAX_CLAIM:
         raise PydanticCustomError(
-            "out_of_range", f"a claim must lie between {SMALLEST:g} and {LARGEST:g}"
+            "out_of_range", f"a claim must lie between {MIN_CLAIM:g} and {MAX_CLAIM:g}"
         )
     return value if isinstance(value, str) else float(value)
 
@@ -41,7 +41,7 @@ Claimed = Annotated[
     float | str,
     PlainValidator(
         _decimal,
-        json_schema_input_type=Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+        json_schema_input_type=Annotated[float, Field(ge=MIN_CLAIM, le=MAX_CLAIM)]
         | Annotated[str, StringConstraints(pattern=CLAIM_PATTERN)],
     ),
 ]
@@ -72,13 +72,13 @@ GivenClaim = Annotated[Claim, BeforeValidator(_in_words, json_schema_input_type=
 """A claim as a plan gives it, where ``claim: 7.98`` is a claimed ε."""
 
 
-def significant(text: str) -> Decimal:
+def significant_digits(text: str) -> Decimal:
     """``text`` with the digits that it vouches for.
 
     Zeros at the end of a whole number vouch for nothing, nor does that of ``94.0``, which is
     how programs print a whole number; at least two digits are read, since "8" means 8.0.
 
-    >>> [str(significant(text)) for text in ("7.9800", "94.0", "120", "8")]
+    >>> [str(significant_digits(text)) for text in ("7.9800", "94.0", "120", "8")]
     ['7.9800', '94', '1.2E+2', '8.0']
     """
     _, point, fraction = text.lower().partition("e")[0].partition(".")

@@ -70,7 +70,7 @@ class PlanError(Exception):
         self.reasons = reasons
 
     @classmethod
-    def because(cls, *, code: str, pointer: str = "", message: str, remedy: str) -> Self:
+    def with_reason(cls, *, code: str, pointer: str = "", message: str, remedy: str) -> Self:
         """The error of one reason."""
         return cls(Reason(code=code, pointer=pointer, message=message, remedy=remedy))
 

@@ -7,17 +7,17 @@ epochs); or a part whose kind is another (a bidiagonal noise has no bands to be 
 of one length are compared item by item, others as a whole; one field that differs in several
 items, such as the noise of every block, is one change, because blocks share it.
 
-``changed`` makes one change to the first plan and reads the result as strictly as any plan, so
-that a change that cannot stand alone, because it contradicts the rest, says so.
+``apply_changes`` edits the first plan and validates the result like any plan. A change that cannot
+be made alone is refused.
 
 >>> from affidavit.plan.parse import plan_from
 >>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
 ...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 5}],
 ...        "target": {"delta": 1e-5}}
 >>> first, second = plan_from(one), plan_from({**one, "steps": 20, "notes": "longer"})
->>> [(each.pointer, each.before, each.after) for each in changes(first, second)]
+>>> [(each.pointer, each.before, each.after) for each in find_changes(first, second)]
 [('/notes', ABSENT, 'longer'), ('/steps', 10, 20)]
->>> changed(first, changes(first, second)[1]).phases[0].steps
+>>> apply_changes(first, find_changes(first, second)[1]).phases[0].steps
 20
 """
 
@@ -80,7 +80,7 @@ class Change:
     edits: tuple[tuple[Path, Any], ...]
 
     @property
-    def is_words(self) -> bool:
+    def is_text_only(self) -> bool:
         """Whether only a name or a note differs, which no guarantee depends on."""
         return self.pointer in WORDS
 
@@ -89,7 +89,7 @@ class Change:
         return _text(self.before, longest), _text(self.after, longest)
 
 
-def changes(first: Plan, second: Plan) -> tuple[Change, ...]:
+def find_changes(first: Plan, second: Plan) -> tuple[Change, ...]:
     """What leads from ``first`` to ``second``, in the order of the fields' names."""
     documents = _in_one_shape(as_document(first), as_document(second))
     fields: dict[Path, list[Change]] = {}
@@ -100,7 +100,7 @@ def changes(first: Plan, second: Plan) -> tuple[Change, ...]:
     return tuple(_together(field, each, documents[0]) for field, each in fields.items())
 
 
-def changed(plan: Plan, *made: Change) -> Plan:
+def apply_changes(plan: Plan, *made: Change) -> Plan:
     """``plan`` after the changes; raises ``MalformedPlan`` where they cannot stand alone."""
     document = copy.deepcopy(as_document(plan))
     edits = [edit for change in made for edit in change.edits]
@@ -111,13 +111,13 @@ def changed(plan: Plan, *made: Change) -> Plan:
     return plan_from(document)
 
 
-def steps_between(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
+def split_into_steps(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
     """The way from ``first`` to ``second``, some changes after others, each a plan.
 
     Each step makes the first change that is left and can be made, or the first two that only
     make sense together, or all that are left. The last plan guarantees what ``second`` does.
     """
-    left = [change for change in changes(first, second) if not change.is_words]
+    left = [change for change in find_changes(first, second) if not change.is_text_only]
     result: list[tuple[tuple[Change, ...], Plan]] = []
     plan = first
     while left:
@@ -130,10 +130,10 @@ def steps_between(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], 
 def _step(plan: Plan, left: Sequence[Change]) -> tuple[tuple[Change, ...], Plan]:
     for made in chain(combinations(left, 1), combinations(left, 2)):
         try:
-            return made, changed(plan, *made)
+            return made, apply_changes(plan, *made)
         except MalformedPlan:
             continue
-    return tuple(left), changed(plan, *left)
+    return tuple(left), apply_changes(plan, *left)
 
 
 def _together(field: Path, single: Sequence[Change], document: Any) -> Change:

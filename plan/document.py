@@ -31,7 +31,7 @@ from affidavit.plan.types import (
     Real,
     StrictModel,
     Text,
-    at_most,
+    max_items,
 )
 
 Adjacency = Literal["add_remove", "replace_one", "zero_out"]
@@ -143,7 +143,7 @@ def _reason_in_words(value: Any) -> Any:
 
 
 ClipSchedule = Annotated[
-    tuple[Positive, ...], Field(min_length=1, fail_fast=True), at_most(1_000_000)
+    tuple[Positive, ...], Field(min_length=1, fail_fast=True), max_items(1_000_000)
 ]
 
 
@@ -158,7 +158,7 @@ class Phase(StrictModel):
     steps: Annotated[Integer, Field(ge=1)] | None = None
     epochs: Positive | None = None
     releases: Annotated[
-        tuple[Release, ...], Field(min_length=1, max_length=10_000), at_most(10_000)
+        tuple[Release, ...], Field(min_length=1, max_length=10_000), max_items(10_000)
     ]
     clipping: Literal["per_block", "flat"] = "per_block"
     noise: Noise = Independent()
@@ -216,13 +216,13 @@ class PlanDocument(StrictModel):
     dataset: Dataset = Dataset()
     adjacency: Adjacency
     phases: Annotated[
-        tuple[Phase, ...], Field(min_length=1, max_length=1000, fail_fast=True), at_most(1000)
+        tuple[Phase, ...], Field(min_length=1, max_length=1000, fail_fast=True), max_items(1000)
     ]
     allocation: Allocation = "uniform"
     optimizer: Optimizer = Optimizer()
     workload: Workload | None = None
     canaries: AuditCanaries | None = None
-    extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000), at_most(1000)] = ()
+    extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000), max_items(1000)] = ()
     trajectory: Literal["all_iterates"] = "all_iterates"
     target: Target
     allow_large_delta: Annotated[LargeDelta, BeforeValidator(_reason_in_words)] | None = None

@@ -22,13 +22,13 @@ References: dp_accounting's ``dp_event`` module for the idea of events as data;
 Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characteristic
 Function", arXiv:2106.08567, for dominating pairs; Dong, Roth and Su, arXiv:1905.02383, for μ.
 
-``event_document`` and ``event_from`` write an event as JSON data and read it back, so that
+``event_document`` and ``parse_event`` write an event as JSON data and read it back, so that
 what was accounted can be accounted again.
 
 >>> event = Repeated(event=Gaussian(noise_multiplier=2.0), count=3)
 >>> event_document(event)
 {'kind': 'Repeated', 'event': {'kind': 'Gaussian', 'noise_multiplier': 2.0}, 'count': 3}
->>> event_from(event_document(event)) == event
+>>> parse_event(event_document(event)) == event
 True
 """
 
@@ -541,7 +541,7 @@ def event_document(event: Event) -> dict[str, Any]:
     return {"kind": type(event).__name__, **values}
 
 
-def event_from(document: Mapping[str, Any]) -> Event:
+def parse_event(document: Mapping[str, Any]) -> Event:
     """The event of ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
     provided = {name: _read(value) for name, value in document.items()}
     kind = provided.pop("kind")
@@ -567,5 +567,5 @@ def _read(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_read(item) for item in value)
     if isinstance(value, dict):
-        return event_from(value)
+        return parse_event(value)
     return math.inf if value == "Infinity" else value

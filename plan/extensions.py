@@ -40,28 +40,28 @@ Group = Literal[
 
 
 @cache
-def installed(group: Group) -> Mapping[str, EntryPoint]:
+def installed_extensions(group: Group) -> Mapping[str, EntryPoint]:
     """The entry points of ``group`` by name."""
     return {entry_point.name: entry_point for entry_point in entry_points(group=group)}
 
 
 @cache
-def extension(group: Group, name: str) -> Any:
+def load_extension(group: Group, name: str) -> Any:
     """What an installed package adds to ``group`` as ``name``.
 
     Raises ``KeyError`` for a name that is not installed, and what loading the package raises.
     """
-    return installed(group)[name].load()
+    return installed_extensions(group)[name].load()
 
 
 def noise_forms() -> tuple[type[NoiseForm], ...]:
     """``FORMS`` and the forms of installed packages, which are loaded."""
-    extensions = (extension("affidavit.strategies", name) for name in _installed_kinds())
+    extensions = (load_extension("affidavit.strategies", name) for name in _installed_kinds())
     return (*FORMS, *dict.fromkeys(extensions))
 
 
 def _installed_kinds() -> list[str]:
-    return sorted(installed("affidavit.strategies").keys() - NOISE_KINDS)
+    return sorted(installed_extensions("affidavit.strategies").keys() - NOISE_KINDS)
 
 
 class _InstalledForms:
@@ -87,8 +87,8 @@ class _InstalledForms:
             return value
         kind = value.get("kind") if isinstance(value, dict) else None
         own = not isinstance(kind, str) or kind in NOISE_KINDS
-        if not own and kind in installed("affidavit.strategies"):
-            return extension("affidavit.strategies", kind).model_validate(value)
+        if not own and kind in installed_extensions("affidavit.strategies"):
+            return load_extension("affidavit.strategies", kind).model_validate(value)
         return handler(value)
 
 

@@ -171,7 +171,7 @@ def _set(part: dict[str, Any], field: str, value: Any) -> None:
 def _unknown(name: str) -> MalformedPlan:
     names = sorted(PlanFields.__annotations__)
     near = [KNOWN_AS[name]] if name in KNOWN_AS else difflib.get_close_matches(name, names, n=1)
-    return MalformedPlan.because(
+    return MalformedPlan.with_reason(
         code="unknown_field",
         pointer=pointer_to(name),
         message=f"{name[:80]} is not a field of a plan.",

@@ -6,7 +6,7 @@ change the guarantee, or decide whether there is one, are few and are marked bel
 (DP-Dice). A field that the optimiser does not have is refused: a value that nothing reads
 would be taken for one that something does.
 
->>> sorted(TAKES["dp_muon"] - EVERYWHERE)
+>>> sorted(OPTIMIZER_FIELDS["dp_muon"] - EVERYWHERE)
 ['auxiliary_learning_rate', 'beta1', 'beta2', 'momentum', 'newton_schulz_degree', \
 'newton_schulz_start', 'newton_schulz_steps']
 """
@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from affidavit.plan.extensions import extension, installed
+from affidavit.plan.extensions import installed_extensions, load_extension
 from affidavit.plan.types import Integer, Positive, Real, StrictModel
 
 OptimizerName = Literal[
@@ -81,13 +81,17 @@ class _InstalledNames:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         names = handler(schema)
-        names["enum"] += sorted(installed("affidavit.mechanisms").keys() - set(names["enum"]))
+        names["enum"] += sorted(
+            installed_extensions("affidavit.mechanisms").keys() - set(names["enum"])
+        )
         return names
 
     @staticmethod
     def _validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        if isinstance(value, str) and value not in TAKES:
-            return value if value in installed("affidavit.mechanisms") else handler(value)
+        if isinstance(value, str) and value not in OPTIMIZER_FIELDS:
+            return (
+                value if value in installed_extensions("affidavit.mechanisms") else handler(value)
+            )
         return handler(value)
 
 
@@ -169,7 +173,7 @@ class Optimizer(StrictModel):
     ] = None
 
 
-CHANGE_THE_GUARANTEE = frozenset({"combine", "noise_divisor", "error_clip_norm", "pre_clip_norm"})
+GUARANTEE_FIELDS = frozenset({"combine", "noise_divisor", "error_clip_norm", "pre_clip_norm"})
 """Fields that decide what may be claimed; all others are post-processing."""
 
 EVERYWHERE = frozenset({"name", "learning_rate", "weight_decay", "denoise"})
@@ -186,7 +190,7 @@ _MUON = (
     }
 )
 
-TAKES: dict[str, frozenset[str]] = {
+OPTIMIZER_FIELDS: dict[str, frozenset[str]] = {
     "dp_sgd": _SGD,
     "dp_sgd_lowpass": _SGD | {"smoothing"},
     "dp_adam": _ADAM,
@@ -207,12 +211,12 @@ TAKES: dict[str, frozenset[str]] = {
 }
 """The fields that each optimiser takes."""
 
-assert TAKES.keys() == set(get_args(OptimizerName))
+assert OPTIMIZER_FIELDS.keys() == set(get_args(OptimizerName))
 
 
-def takes(name: str) -> frozenset[str]:
+def optimizer_fields(name: str) -> frozenset[str]:
     """The fields that the optimiser ``name`` takes; an installed package says so itself."""
-    if name in TAKES:
-        return TAKES[name]
-    fields: frozenset[str] = extension("affidavit.mechanisms", name).takes
+    if name in OPTIMIZER_FIELDS:
+        return OPTIMIZER_FIELDS[name]
+    fields: frozenset[str] = load_extension("affidavit.mechanisms", name).takes
     return fields

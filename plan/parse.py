@@ -87,24 +87,24 @@ def parse_plan(raw: bytes, syntax: Syntax) -> Plan:
     try:
         return plan_from(document.data)
     except MalformedPlan as error:
-        raise MalformedPlan(*located(error.reasons, document)) from None
+        raise MalformedPlan(*locate_in_document(error.reasons, document)) from None
 
 
-def locate(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
+def locate_in_text(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
     """``reasons`` about an accepted plan, with line and column in the text it came from."""
-    return located(reasons, load_yaml(raw) if syntax == "yaml" else load_json(raw))
+    return locate_in_document(reasons, load_yaml(raw) if syntax == "yaml" else load_json(raw))
 
 
 def plan_from(data: Any) -> Plan:
     """The plan of an already loaded tree; raises ``MalformedPlan`` without positions."""
     if not isinstance(data, dict):
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="wrong_type",
             message="a plan must be a mapping of fields.",
             remedy="Write a first plan with `affidavit init`.",
         )
     if "phases" in data and (both := sorted(PHASE_FIELDS & data.keys())):
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="conflict",
             pointer=pointer_to(both[0]),
             message=f"{both[0]} and phases are both given.",
@@ -116,7 +116,7 @@ def plan_from(data: Any) -> Plan:
         raise MalformedPlan(*_PLAN.reasons(error, data)) from None
 
 
-def located(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]:
+def locate_in_document(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]:
     """``reasons`` with the line and column of their pointers in ``places``."""
     return tuple(
         reason if reason.line is not None else places.locate(reason, _path_of(reason.pointer))
@@ -141,19 +141,19 @@ def _places() -> dict[str, str]:
             for name, field in part.get("properties", {}).items():
                 if name not in places:
                     places[name] = prefix + name
-                    below = references(field)
+                    below = referenced_models(field)
                     deeper += [(f"{prefix}{name}.", parts[reference]) for reference in below]
         level = deeper
     return places
 
 
-def references(schema: Any) -> list[str]:
+def referenced_models(schema: Any) -> list[str]:
     """The names of the models that a part of a schema refers to, however deep."""
     if isinstance(schema, dict):
         own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
-        return own + [name for part in schema.values() for name in references(part)]
+        return own + [name for part in schema.values() for name in referenced_models(part)]
     parts = schema if isinstance(schema, list) else []
-    return [name for part in parts for name in references(part)]
+    return [name for part in parts for name in referenced_models(part)]
 
 
 _PLAN = Kind("a plan", _places, "`affidavit schema`")

@@ -20,11 +20,11 @@ FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once an epoch, at its place in the order."""
 
 
-ONE_LOT_AN_EPOCH = FIXED_ORDER | {"balls_in_bins"}
+ONE_LOT_PER_EPOCH = FIXED_ORDER | {"balls_in_bins"}
 """Schemes in which every record is in exactly one of an epoch's lots."""
 
 
-def exactly(value: float) -> Fraction:
+def exact_fraction(value: float) -> Fraction:
     """The decimal that a plan wrote, not the double next to it."""
     return Fraction(Decimal(repr(value)))
 
@@ -41,7 +41,7 @@ def lots_per_epoch(dataset_size: int, lot_size: int) -> int:
 def sampling_probability(plan: PlanDocument, phase: Phase) -> Fraction:
     """q: the given probability, or lot size over data set size; 1 for full_batch."""
     if phase.sampling.probability is not None:
-        return exactly(phase.sampling.probability)
+        return exact_fraction(phase.sampling.probability)
     if phase.sampling.lot_size is None or plan.dataset.size is None:
         return Fraction(1)
     return Fraction(phase.sampling.lot_size, plan.dataset.size)
@@ -77,8 +77,8 @@ def steps(plan: PlanDocument, phase: Phase) -> int | None:
     """
     if phase.epochs is None:
         return phase.steps
-    epochs = exactly(phase.epochs)
-    if phase.sampling.scheme in ONE_LOT_AN_EPOCH:
+    epochs = exact_fraction(phase.epochs)
+    if phase.sampling.scheme in ONE_LOT_PER_EPOCH:
         assert plan.dataset.size is not None
         assert phase.sampling.lot_size is not None
         return math.ceil(epochs * lots_per_epoch(plan.dataset.size, phase.sampling.lot_size))

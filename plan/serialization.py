@@ -83,7 +83,7 @@ def plan_schemas(ref_template: str) -> dict[str, Schema]:
         },
         "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
     }
-    schemas: dict[str, Schema] = with_keywords(
+    schemas: dict[str, Schema] = with_schema_keywords(
         {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts}
     )
     return schemas
@@ -102,15 +102,17 @@ def plan_schema() -> Schema:
     }
 
 
-def with_keywords(schema: Any) -> Any:
+def with_schema_keywords(schema: Any) -> Any:
     """``schema`` with the keywords of JSON Schema for the bounds that pydantic leaves in its own.
 
     It does so where a bound follows a validator, as in every bound of an ``Integer``.
     """
     if isinstance(schema, list):
-        return [with_keywords(item) for item in schema]
+        return [with_schema_keywords(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {name: with_keywords(part) for name, part in schema.items() if name not in KEYWORDS}
+    result = {
+        name: with_schema_keywords(part) for name, part in schema.items() if name not in KEYWORDS
+    }
     bounds = {KEYWORDS[name]: part for name, part in schema.items() if name in KEYWORDS}
     return result | bounds

@@ -21,15 +21,15 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 from pydantic import Field, StringConstraints
 
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field
-from affidavit.plan.types import Integer, Positive, Probability, Real, StrictModel, at_most
+from affidavit.plan.types import Integer, Positive, Probability, Real, StrictModel, max_items
 
 Coefficients = Annotated[
-    tuple[Real, ...], Field(min_length=1, max_length=100_000, fail_fast=True), at_most(100_000)
+    tuple[Real, ...], Field(min_length=1, max_length=100_000, fail_fast=True), max_items(100_000)
 ]
 Rows = Annotated[
-    tuple[Annotated[tuple[Real, ...], Field(fail_fast=True), at_most(4096)], ...],
+    tuple[Annotated[tuple[Real, ...], Field(fail_fast=True), max_items(4096)], ...],
     Field(min_length=1, fail_fast=True),
-    at_most(4096),
+    max_items(4096),
 ]
 Bands = Annotated[Integer, Field(ge=1)]
 Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
@@ -173,10 +173,11 @@ class BufferedLinearToeplitz(NoiseForm):
 
     kind: Literal["blt"]
     decays: (
-        Annotated[tuple[Probability, ...], Field(min_length=1, fail_fast=True), at_most(64)] | None
+        Annotated[tuple[Probability, ...], Field(min_length=1, fail_fast=True), max_items(64)]
+        | None
     ) = None
     scales: (
-        Annotated[tuple[Positive, ...], Field(min_length=1, fail_fast=True), at_most(64)] | None
+        Annotated[tuple[Positive, ...], Field(min_length=1, fail_fast=True), max_items(64)] | None
     ) = None
     buffers: Annotated[Integer, Field(ge=1, le=64)] | None = None
     objective: Literal["rms", "max"] | None = None

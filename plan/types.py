@@ -24,7 +24,7 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def at_most(items: int) -> BeforeValidator:
+def max_items(items: int) -> BeforeValidator:
     """Refuse a longer list before its items are looked at, each of which may be an error."""
 
     def short_enough(value: Any) -> Any:

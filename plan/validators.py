@@ -16,7 +16,7 @@ from affidavit.plan.additional_releases import ClippingQuantile, LaplaceMetric, 
 from affidavit.plan.claim import Claim
 from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
 from affidavit.plan.document import Phase, PlanDocument
-from affidavit.plan.optimizer import TAKES, takes
+from affidavit.plan.optimizer import OPTIMIZER_FIELDS, optimizer_fields
 from affidavit.plan.schedule import steps
 from affidavit.plan.types import MAX_INTEGER
 
@@ -40,7 +40,7 @@ def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
         reasons += plan.workload.check(partial(pointer_to, "workload"))
     reasons += [*_optimizer(plan), *_target(plan), *_allocation(plan), *_canaries(plan)]
     if plan.claim is not None:
-        reasons += unanswerable(plan.claim, plan)
+        reasons += find_claim_conflicts(plan.claim, plan)
     return tuple(reasons) or tuple(_horizon(plan))
 
 
@@ -373,10 +373,10 @@ def _adapted_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
 def _optimizer(plan: PlanDocument) -> Iterator[Reason]:
     """Fields that the optimiser does not have, and a pre-clip below the clip norm."""
     optimizer = plan.optimizer
-    fields = takes(optimizer.name)
+    fields = optimizer_fields(optimizer.name)
     for field in type(optimizer).model_fields:
         if field not in fields and getattr(optimizer, field) is not None:
-            owners = [name for name, taken in TAKES.items() if field in taken]
+            owners = [name for name, taken in OPTIMIZER_FIELDS.items() if field in taken]
             yield conflict(
                 pointer_to("optimizer", field),
                 f"{optimizer.name} has no {field}.",
@@ -421,7 +421,7 @@ def _allocation(plan: PlanDocument) -> Iterator[Reason]:
                 )
 
 
-def unanswerable(claim: Claim, plan: PlanDocument) -> Iterator[Reason]:
+def find_claim_conflicts(claim: Claim, plan: PlanDocument) -> Iterator[Reason]:
     """Why ``claim`` cannot be held against ``plan``: what either of them leaves open."""
     if (claim.epsilon is None) == (claim.noise_multiplier is None):
         yield _unanswerable(

@@ -30,8 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints,
 from affidavit.client import DIGEST, Interval, ResponseModel, is_none
 from affidavit.plan import (
     CLAIM_PATTERN,
-    LARGEST,
-    SMALLEST,
+    MAX_CLAIM,
+    MIN_CLAIM,
     Kind,
     MalformedPlan,
     Reason,
@@ -120,7 +120,8 @@ Identifier = Annotated[str, Field(pattern=DIGEST)]
 Object = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Claimed = (
-    Annotated[float, Field(ge=SMALLEST, le=LARGEST)] | Annotated[str, Field(pattern=CLAIM_PATTERN)]
+    Annotated[float, Field(ge=MIN_CLAIM, le=MAX_CLAIM)]
+    | Annotated[str, Field(pattern=CLAIM_PATTERN)]
 )
 
 

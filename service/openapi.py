@@ -29,7 +29,7 @@ from pydantic.json_schema import models_json_schema
 
 from affidavit.certificate.policy import Policy
 from affidavit.client import DIGEST, ResponseModel, RunEvent, RunProgress
-from affidavit.plan import plan_schemas, with_keywords
+from affidavit.plan import plan_schemas, with_schema_keywords
 from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.models import DiagnosisRequest, ProblemReason
 from affidavit.service.routing import JSON as JSON
@@ -273,7 +273,7 @@ def _with_public_names(document: Schema) -> Schema:
     """``document`` with ``RunPage`` for ``Page_Run_``, and the plan's own schema for a document."""
     text = re.sub(r"\bPage_(\w+?)_\b", r"\1Page", json.dumps(document))
     text = re.sub(r"schemas/(Plan|Policy)Document\b", r"schemas/\1", text)
-    renamed: Schema = with_keywords(json.loads(text, object_hook=_without_object_default))
+    renamed: Schema = with_schema_keywords(json.loads(text, object_hook=_without_object_default))
     return renamed
 
 

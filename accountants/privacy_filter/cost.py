@@ -33,7 +33,7 @@ from affidavit.plan import (
     WithoutReplacementGaussian,
     WithoutReplacementGroupGaussian,
     event_document,
-    event_from,
+    parse_event,
 )
 
 UNIT = Decimal("1e-12")
@@ -178,7 +178,7 @@ class Steps:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """The steps of ``as_document``; raises ``ValueError`` or ``KeyError``."""
-        kinds = [(event_from(item["event"]), int(item["count"])) for item in document["kinds"]]
+        kinds = [(parse_event(item["event"]), int(item["count"])) for item in document["kinds"]]
         result = [(kind, n) for kind, n in kinds if isinstance(kind, Step)]
         if len(result) < len(kinds):
             raise ValueError("a kind of step is a Gaussian release on a lot that is drawn anew")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
 
-from affidavit.plan import Claim, Plan, significant
+from affidavit.plan import Claim, Plan, significant_digits
 
 FEWEST_DIGITS_ROUNDED, MAX_DIGITS_ROUNDED = 4, 7
 """A noise multiplier of so many digits was calibrated and then rounded; a shorter one was
@@ -58,7 +58,7 @@ class ClaimedEpsilon:
 
         Raises ``ValueError`` where σ is claimed and the plan has no ``target.epsilon``.
         """
-        number = significant(claim.text)
+        number = significant_digits(claim.text)
         if claim.epsilon is not None:
             unit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))
             return cls(value=float(number), unit=unit, loose=ELASTICITY * _rounded(plan))

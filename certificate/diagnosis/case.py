@@ -22,11 +22,11 @@ import numpy as np
 from affidavit.accountants import leaves
 from affidavit.certificate.diagnosis.account import Account, Pair, Part, Parts, PhaseAccount
 from affidavit.mechanisms import (
-    Extras,
-    combination,
+    AdditionalEvents,
+    add_same_lot_blocks,
     joint_noise_multiplier,
-    jointly,
-    lower_extra,
+    lookahead_weight,
+    lower_additional_releases,
     noise_multiplier,
 )
 from affidavit.mechanisms import correlation as correlated
@@ -95,13 +95,13 @@ class Case:
     account: Account
     facts: tuple[PhaseFacts, ...]
     filter: Filter | None = None
-    extras: Extras = field(default_factory=Extras)
+    extras: AdditionalEvents = field(default_factory=AdditionalEvents)
 
     @classmethod
     def of(cls, plan: Plan, delta: float) -> Case:
         """The case of a plan whose noise and steps are given."""
         is_disk = plan.optimizer.name == "dp_disk"
-        filtered = Filter(coefficient=combination(plan)) if is_disk else None
+        filtered = Filter(coefficient=lookahead_weight(plan)) if is_disk else None
         facts = tuple(_facts(plan, index) for index in range(len(plan.phases)))
         extras = _extras(plan)
         phases = tuple(
@@ -143,7 +143,7 @@ def _facts(plan: Plan, index: int) -> PhaseFacts:
 
 
 def _phase_account(
-    plan: Plan, phase: Phase, facts: PhaseFacts, filtered: Filter | None, extras: Extras
+    plan: Plan, phase: Phase, facts: PhaseFacts, filtered: Filter | None, extras: AdditionalEvents
 ) -> PhaseAccount:
     sigmas = tuple((float(noise_multiplier(release)), release.count) for release in phase.releases)
     joint = joint_noise_multiplier(phase)
@@ -152,10 +152,10 @@ def _phase_account(
     replaces = plan.adjacency == "replace_one"
     records = plan.dataset.records_per_unit
     optimizer = plan.optimizer
-    lots = tuple((sigma, 1) for sigma in extras.same_lot)
+    lots = tuple((sigma, 1) for sigma in extras.same_lot_multipliers)
     account = PhaseAccount(
         sigmas=(*(sigmas if phase.clipping == "per_block" else ((joint, 1),)), *lots),
-        joint=jointly(joint, extras.same_lot),
+        joint=add_same_lot_blocks(joint, extras.same_lot_multipliers),
         steps=facts.steps,
         participations=facts.steps,
         distance=records * (2.0 if replaces else 1.0),
@@ -193,18 +193,20 @@ def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> Pha
     return replace(account, probability=facts.rate, pair=pair, known=account.known and known)
 
 
-def _extras(plan: Plan) -> Extras:
+def _extras(plan: Plan) -> AdditionalEvents:
     """What is accounted beside the steps; nothing where that is refused."""
     try:
-        return lower_extra(plan)
+        return lower_additional_releases(plan)
     except RefusedPlan:
-        return Extras()
+        return AdditionalEvents()
 
 
-def metrics(extras: Extras) -> Parts | None:
+def metrics(extras: AdditionalEvents) -> Parts | None:
     """The metrics alone, each once; None where one of them has Laplace noise."""
     result = []
-    for event, times in leaves(Composed(events=(*extras.repeated, *extras.beside))):
+    for event, times in leaves(
+        Composed(events=(*extras.released_per_repetition, *extras.released_once))
+    ):
         if isinstance(event, PoissonSubsampledGaussian):
             q: float | None = event.sampling_probability
         elif isinstance(event, Gaussian):

@@ -32,7 +32,7 @@ from affidavit.certificate.diagnosis.claims import (
     pointer_of,
     stated,
 )
-from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
+from affidavit.plan import Claim, MalformedPlan, Plan, Target, find_claim_conflicts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -152,7 +152,7 @@ class Diagnosis:
 
 def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
     """Compare ``claim`` with ``plan``; raises ``MalformedPlan`` if either is incomplete."""
-    if reasons := tuple(unanswerable(claim, plan)):
+    if reasons := tuple(find_claim_conflicts(claim, plan)):
         raise MalformedPlan(*reasons)
     about = stated(plan, claim)
     result = _certify(about)

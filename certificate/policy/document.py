@@ -60,12 +60,12 @@ from affidavit.plan import (
     StrictModel,
     Syntax,
     Text,
-    at_most,
     canonical_json,
     digest_of,
     load_json,
     load_yaml,
-    located,
+    locate_in_document,
+    max_items,
     pointer_to,
 )
 
@@ -139,7 +139,7 @@ class Policy(StrictModel):
     notes: Text | None = None
     datasets: (
         Literal["default"]
-        | Annotated[tuple[Name, ...], at_most(MAX_DATASETS), AfterValidator(_distinct_in_order)]
+        | Annotated[tuple[Name, ...], max_items(MAX_DATASETS), AfterValidator(_distinct_in_order)]
     )
     adjacencies: (
         Annotated[tuple[Adjacency, ...], _Few, AfterValidator(_distinct_in_order)] | None
@@ -167,7 +167,7 @@ class Policy(StrictModel):
         if self.datasets != "default" and (
             strange := sorted(self.caps.keys() - set(self.datasets))
         ):
-            raise MalformedPolicy.because(
+            raise MalformedPolicy.with_reason(
                 code="conflict",
                 pointer=pointer_to("caps", strange[0]),
                 message=f"the policy is not for the data set {strange[0]}.",
@@ -219,13 +219,13 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
     try:
         return policy_from(document.data)
     except MalformedPolicy as error:
-        raise MalformedPolicy(*located(error.reasons, document)) from None
+        raise MalformedPolicy(*locate_in_document(error.reasons, document)) from None
 
 
 def policy_from(data: Any) -> Policy:
     """The policy of loaded data; raises ``MalformedPolicy`` without positions."""
     if not isinstance(data, dict):
-        raise MalformedPolicy.because(
+        raise MalformedPolicy.with_reason(
             code="wrong_type",
             message="a policy must be a mapping of fields.",
             remedy="Start from one of examples/policies/.",

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate.assessment import Assessment, Verdict, refused_by_policy
 from affidavit.certificate.policy.document import Policy
-from affidavit.plan import Plan, Reason, exactly, plan_from
+from affidavit.plan import Plan, Reason, exact_fraction, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
 """Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""
@@ -264,7 +264,7 @@ def _large_delta(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
             message=f"the policy {policy.name} asks for δ below 1/N, and N is not given.",
             remedy="Give dataset.size.",
         )
-    elif exactly(facts.delta) * size >= 1:
+    elif exact_fraction(facts.delta) * size >= 1:
         yield Reason(
             code="policy_large_delta",
             pointer="/target/delta",

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from hmac import digest as hmac_digest
 from typing import Any, Self
 
-from affidavit.mechanisms import repetitions
+from affidavit.mechanisms import draw_repetitions
 from affidavit.plan import Plan, Selection, digest_of
 
 CHOICES: Mapping[str, tuple[type, ...]] = {
@@ -93,7 +93,7 @@ class SearchOpening:
 
     def trials(self, selection: Selection) -> int:
         """K, the number of trials; a Poisson number may be 0."""
-        return repetitions(selection, self._uniform("repetitions"))
+        return draw_repetitions(selection, self._uniform("repetitions"))
 
     def trial(self, number: int) -> dict[str, Value]:
         """What trial ``number`` tries: of each field one value, uniformly and independently."""

@@ -32,7 +32,7 @@ def document() -> str:
     """The whole document."""
     rows = "".join(
         f"| [`{item.name}`](#{item.name}) | {item.title} | "
-        f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_in_words} |\n"
+        f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_description} |\n"
         for item in all_mechanisms().values()
     )
     return HEAD + rows + "".join(_section(entry) for entry in all_mechanisms().values())
@@ -51,8 +51,8 @@ def _lines(mechanism: Mechanism) -> Iterator[str]:
     yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
     yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data) or 'none'}."
     yield f"* **Clipping** {mechanism.clipping}."
-    yield f"* **Noise** {mechanism.noise_in_words}."
-    for obligation in mechanism.obliges:
+    yield f"* **Noise** {mechanism.noise_description}."
+    for obligation in mechanism.obligations:
         yield f"* **Obliges the trainer** (`{obligation.code}`): {obligation.text}."
     yield f"* **Sources** {'; '.join(mechanism.sources)}."
     yield ""

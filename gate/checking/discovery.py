@@ -139,7 +139,7 @@ def given_for(file: str) -> dict[str, Any]:
         matches = (key for key in tables if PurePath(key) == PurePath(file))
         fields = tables.get(next(matches, file), {})
     if not isinstance(fields, dict):
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="wrong_type",
             message=f'[tool.affidavit.given] of "{file}" is not a table.',
             remedy="Make it a table of plan fields.",
@@ -226,6 +226,6 @@ def _configured_names() -> list[str]:
 
 
 def _no_match(name: str, problem: str, remedy: str = "Correct the pattern.") -> MalformedPlan:
-    return MalformedPlan.because(
+    return MalformedPlan.with_reason(
         code="nothing_checked", message=f"{name} {problem}.", remedy=remedy
     )

@@ -16,7 +16,7 @@ from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
 from affidavit.gate.checking.fixes import fixes_for
 from affidavit.gate.checking.source import Source
 from affidavit.gate.exit_codes import OF_VERDICT
-from affidavit.plan import Claim, MalformedPlan, Plan, Reason, pointer_to, unanswerable
+from affidavit.plan import Claim, MalformedPlan, Plan, Reason, find_claim_conflicts, pointer_to
 
 MAX_PRECISION = 1.5e-3
 """Relative precision in ε below which a number identifies a mistake: about four digits of a noise
@@ -141,7 +141,7 @@ def _explained(plan: Plan) -> tuple[str, str] | None:
 
     for claim in _claims(plan):
         if (
-            tuple(unanswerable(claim, plan))
+            tuple(find_claim_conflicts(claim, plan))
             or ClaimedEpsilon.of(claim, plan).precision > MAX_PRECISION
         ):
             continue

@@ -23,7 +23,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from affidavit.gate.checking.discovery import given_for, plan_in
 from affidavit.gate.plan_io import read_bytes
 from affidavit.importers import LIBRARIES, Broken, Partial, Span, imported, key_of
-from affidavit.mechanisms import attach
+from affidavit.mechanisms import load_noise_files
 from affidavit.plan import (
     MAX_JSON_BYTES,
     MAX_YAML_BYTES,
@@ -34,7 +34,7 @@ from affidavit.plan import (
     Syntax,
     load_json,
     load_yaml,
-    located,
+    locate_in_document,
     plan_from,
     pointer_to,
     syntax_of,
@@ -205,7 +205,7 @@ class Source:
         """The plan with its attached files; raises ``MalformedPlan`` with positions."""
         try:
             plan = plan_from(self.data)
-            attach(plan, Path() if self.file == "-" else Path(self.file).parent)
+            load_noise_files(plan, Path() if self.file == "-" else Path(self.file).parent)
         except MalformedPlan as error:
             reasons = error.reasons
             if self.imported is not None:
@@ -293,7 +293,7 @@ class Source:
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """``reasons`` with line and column in the file."""
-        return located(reasons, self.places)
+        return locate_in_document(reasons, self.places)
 
 
 def sources_of(name: str, *, explicit: bool) -> Iterator[Source]:
@@ -388,6 +388,6 @@ def _fill(data: dict[str, Any], pointer: str) -> None:
 
 
 def _no_plan(message: str) -> MalformedPlan:
-    return MalformedPlan.because(
+    return MalformedPlan.with_reason(
         code="no_plan", message=message, remedy="Give a file that contains a plan."
     )

@@ -39,7 +39,7 @@ from affidavit.gate.guard.obligations import (
 )
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.sampler import commitment_to
-from affidavit.plan import Plan, exactly
+from affidavit.plan import Plan, exact_fraction
 
 Amount = float | Mapping[str, float]
 """One number for every release of the plan, or one by the release's name."""
@@ -270,7 +270,7 @@ def _require_sampler(
         ("lot_size", lot_size, certified.divisor),
         ("probability", probability, certified.probability),
     ):
-        if value is not None and abs(exactly(float(value)) - expected) > expected / 10**12:
+        if value is not None and abs(exact_fraction(float(value)) - expected) > expected / 10**12:
             raise GuardStop(
                 "other_probability",
                 f"{name} is {value}, but {float(expected):g} was certified.",

@@ -117,7 +117,7 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
     assert provided is not None
     if _covers(provided, by_sampler):
         return provided
-    raise RefusedPlan.because(
+    raise RefusedPlan.with_reason(
         code="participation_mismatch",
         pointer=plan.pointer(index, "participation"),
         message=f"{phase.sampling.scheme} sampling over {steps} steps means "

@@ -34,7 +34,7 @@ from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
 from affidavit.certificate.log import LogEntry
-from affidavit.plan import event_from
+from affidavit.plan import parse_event
 from affidavit.service.errors import DomainError
 from affidavit.service.ledger.state import (
     LedgerScope,
@@ -370,7 +370,7 @@ def _understated(event: str, cost: Cost, base: Step | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def _bounds(event: str) -> tuple[Steps, tuple[float, ...]]:
-    released = event_from(json.loads(event))
+    released = parse_event(json.loads(event))
     return Steps.of(released), divergences(released)
 
 

@@ -35,7 +35,7 @@ from affidavit.plan import (
     RefusedPlan,
     Repeated,
     event_document,
-    event_from,
+    parse_event,
     plan_from,
 )
 from affidavit.service.certificate_store import CertificateStore, StoredCertificate
@@ -93,7 +93,7 @@ def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[
 
     Returns ``engine`` and ``epsilon`` with its two ends, or nulls where no engine reaches them.
     """
-    parts = tuple(Repeated(event=event_from(event), count=count) for event, count in events)
+    parts = tuple(Repeated(event=parse_event(event), count=count) for event, count in events)
     try:
         engine, epsilon = composed_epsilon([Composed(events=parts)], delta)
     except AccountantError:

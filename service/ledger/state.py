@@ -52,7 +52,7 @@ from affidavit.accountants.privacy_filter import (
     Step,
     admits_alone,
 )
-from affidavit.plan import event_document, event_from
+from affidavit.plan import event_document, parse_event
 from affidavit.service.certificate_tables import Sequence, UtcDateTime, metadata, numbered
 from affidavit.service.teams import DEFAULT
 
@@ -298,7 +298,7 @@ class LedgerState:
         """The state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
-        base = event_from(document["base"]) if "base" in document else None
+        base = parse_event(document["base"]) if "base" in document else None
         if not isinstance(base, Step | None):
             raise ValueError("the base of a ledger is a step on a fresh lot")
         return cls(

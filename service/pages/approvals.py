@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import ColumnElement, Connection, select
 
-from affidavit.plan import changes, plan_from
+from affidavit.plan import find_changes, plan_from
 from affidavit.service.certificate_store import StoredCertificate, current, get
 from affidavit.service.certificate_tables import certificates, requests
 from affidavit.service.cursors import page_of
@@ -179,7 +179,7 @@ def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[F
         FieldChange(
             field=label_of(change.pointer), pointer=change.pointer, before=before, after=after
         )
-        for change in changes(first, second)
+        for change in find_changes(first, second)
         for before, after in [change.texts(SHOWN)]
     )
 

@@ -22,11 +22,11 @@ from affidavit.plan import (
     Reason,
     StrictModel,
     Syntax,
+    find_claim_conflicts,
     load_json,
     load_yaml,
-    located,
+    locate_in_document,
     plan_from,
-    unanswerable,
 )
 from affidavit.service.pool import AccountingPool
 
@@ -60,7 +60,7 @@ def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
     try:
         return _read(document.data)
     except MalformedPlan as error:
-        raise MalformedPlan(*located(error.reasons, document)) from None
+        raise MalformedPlan(*locate_in_document(error.reasons, document)) from None
 
 
 def _read(data: Any) -> tuple[Plan, Claim]:
@@ -73,7 +73,7 @@ def _read(data: Any) -> tuple[Plan, Claim]:
     except MalformedPlan as error:
         raise MalformedPlan(*map(_inside, error.reasons)) from None
     claim = _claim(asks, plan)
-    if reasons := tuple(unanswerable(claim, plan)):
+    if reasons := tuple(find_claim_conflicts(claim, plan)):
         raise MalformedPlan(*map(_inside, reasons))
     return plan, claim
 
@@ -84,7 +84,7 @@ def _claim(asks: _Question, plan: Plan) -> Claim:
     if missing == 2 and plan.claim is not None:
         return plan.claim
     if missing != 1:
-        raise MalformedPlan.because(
+        raise MalformedPlan.with_reason(
             code="missing_field" if missing else "conflict",
             pointer="" if missing else "/claimed_noise_multiplier",
             message="a diagnosis takes exactly one claim.",

@@ -18,7 +18,7 @@ from affidavit.certificate.plan_comparison import (
     compare_plans,
     comparison_of,
 )
-from affidavit.plan import ABSENT, Change, Plan, changed, changes, digest, plan_from
+from affidavit.plan import ABSENT, Change, Plan, apply_changes, digest, find_changes, plan_from
 from tests.conftest import DOCUMENT
 
 PlanOf = Callable[..., Plan]
@@ -51,14 +51,14 @@ def test_making_every_change_leads_from_the_one_plan_to_the_other(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
-    result = changes(first, second)
+    result = find_changes(first, second)
     edits = tuple(edit for item in result for edit in item.edits)
     if not result:
         assert first == second
         return
     whole = Change(pointer="", before=None, after=None, edits=edits)
-    assert digest(changed(first, whole)) == digest(second)
-    back = changes(second, first)
+    assert digest(apply_changes(first, whole)) == digest(second)
+    back = find_changes(second, first)
     assert sorted((c.before, c.after) for c in result if c.pointer == "/steps") == sorted(
         (c.after, c.before) for c in back if c.pointer == "/steps"
     )
@@ -67,28 +67,28 @@ def test_making_every_change_leads_from_the_one_plan_to_the_other(
 def test_what_is_only_written_differently_is_no_change(plan_of: PlanOf) -> None:
     phase = {name: DOCUMENT[name] for name in ("sampling", "steps", "releases")}
     other = plan_of(sampling=..., steps=..., releases=..., phases=[phase], extra=[])
-    assert changes(plan_of(), other) == ()
+    assert find_changes(plan_of(), other) == ()
 
 
 def test_fields_of_which_one_is_given_are_one_change(plan_of: PlanOf) -> None:
-    (result,) = changes(plan_of(**POISSON), plan_of(**{**POISSON, "steps": ..., "epochs": 2}))
+    (result,) = find_changes(plan_of(**POISSON), plan_of(**{**POISSON, "steps": ..., "epochs": 2}))
     assert (result.before, result.after) == ({"steps": 40}, {"epochs": 2.0})
-    assert changed(plan_of(**POISSON), result).phases[0].epochs == 2
+    assert apply_changes(plan_of(**POISSON), result).phases[0].epochs == 2
 
 
 def test_a_part_of_another_kind_is_one_change(plan_of: PlanOf) -> None:
-    (result,) = changes(plan_of(), plan_of(sampling={"scheme": "poisson", "lot_size": 50}))
+    (result,) = find_changes(plan_of(), plan_of(sampling={"scheme": "poisson", "lot_size": 50}))
     assert result.pointer == "/sampling"
-    (added,) = changes(plan_of(), plan_of(notes="why"))
-    assert (added.before, added.is_words) == (ABSENT, True)
+    (added,) = find_changes(plan_of(), plan_of(notes="why"))
+    assert (added.before, added.is_text_only) == (ABSENT, True)
 
 
 def test_a_phase_that_is_added_is_a_change_of_the_phases(plan_of: PlanOf) -> None:
     phase = {name: DOCUMENT[name] for name in ("sampling", "steps", "releases")}
     two = plan_of(sampling=..., steps=..., releases=..., phases=[phase, phase])
-    (result,) = changes(plan_of(), two)
+    (result,) = find_changes(plan_of(), two)
     assert result.pointer == "/phases"
-    assert digest(changed(plan_of(), result)) == digest(two)
+    assert digest(apply_changes(plan_of(), result)) == digest(two)
 
 
 def test_each_change_alone_is_certified_as_that_plan_is(plan_of: PlanOf) -> None:
@@ -273,9 +273,9 @@ def test_a_field_of_several_blocks_is_one_change(plan_of: PlanOf) -> None:
     (noise,) = compare_plans(with_noise(9, 9, 9), with_noise(None, None, None)).alone
     assert (noise.change.pointer, noise.moved) == ("/releases/*/noise_multiplier", "raised")
     assert (noise.change.before, noise.change.after) == (9.0, ABSENT)
-    (change,) = changes(with_noise(9, 9, 9), with_noise(9, 10, 12))
+    (change,) = find_changes(with_noise(9, 9, 9), with_noise(9, 10, 12))
     assert (change.before, change.after) == (9.0, {"b1": 10.0, "b2": 12.0})
-    assert changed(with_noise(9, 9, 9), change) == with_noise(9, 10, 12)
+    assert apply_changes(with_noise(9, 9, 9), change) == with_noise(9, 10, 12)
 
 
 @pytest.mark.soak
@@ -286,7 +286,7 @@ def test_contributions_sum_to_the_difference_of_the_bounds(
 ) -> None:
     first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
     result = compare_plans(first, second)
-    effective = [item.change for item in result.alone if not item.change.is_words]
+    effective = [item.change for item in result.alone if not item.change.is_text_only]
     if result.obstacles or not effective:
         assert result.contributions == ()
         return

@@ -133,7 +133,7 @@ def test_the_noise_of_a_plan_is_proved_and_no_more_of_it(
 
         monkeypatch.setattr(Correlation, "at", understated)
     else:
-        lowering = "affidavit.mechanisms.lowering.jointly"
+        lowering = "affidavit.mechanisms.lowering.add_same_lot_blocks"
         monkeypatch.setattr(lowering, lambda joint, _: joint * 1.0001)
     with pytest.raises(Unproved, match="noise that was accounted"):
         lowered_and_required(document)

@@ -13,13 +13,13 @@ from affidavit.mechanisms import all_mechanisms, lower, optimizers
 from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.mechanisms.protocol import ANY_NOISE, CORRELATED, INDEPENDENT
 from affidavit.plan import (
-    CHANGE_THE_GUARANTEE,
-    TAKES,
+    GUARANTEE_FIELDS,
+    OPTIMIZER_FIELDS,
     MalformedPlan,
     OptimizerName,
     Phase,
+    optimizer_fields,
     plan_from,
-    takes,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def minimal(name: str, **optimizer: Any) -> dict[str, Any]:
 
 
 def test_every_optimiser_that_a_plan_may_name_is_described_and_no_other() -> None:
-    assert set(MECHANISMS) == set(get_args(OptimizerName)) == set(TAKES)
+    assert set(MECHANISMS) == set(get_args(OptimizerName)) == set(OPTIMIZER_FIELDS)
 
 
 def test_the_kinds_of_noise_are_those_of_a_plan() -> None:
@@ -72,7 +72,7 @@ def test_a_mechanism_states_what_a_reader_must_check(name: str) -> None:
     assert result.post_processing
     assert result.sources
     assert result.needs_auxiliary_block == name.startswith("dp_muon")
-    codes = [oblige.code for oblige in result.obliges]
+    codes = [oblige.code for oblige in result.obligations]
     assert len(set(codes)) == len(codes)
     for path in re.findall(r"docs/\S+\.md", result.proof):
         assert (ROOT / path).is_file(), path
@@ -90,7 +90,7 @@ def test_its_minimal_plan_is_certified_with_its_obligations(name: str) -> None:
     result = certify(plan_from(minimal(name)), second_opinion=False)
     assert result.verdict == "certified", result.reasons
     codes = [obligation["code"] for obligation in result.obligations]
-    assert {oblige.code for oblige in OPTIMIZERS[name].obliges} <= set(codes)
+    assert {oblige.code for oblige in OPTIMIZERS[name].obligations} <= set(codes)
     assert len(set(codes)) == len(codes)
 
 
@@ -107,14 +107,14 @@ def test_a_wrapper_has_the_cost_of_what_it_wraps() -> None:
 
 @everywhere
 def test_hyperparameters_on_released_values_change_no_event(name: str) -> None:
-    free = takes(name) - CHANGE_THE_GUARANTEE - {"name"}
+    free = optimizer_fields(name) - GUARANTEE_FIELDS - {"name"}
     changed = plan_from(minimal(name, **{field: VALUES[field] for field in free}))
     assert lower(changed).event() == lower(plan_from(minimal(name))).event()
 
 
 @everywhere
 def test_a_field_of_another_optimiser_is_a_contradiction(name: str) -> None:
-    for field in VALUES.keys() - takes(name):
+    for field in VALUES.keys() - optimizer_fields(name):
         with pytest.raises(MalformedPlan) as caught:
             plan_from(minimal(name, **{field: VALUES[field]}))
         (reason,) = caught.value.reasons
@@ -136,8 +136,10 @@ def test_noise_that_the_mechanism_is_not_defined_with_is_refused(name: str) -> N
 def test_what_is_shown_says_for_every_field_what_it_takes_and_costs(name: str) -> None:
     shown = OPTIMIZERS[name].as_dict()
     assert shown["name"] == name
-    assert {entry["field"] for entry in shown["hyperparameters"]} == takes(name) - {"name"}
+    assert {entry["field"] for entry in shown["hyperparameters"]} == optimizer_fields(name) - {
+        "name"
+    }
     for item in shown["hyperparameters"]:
         assert item["takes"]
         assert item["meaning"]
-        assert item["changes_the_guarantee"] == (item["field"] in CHANGE_THE_GUARANTEE)
+        assert item["changes_the_guarantee"] == (item["field"] in GUARANTEE_FIELDS)

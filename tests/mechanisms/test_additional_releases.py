@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import certify
-from affidavit.mechanisms.joint_gaussian import jointly
+from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
     Composed,
@@ -61,8 +61,10 @@ def test_a_clipping_count_is_a_block_of_clip_norm_one_half_on_the_same_lot(
 
 def test_the_joint_multiplier_is_that_of_the_paper(plan_of: Make) -> None:
     # Andrew et al., Theorem 1: z = (z_Δ^-2 + (2σ_b)^-2)^-1/2.
-    assert jointly(1.1, [2 * 10.0]) == pytest.approx((1.1**-2 + 20.0**-2) ** -0.5, rel=1e-14)
-    assert jointly(1.1, []) == 1.1
+    assert add_same_lot_blocks(1.1, [2 * 10.0]) == pytest.approx(
+        (1.1**-2 + 20.0**-2) ** -0.5, rel=1e-14
+    )
+    assert add_same_lot_blocks(1.1, []) == 1.1
     result = certify(plan_of(**POISSON, extra=[QUANTILE]), second_opinion=False)
     assert result.joint == pytest.approx((20**-2 + 10**-2) ** -0.5)
 

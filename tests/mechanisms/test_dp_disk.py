@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.mechanisms.dp_disk import combination
+from affidavit.mechanisms.dp_disk import lookahead_weight
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import Plan, Reason, RefusedPlan
 
@@ -55,7 +55,7 @@ def test_sums_combined_after_clipping_are_refused_with_their_true_sensitivity(
     plan = plan_of(optimizer=disk(kappa=0.3, gamma=0.5, combine="after_clipping"))
     reason = refusal(plan)
     assert (reason.code, reason.pointer) == ("unsound_optimizer", "/optimizer/combine")
-    c = combination(plan)
+    c = lookahead_weight(plan)
     assert f"{abs(c) + abs(1 - c):.4g} C" in reason.message
     # One record whose two gradients point opposite ways attains it.
     u = np.array([0.6, 0.8])

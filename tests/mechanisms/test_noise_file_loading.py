@@ -13,7 +13,7 @@ import pytest
 from affidavit.gate.batch import certify_line
 from affidavit.gate.plan_io import read_plan
 from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.noise_file_loading import attach
+from affidavit.mechanisms.noise_file_loading import load_noise_files
 from affidavit.mechanisms.strategies.noise_file_registry import content_digest
 from affidavit.plan import MalformedPlan, plan_from
 
@@ -79,7 +79,7 @@ def test_only_files_below_the_plan_are_opened(folder: Path, document: Document, 
     (below / "loop").symlink_to("loop")
     plan = plan_from(document(noise=noise_in(folder / "noise.npy", name)))
     with pytest.raises(MalformedPlan) as caught:
-        attach(plan, below)
+        load_noise_files(plan, below)
     (reason,) = caught.value.reasons
     assert (reason.code, reason.pointer) == ("bad_file", "/noise/file")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from affidavit.mechanisms import repetitions
+from affidavit.mechanisms import draw_repetitions
 from affidavit.plan import Selection
 
 WHOLE = 1 << 512
@@ -50,21 +50,21 @@ def test_the_number_steps_where_the_distribution_function_does(
     for count in (1, 2, 3, 5, 9):
         edge = float(below(count))
         for side, expected in ((-1e-9, count), (1e-9, count + 1)):
-            assert repetitions(selected, int(Fraction(edge + side) * WHOLE)) == expected
+            assert draw_repetitions(selected, int(Fraction(edge + side) * WHOLE)) == expected
 
 
 @pytest.mark.parametrize(("selected", "_"), LAWS)
 def test_the_mean_is_the_certified_one(selected: Selection, _: Any) -> None:
     points = 4000
-    drawn = [repetitions(selected, (2 * i + 1) * WHOLE // (2 * points)) for i in range(points)]
+    drawn = [draw_repetitions(selected, (2 * i + 1) * WHOLE // (2 * points)) for i in range(points)]
     assert sum(drawn) / points == pytest.approx(selected.mean, rel=5e-3)
 
 
 def test_the_ends() -> None:
-    assert repetitions(selection("poisson", 1), 0) == 0
+    assert draw_repetitions(selection("poisson", 1), 0) == 0
     for once in (selection("geometric", 1), selection("logarithmic", 1)):
-        assert repetitions(once, WHOLE - 1) == 1
-    assert repetitions(selection("geometric", 2), WHOLE - 1) > 100  # it ends
+        assert draw_repetitions(once, WHOLE - 1) == 1
+    assert draw_repetitions(selection("geometric", 2), WHOLE - 1) > 100  # it ends
     for wrong in (-1, WHOLE):
         with pytest.raises(ValueError, match="bits"):
-            repetitions(selection("geometric", 2), wrong)
+            draw_repetitions(selection("geometric", 2), wrong)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
-from affidavit.plan.parse import Syntax, locate, parse_plan
+from affidavit.plan.parse import Syntax, locate_in_text, parse_plan
 from affidavit.plan.strict_parsing import load_json, load_yaml
 
 KEYS = st.text(st.sampled_from('abz09/~"\\ é😀:,{[#-'), min_size=1, max_size=6)
@@ -106,7 +106,7 @@ def test_a_reason_about_an_accepted_plan_is_placed_in_its_text(
 ) -> None:
     raw = json.dumps(document(), indent=2).encode()
     reason = Reason(code="any", pointer="/target/epsilon", message="", remedy="")
-    (result,) = locate((reason,), raw, syntax)
+    (result,) = locate_in_text((reason,), raw, syntax)
     line = raw.decode().split("\n")[(result.line or 0) - 1]
     assert line[(result.column or 0) - 1 :].startswith('"epsilon"')
 

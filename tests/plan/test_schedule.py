@@ -106,6 +106,6 @@ def test_rounding_up_gives_the_least_double_that_is_not_below(value: Fraction) -
 
 @given(st.floats(1e-300, 1e300))
 def test_a_double_is_read_as_its_shortest_decimal(value: float) -> None:
-    exact = schedule.exactly(value)
+    exact = schedule.exact_fraction(value)
     assert float(exact) == value
     assert exact == Fraction(repr(value))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms import GAMMA, KAPPA, combination
+from affidavit.mechanisms import DEFAULT_GAMMA, DEFAULT_KAPPA, lookahead_weight
 from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
 from affidavit.trainer.optimizers.entrywise import heavy_ball, heavy_ball_or_adam
 from affidavit.trainer.optimizers.inputs import OptimizerInputs
@@ -57,8 +57,11 @@ class DiSK(DPOptimizer):
 
     def __init__(self, inputs: OptimizerInputs) -> None:
         super().__init__(inputs)
-        self._kappa, self._gamma = inputs.settings.kappa or KAPPA, inputs.settings.gamma or GAMMA
-        self._ahead = combination(inputs.plan)
+        self._kappa, self._gamma = (
+            inputs.settings.kappa or DEFAULT_KAPPA,
+            inputs.settings.gamma or DEFAULT_GAMMA,
+        )
+        self._ahead = lookahead_weight(inputs.plan)
 
     def rule(self, inputs: OptimizerInputs) -> Rule:
         """The update after the filter."""

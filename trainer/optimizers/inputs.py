@@ -94,7 +94,7 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
     try:
         return strategy.variances(partial(_filtered, decay=momentum))
     except TooLarge:
-        raise RefusedPlan.because(
+        raise RefusedPlan.with_reason(
             code="too_large",
             pointer="/noise",
             message=f"this optimiser needs the noise of each of {strategy.steps} steps, which "
@@ -207,7 +207,7 @@ def optimizer_inputs(
 def refused(code: str, field: str, message: str, remedy: str) -> RefusedPlan:
     """A refusal that points to a field of the plan's optimiser."""
     pointer = pointer_to("optimizer", field)
-    return RefusedPlan.because(code=code, pointer=pointer, message=message, remedy=remedy)
+    return RefusedPlan.with_reason(code=code, pointer=pointer, message=message, remedy=remedy)
 
 
 def _require_strategies(

@@ -57,7 +57,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms import DEGREE, STEPS, Start, coefficients
+from affidavit.mechanisms import DEFAULT_DEGREE, DEFAULT_STEPS, Start, coefficients
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, in_batches, std_at
 from affidavit.trainer.optimizers.entrywise import adam
@@ -67,8 +67,8 @@ from affidavit.trainer.optimizers.inputs import OptimizerInputs
 def orthogonalised(
     matrices: Tensor,
     *,
-    degree: int = DEGREE,
-    steps: int = STEPS,
+    degree: int = DEFAULT_DEGREE,
+    steps: int = DEFAULT_STEPS,
     start: Start = "paper",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -122,8 +122,8 @@ class Muon(DPOptimizer):
     def __init__(self, inputs: OptimizerInputs) -> None:
         settings = inputs.settings
         self._momentum = MOMENTUM if settings.momentum is None else settings.momentum
-        self._degree = settings.newton_schulz_degree or DEGREE
-        self._newton_schulz_steps = settings.newton_schulz_steps or STEPS
+        self._degree = settings.newton_schulz_degree or DEFAULT_DEGREE
+        self._newton_schulz_steps = settings.newton_schulz_steps or DEFAULT_STEPS
         self._start: Start = settings.newton_schulz_start or "paper"
         self._dtype = inputs.newton_schulz_dtype
         self._auxiliary_rate = (

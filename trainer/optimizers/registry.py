@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from affidavit.mechanisms import mechanism
-from affidavit.plan import RefusedPlan, extension, installed
+from affidavit.plan import RefusedPlan, installed_extensions, load_extension
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.entrywise import RULES, EntryWise
@@ -33,11 +33,11 @@ OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
 def optimizer_of(inputs: OptimizerInputs) -> DPOptimizer:
     """The optimiser of a closed, certified plan; raises ``RefusedPlan``."""
     name = inputs.settings.name
-    if result := mechanism(name).unmet(inputs.plan):
+    if result := mechanism(name).find_mismatches(inputs.plan):
         raise RefusedPlan(*result)
     if name in OPTIMIZERS:
         return OPTIMIZERS[name](inputs)
-    if name not in installed("affidavit.optimizers"):
+    if name not in installed_extensions("affidavit.optimizers"):
         raise refused(
             "unsupported",
             "name",
@@ -51,5 +51,5 @@ def optimizer_of(inputs: OptimizerInputs) -> DPOptimizer:
             f"{name} is an optimiser of another package, which supports whole tensors only.",
             "Remove fully_shard.",
         )
-    optimizer: DPOptimizer = extension("affidavit.optimizers", name)(inputs)
+    optimizer: DPOptimizer = load_extension("affidavit.optimizers", name)(inputs)
     return optimizer

@@ -51,7 +51,9 @@ def loose_delta(case: Case) -> Iterator[Way]:
 )
 def uncounted_release(case: Case) -> Iterator[Way]:
     """Training alone."""
-    if case.extras.selection is None and (case.extras.beside or case.extras.repeated):
+    if case.extras.selection is None and (
+        case.extras.released_once or case.extras.released_per_repetition
+    ):
         yield Way(text="what is released beside training was left out", extra=(), cost=0.8)
 
 

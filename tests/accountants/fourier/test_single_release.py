@@ -40,7 +40,7 @@ from affidavit.plan import (
     Repeated,
     alternatives,
     event_document,
-    event_from,
+    parse_event,
 )
 
 
@@ -219,7 +219,7 @@ def test_of_little_noise_the_first_bound_is_that_of_participations() -> None:
 
 def test_events_with_a_choice_are_read_as_they_were_written() -> None:
     either = Composed(events=(EitherBound(events=(poisson(1.0), mixture(3, 0.1, 2.0, 1e-18))),))
-    assert event_from(event_document(either)) == either
+    assert parse_event(event_document(either)) == either
     assert alternatives(poisson(1.0)) == (poisson(1.0),)
 
 

@@ -33,7 +33,7 @@ from affidavit.plan import (
     TruncatedPoissonGaussian,
     TruncatedPoissonGroupGaussian,
     event_document,
-    event_from,
+    parse_event,
 )
 
 EPSILONS = 0.0, 1.0, 2.5
@@ -269,10 +269,10 @@ def test_users_of_whom_some_record_is_nearly_always_drawn_have_an_answer() -> No
 
 def test_it_is_written_and_read() -> None:
     case = leaf(2, 50, 7, "zero_out")
-    assert event_from(event_document(case)) == case
+    assert parse_event(event_document(case)) == case
     for wrong in ({"records": 1}, {"max_lot_size": 52}, {"neighbours": "zero_out", "records": 51}):
         with pytest.raises(ValueError, match="must"):
-            event_from({**event_document(case), **wrong})
+            parse_event({**event_document(case), **wrong})
 
 
 def test_a_loss_that_no_double_gives_a_chance_hides_no_other() -> None:

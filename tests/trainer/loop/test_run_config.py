@@ -192,5 +192,5 @@ def test_every_obligation_of_every_mechanism_is_known() -> None:
     from affidavit.mechanisms import mechanism
 
     for name in OPTIMIZERS:
-        declared = {oblige.code for oblige in mechanism(name).obliges}  # type: ignore[arg-type]
+        declared = {oblige.code for oblige in mechanism(name).obligations}  # type: ignore[arg-type]
         assert declared <= OBLIGATIONS

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from affidavit.mechanisms.catalogue import MECHANISMS
-from affidavit.plan import TAKES, Plan, RefusedPlan
+from affidavit.plan import OPTIMIZER_FIELDS, Plan, RefusedPlan
 from affidavit.trainer.optimizers.base import BeyondThePlan
 from affidavit.trainer.optimizers.inputs import optimizer_inputs
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
@@ -31,7 +31,9 @@ EVERYTHING: dict[str, Any] = {
 
 def everything(name: str) -> dict[str, Any]:
     """Every field that the optimiser takes, without two first moments at once."""
-    result = {field: value for field, value in EVERYTHING.items() if field in TAKES[name]}
+    result = {
+        field: value for field, value in EVERYTHING.items() if field in OPTIMIZER_FIELDS[name]
+    }
     if name in ("dp_corrmom", "dp_disk"):
         del result["momentum"]
     return result
@@ -90,7 +92,7 @@ def test_the_means_themselves_are_left_alone(name: str, run_of: Callable[..., An
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_may_be_overwritten_after_a_step(name: str, run_of: Callable[..., Any]) -> None:
     """No state is the mean's own memory, which the loop uses again."""
-    settings = {"momentum": 0.9} if "momentum" in TAKES[name] else {}
+    settings = {"momentum": 0.9} if "momentum" in OPTIMIZER_FIELDS[name] else {}
     fresh, reused = run_of(name, settings), run_of(name, settings)
     expected = fresh.take([1, 2, 3])
     for parameter in reused.parameters().values():
