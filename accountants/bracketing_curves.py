@@ -180,7 +180,7 @@ class FirstThatAnswers:
         for engine in self.engines:
             try:
                 curve = engine.curve(self.event)
-                return question(narrowest(curve) if self.refined else curve)
+                return question(refined_curve(curve) if self.refined else curve)
             except AccountantError as error:
                 errors.append(error)
         raise next((error for error in errors if isinstance(error, OutOfReach)), errors[0])
@@ -203,7 +203,7 @@ def closed(
     return Bracket(lower=min(lower, upper), upper=upper)
 
 
-def narrowest(curve: PrivacyCurve) -> PrivacyCurve:
+def refined_curve(curve: PrivacyCurve) -> PrivacyCurve:
     """``curve`` with the narrower upper ends that it may have, which take a second each."""
     refined = curve.refined if isinstance(curve, Refinable) else None
     return curve if refined is None else LeastCurve((curve, refined))
@@ -219,7 +219,7 @@ def adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
     return curve.with_width(relative_width) if isinstance(curve, Adjustable) else curve
 
 
-def attained(event: Event) -> Event:
+def attained_event(event: Event) -> Event:
     """``event`` with every release of which only a bound is known as one that a record attains.
 
     Of cut Poisson samples that is a record among others that contribute zero: a Poisson sample
@@ -234,7 +234,7 @@ def attained(event: Event) -> Event:
         if isinstance(part, Cut):
             leaf = _alone(part)
         elif isinstance(part, RepeatAndSelect):
-            leaf = replace(part, event=attained(part.event))
+            leaf = replace(part, event=attained_event(part.event))
         if leaf is not None:
             result.append((leaf, count))
     if tuple(result) == releases:

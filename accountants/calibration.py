@@ -21,9 +21,9 @@ Guarantees
     * No value comes back when nothing in range meets the target: ``NoSolution`` is raised,
       or ``OutOfReach`` where the search ended at what the engine does not bound.
 
->>> least_noise(lambda sigma: 4 / sigma, 2.0) <= 2.0 * (1 + SLACK)
+>>> find_min_noise(lambda sigma: 4 / sigma, 2.0) <= 2.0 * (1 + SLACK)
 True
->>> most(lambda steps: 0.01 * steps, 1.0, ceiling=1000)
+>>> find_max_count(lambda steps: 0.01 * steps, 1.0, ceiling=1000)
 100
 
 Confirmation: the noise that a target needs, where each evaluation takes seconds.
@@ -33,7 +33,7 @@ and its upper end wobbles with the design of the draws. So the search is done on
 and the engine is asked to confirm: a few brackets at scales that should meet the target by a
 little, each of which counts towards what the engine's confidence covers.
 
->>> confirmed_noise(lambda sigma: 4 / sigma, 2.0, guess=lambda sigma: 3.9 / sigma) >= 2.0
+>>> find_confirmed_noise(lambda sigma: 4 / sigma, 2.0, guess=lambda sigma: 3.9 / sigma) >= 2.0
 True
 """
 
@@ -68,7 +68,7 @@ _FLOOR = 1e-12
 """An ε below this is as good as none."""
 
 
-def least_noise(
+def find_min_noise(
     upper: Epsilon, target: float, *, guess: Epsilon | None = None, start: float = 1.0
 ) -> float:
     """The least scale of the noise, within ``SLACK``, with ``upper(scale) <= target``.
@@ -90,7 +90,7 @@ def least_noise(
     return result
 
 
-def largest_probability(upper: Epsilon, target: float, *, guess: Epsilon | None = None) -> float:
+def find_max_probability(upper: Epsilon, target: float, *, guess: Epsilon | None = None) -> float:
     """The largest sampling probability, within ``SLACK``, with ``upper(q) <= target``.
 
     ``upper`` does not decrease in q. 1 is returned where it meets the target.
@@ -117,7 +117,7 @@ def largest_probability(upper: Epsilon, target: float, *, guess: Epsilon | None 
     return min(highest, 1 / result)
 
 
-def most(
+def find_max_count(
     upper: Callable[[int], float],
     target: float,
     *,
@@ -149,14 +149,14 @@ def most(
     return fits
 
 
-def most_steps(
+def find_max_steps(
     upper: Callable[[int], float], target: float, *, guess: Callable[[int], float] | None = None
 ) -> int:
     """The most steps with ``upper(steps) <= target``; at least one.
 
     Raises ``NoSolution`` where one step is too many, or more than ``MAX_STEPS`` fit.
     """
-    result = most(upper, target, ceiling=MAX_STEPS, guess=guess)
+    result = find_max_count(upper, target, ceiling=MAX_STEPS, guess=guess)
     if result == MAX_STEPS:
         raise NoSolution(f"more than {MAX_STEPS} steps fit the target.", "Give the steps instead.")
     return result
@@ -382,7 +382,7 @@ _BEYOND = 0.002
 _GUESSES = 40
 
 
-def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon) -> float:
+def find_confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon) -> float:
     """A scale of the noise with ``upper(scale) <= target`` (nats), within about ``WITHIN`` of it.
 
     ``upper`` is called at most ``MAX_LOOKS`` times. Raises ``NoSolution`` where the guess

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.bracketing_curves import FirstThatAnswers, attained, closed
+from affidavit.accountants.bracketing_curves import FirstThatAnswers, attained_event, closed
 from affidavit.accountants.composition import parts
 from affidavit.accountants.participations import with_bins_known
-from affidavit.accountants.post_processing import PostProcessed
+from affidavit.accountants.post_processing import PostProcessedCurve
 from affidavit.accountants.protocol import (
     AccountantError,
     PrivacyCurve,
@@ -72,7 +72,7 @@ class EventCurve:
                 bracket = Bracket(lower=0.0, upper=known.upper)
         if bracket.lower >= bracket.upper * (1 - NARROW):
             return bracket
-        below = closed(bracket.upper, (PostProcessed(event=attained(self.event)),), ask)
+        below = closed(bracket.upper, (PostProcessedCurve(event=attained_event(self.event)),), ask)
         return Bracket(lower=max(bracket.lower, below.lower), upper=bracket.upper)
 
     @staticmethod

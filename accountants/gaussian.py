@@ -36,7 +36,7 @@ from scipy.special import log_ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.registry import OURS
+from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import (
     Event,
     Gaussian,
@@ -72,8 +72,8 @@ class GaussianCurve:
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         log_p, log_q, error = _log_terms(self.mu, epsilon)
-        widest, narrowest = log_q - log_p - 2 * error, log_q - log_p + 2 * error
-        lower = math.exp(log_p - error) * -math.expm1(min(0.0, narrowest))
+        widest, refined_curve = log_q - log_p - 2 * error, log_q - log_p + 2 * error
+        lower = math.exp(log_p - error) * -math.expm1(min(0.0, refined_curve))
         return Bracket(
             lower=lower if lower > MIN_LOWER else 0.0,
             # The next double up, so that a δ that underflows is still bounded above zero.
@@ -159,7 +159,7 @@ class GaussianAccountant:
     """Exact for compositions of plain Gaussian releases; refuses everything else."""
 
     name: str = "gaussian"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> GaussianCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``joint_mu`` does."""

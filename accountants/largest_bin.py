@@ -44,7 +44,7 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.renyi import power_of_series
-from affidavit.accountants.registry import OURS
+from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import Event, RandomAllocationGaussian
 
 ROUNDING = 1e-9
@@ -70,7 +70,7 @@ class LargestBinAccountant:
     """Proved brackets of balls in bins with correlated noise, and Gaussian releases beside it."""
 
     name: str = "largest_bin"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``pair_of`` does."""

@@ -51,7 +51,7 @@ WIDTHS = (0.01, 1e-3, 1e-4, 1e-5)
 
 
 @cache
-def opacus_noise(
+def opacus_noise_multiplier(
     *, epsilon: float, delta: float, sampling_probability: float, steps: int, mechanism: str
 ) -> float:
     """The noise multiplier for ε (nats) and δ; ``mechanism`` names Opacus' accountant.

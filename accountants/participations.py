@@ -10,7 +10,7 @@ From below, an attacker counts the releases in which the record seems to be.
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
 >>> curve = ParticipationAccountant().curve(Repeated(event=step, count=1000))
->>> 1300 < curve.epsilon(1e-5).upper < 1500, 800 < Counted(step, 1000).epsilon(1e-5).lower
+>>> 1300 < curve.epsilon(1e-5).upper < 1500, 800 < CountingAttack(step, 1000).epsilon(1e-5).lower
 (True, True)
 
 Reference: docs/theorems/participations.md.
@@ -37,7 +37,7 @@ from affidavit.accountants.protocol import (
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import OURS, curve_or_none
+from affidavit.accountants.registry import AFFIDAVIT_VERSION, find_curve
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
@@ -154,7 +154,7 @@ class ParticipationCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountingAttack:
     """Lower ends of ``times`` releases of ``leaf``, from the releases above a threshold.
 
     Of an epoch of shuffled lots the largest sum counts.
@@ -209,7 +209,7 @@ class Counted:
 
 
 def _seen_in_an_epoch(epoch: ShuffledEpoch) -> tuple[Array, float, Array]:
-    """As ``Counted._seen``: whether the largest of an epoch's sums exceeds a threshold."""
+    """As ``CountingAttack._seen``: whether the largest of an epoch's sums exceeds a threshold."""
     near, far = epoch.without / epoch.noise_multiplier, 2 / epoch.noise_multiplier
     thresholds = np.linspace(0.0, far + 10.0, len(BELOW))
     others = (epoch.lots - 1) * log_ndtr(thresholds)
@@ -226,7 +226,7 @@ class ParticipationAccountant:
     """Upper ends of sampled Gaussian releases, of which one kind is counted."""
 
     name: str = "participations"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The curve of ``event``; raises ``Unsupported``."""
@@ -248,7 +248,7 @@ class ParticipationAccountant:
             base=max(0.0, base * (1 + ROUNDING) - times * gain),
             pure=sum(pure),
         )
-        other = curve_or_none("rdp", event)
+        other = find_curve("rdp", event)
         return own if other is None else LeastCurve((own, other))
 
 

@@ -8,7 +8,7 @@ at least what an attack on it gains (``affidavit.accountants.selection``).
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
->>> curve = PostProcessed(event=Repeated(event=step, count=1000))
+>>> curve = PostProcessedCurve(event=Repeated(event=step, count=1000))
 >>> 100 < curve.epsilon(1e-6).lower < 1000
 True
 """
@@ -23,7 +23,7 @@ from itertools import chain
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
 from affidavit.accountants.fourier.refinement import SAFE_DELTA
-from affidavit.accountants.participations import Counted
+from affidavit.accountants.participations import CountingAttack
 from affidavit.accountants.protocol import (
     Accountant,
     AccountantError,
@@ -75,7 +75,7 @@ Known = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PostProcessed:
+class PostProcessedCurve:
     """Lower ends of what ``event`` contains; its upper ends are infinite, or 1 for δ."""
 
     event: Event
@@ -127,7 +127,7 @@ class PostProcessed:
         if len(gaussian) == len(known):
             return exact
         counted = [
-            Counted(leaf, times)
+            CountingAttack(leaf, times)
             for leaf, times in known
             if isinstance(leaf, Laplace | PoissonSubsampledGaussian | WithoutReplacementGaussian)
         ]

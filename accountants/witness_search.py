@@ -297,7 +297,7 @@ def witness_document(witness: Witness) -> dict[str, Any]:
     }
 
 
-def witness_from(document: Mapping[str, Any]) -> Witness:
+def parse_witness(document: Mapping[str, Any]) -> Witness:
     """The witness of ``witness_document``; raises ``Unproved`` for what is none."""
     try:
         return Witness(
@@ -322,7 +322,7 @@ def witness_from(document: Mapping[str, Any]) -> Witness:
                 for cover in document.get("covers", ())
             ),
             alternative=index(document.get("alternative", 0)),
-            links=tuple(witness_from(link) for link in document.get("links", ())),
+            links=tuple(parse_witness(link) for link in document.get("links", ())),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Unproved("bad_witness", f"This is not a witness: {error}.", "Search again.") from None

@@ -40,7 +40,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.accountants import Bracket, FourierAccountant, least_noise
+from affidavit.accountants import Bracket, FourierAccountant, find_min_noise
 from affidavit.plan import Event, Gaussian, PoissonSubsampledGaussian, Repeated
 
 
@@ -131,7 +131,7 @@ def bracket_of(row: Row) -> Bracket:
 def our_noise_of(row: Row, epsilon: float) -> float:
     """Our calibration, at its own slack of 1e-4."""
     engine = FourierAccountant()
-    return least_noise(
+    return find_min_noise(
         lambda sigma: engine.curve(ours(row, sigma)).epsilon(row.delta).upper,
         epsilon,
         guess=lambda sigma: engine.approximate_epsilon(ours(row, sigma), row.delta),
@@ -202,7 +202,7 @@ print(noise, time.process_time() - started)
 """
 
 
-def opacus_noise(python: str, row: Row, epsilon: float, seconds: float) -> float | None:
+def opacus_noise_multiplier(python: str, row: Row, epsilon: float, seconds: float) -> float | None:
     """Opacus' calibration with PRV: its processor time, None if it fails or takes too long."""
     numbers = [repr(value) for value in (row.q, row.steps, row.delta, epsilon)]
     try:
@@ -271,7 +271,7 @@ def main(arguments: list[str]) -> None:
             ]
             opacus = None
             if options.opacus and row.q < 1:
-                opacus = opacus_noise(options.opacus, row, target, options.prv_seconds)
+                opacus = opacus_noise_multiplier(options.opacus, row, target, options.prv_seconds)
             if opacus is not None:
                 opacus_ratios.append(opacus / our_time_noise)
             cells.append("" if opacus is None else f"{opacus * 1e3:.0f}")

@@ -19,18 +19,18 @@ from affidavit.accountants import (
     Approximating,
     Bracket,
     BracketingCurve,
-    Counted,
+    CountingAttack,
     OutOfReach,
-    PostProcessed,
+    PostProcessedCurve,
     PrivacyCurve,
     Sampling,
     Unsupported,
-    attained,
-    confirmed_noise,
-    largest_probability,
-    least_noise,
-    most,
-    most_steps,
+    attained_event,
+    find_confirmed_noise,
+    find_max_count,
+    find_max_probability,
+    find_max_steps,
+    find_min_noise,
 )
 from affidavit.mechanisms import (
     Lowered,
@@ -59,12 +59,12 @@ def lower_open(plan: Plan) -> Lowered:
     return replace(lower(with_placeholder_sampling(plan)), plan=plan)
 
 
-def _attacks(closed: Lowered) -> tuple[Counted, ...]:
+def _attacks(closed: Lowered) -> tuple[CountingAttack, ...]:
     """What releases of each phase show that an attacker counts."""
     if closed.extra.selection is not None:
         return ()
     epochs = (phase.attacked for phase in closed.phases)
-    return tuple(Counted(*epoch) for epoch in epochs if epoch is not None)
+    return tuple(CountingAttack(*epoch) for epoch in epochs if epoch is not None)
 
 
 def _shown(closed: Lowered) -> tuple[Event, ...]:
@@ -73,7 +73,9 @@ def _shown(closed: Lowered) -> tuple[Event, ...]:
     runs = (closed,) if one is None else (closed, one)
     # A selection takes long: of each run the first is computed, which seems to show most.
     most = None if closed.extra.selection is None else 1
-    events = (event for run in runs for event in alternatives(attained(run.attained()))[:most])
+    events = (
+        event for run in runs for event in alternatives(attained_event(run.attained()))[:most]
+    )
     return tuple(dict.fromkeys(events))
 
 
@@ -101,12 +103,12 @@ class Solver:
         ``alone`` asks no other engine where this one has no lower ends. Raises ``AccountantError``.
         """
         event, own = closed.event(), closed.attained()
-        above, least = self.curve(event), attained(own)
+        above, least = self.curve(event), attained_event(own)
         if isinstance(self.engine, Sampling):
             return above if least == event else BracketingCurve(above=above, below=())
         attacks = _attacks(closed)
         if self.engine.name in ONE_SIDED and not alone:
-            contained = (PostProcessed(event=shown) for shown in _shown(closed))
+            contained = (PostProcessedCurve(event=shown) for shown in _shown(closed))
             return BracketingCurve(above=above, below=(*contained, *attacks))
         if least == event:
             return above
@@ -116,7 +118,7 @@ class Solver:
     @staticmethod
     def contained(closed: Lowered) -> PrivacyCurve:
         """Lower ends of what a run with nothing open contains, asked of several engines."""
-        return PostProcessed(event=attained(closed.attained()))
+        return PostProcessedCurve(event=attained_event(closed.attained()))
 
     def _below(self, least: Event) -> tuple[PrivacyCurve, ...]:
         """Curves of what a record attains, by this engine or by those of ours that cover it."""
@@ -124,7 +126,7 @@ class Solver:
             return (self.engine.curve(least),)
         except AccountantError:
             allocation = AllocationAccountant().lower_ends(least)
-        contained = PostProcessed(event=least)
+        contained = PostProcessedCurve(event=least)
         return (contained,) if allocation is None else (contained, allocation)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
@@ -149,7 +151,7 @@ class Solver:
                 "Give the steps and the lot size, and leave the noise open.",
             )
         if plan.asks_for_steps:
-            steps = most_steps(
+            steps = find_max_steps(
                 self._upper_of(with_steps),
                 self._target[0],
                 guess=self._guess(lambda steps: _event_of(with_steps(plan, steps))),
@@ -158,7 +160,7 @@ class Solver:
         if plan.asks_for_lot_size:
             return lower(with_lot_size(plan, self._largest_lot()))
         if plan.asks_for_probability:
-            result = largest_probability(
+            result = find_max_probability(
                 self._upper_of(with_probability),
                 self._target[0],
                 guess=self._guess(lambda q: lower(with_probability(plan, q)).event()),
@@ -181,8 +183,8 @@ class Solver:
     def _least_scale(self, close: Callable[[Plan, float], Plan], unit: float = 1.0) -> float:
         guess = self._guess(lambda scale: self.lowered.event(scale=scale / unit))
         if isinstance(self.engine, Sampling) and guess is not None:
-            return confirmed_noise(self._upper_of(close), self._target[0], guess=guess)
-        return least_noise(self._upper_of(close), self._target[0], guess=guess)
+            return find_confirmed_noise(self._upper_of(close), self._target[0], guess=guess)
+        return find_min_noise(self._upper_of(close), self._target[0], guess=guess)
 
     def _largest_lot(self) -> int:
         """The largest lot; of a run of so many epochs, also beyond where it loses a step.
@@ -203,7 +205,7 @@ class Solver:
 
     def _largest_lot_above(self, fewer: int, size: int) -> int:
         plan, upper = self.lowered.plan, self._upper_of(with_lot_size)
-        result = most(
+        result = find_max_count(
             lambda more: upper(fewer + more),
             self._target[0],
             ceiling=size - fewer,

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from affidavit.accountants import (
-    CERTAIN,
-    NAMES,
-    OURS,
+    AFFIDAVIT_VERSION,
+    CERTAIN_ENGINE,
+    ENGINE_NAMES,
     QUICK_NODES,
     SECOND_OPINIONS,
-    SOLVERS,
+    SOLVER_NAMES,
     Accountant,
     AccountantError,
     Adjustable,
@@ -40,7 +40,7 @@ from affidavit.accountants import (
     accountant,
     decimal_down,
     decimal_up,
-    narrowest,
+    refined_curve,
     search_witness,
 )
 from affidavit.certificate import plan_summary
@@ -67,8 +67,8 @@ def certify(
     the plan carries is compared with the result (see ``with_claim``). Raises ``ValueError`` for an
     ``engine`` that does not exist.
     """
-    if engine is not None and engine not in NAMES:
-        raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(NAMES)}.")
+    if engine is not None and engine not in ENGINE_NAMES:
+        raise ValueError(f"unknown accountant {engine!r}; choose one of {', '.join(ENGINE_NAMES)}.")
     result = _certify(plan, engine, second_opinion, provable)
     if plan.claim is None:
         return result
@@ -101,7 +101,7 @@ def _certify(
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
-        names = NAMES if engine is None else (engine,)
+        names = ENGINE_NAMES if engine is None else (engine,)
         return _assess(blank, lowered, names, second_opinion, provable)
     except RefusedPlan as refusal:
         return replace(blank, reasons=refusal.reasons)
@@ -194,10 +194,14 @@ def _covered_by_none(plan: Plan) -> Reason:
 
 def _certain(answer: _Answer, lowered: Lowered, names: tuple[str, ...]) -> _Answer:
     """``answer``, or where it was sampled bounds that hold with certainty and are no higher."""
-    if not isinstance(answer.engine, Sampling) or CERTAIN not in names or lowered.plan.is_open:
+    if (
+        not isinstance(answer.engine, Sampling)
+        or CERTAIN_ENGINE not in names
+        or lowered.plan.is_open
+    ):
         return answer
     try:
-        other = _ask(accountant(CERTAIN), lowered)
+        other = _ask(accountant(CERTAIN_ENGINE), lowered)
     except (AccountantError, *FAULTS):
         return answer
     higher = other.epsilon.upper > answer.epsilon.upper or other.delta.upper > answer.delta.upper
@@ -215,7 +219,7 @@ def _ask(engine: Accountant, lowered: Lowered, *, decide: bool = True) -> _Answe
         result = bracket
         if decide and lowered.plan.target.epsilon is not None:
             result = _decided_bracket(epsilon, bracket, curve, delta)
-        elif decide and (narrower := narrowest(curve)) is not curve:
+        elif decide and (narrower := refined_curve(curve)) is not curve:
             result = narrower.epsilon(delta)
         if not result.lower:
             result = _raised(result, solver.contained(closed).epsilon(delta))
@@ -264,7 +268,7 @@ def _confidence(curve: PrivacyCurve) -> Confidence | None:
 
 def _solvers(names: tuple[str, ...]) -> tuple[str, ...]:
     """The engines quick enough to search with; an engine asked for by name always is."""
-    return names if len(names) == 1 else SOLVERS
+    return names if len(names) == 1 else SOLVER_NAMES
 
 
 def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -> float | None:
@@ -274,7 +278,7 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
         return 1.0
     if plan.is_open or plan.target.epsilon is None or plan.target.delta is None:
         return None
-    slow = isinstance(answer.engine, Sampling) or answer.engine.name == CERTAIN
+    slow = isinstance(answer.engine, Sampling) or answer.engine.name == CERTAIN_ENGINE
     if slow and answer.epsilon.upper <= plan.target.epsilon:
         return None  # seconds a bracket are spent on what is missing, not on what could be saved
     for name in _solvers(names):
@@ -343,7 +347,9 @@ def _proved(answer: _Answer) -> Opinion | None:
     except (Unproved, AccountantError, *FAULTS):
         return None
     upper = math.nextafter(float(proof.epsilon), math.inf)
-    return Opinion(name="checker", version=OURS, epsilon=Bracket(lower=0.0, upper=upper))
+    return Opinion(
+        name="checker", version=AFFIDAVIT_VERSION, epsilon=Bracket(lower=0.0, upper=upper)
+    )
 
 
 def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:

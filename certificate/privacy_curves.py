@@ -29,9 +29,9 @@ from affidavit.accountants import (
     accountant,
     belief,
     decimal_up,
-    guess,
+    guess_accuracy,
     odds_exponent,
-    sample,
+    sample_trade_off,
 )
 from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.calibration import Solver, lower_open
@@ -166,7 +166,7 @@ def curves(
     target = assessment.target_epsilon
     delta_of = _ask(curve.delta, {*EPSILONS, *(() if target is None else (target,))})
     dense = curve.with_width(PROFILE_WIDTH) if isinstance(curve, Adjustable) else curve
-    trade_off = sample(dense, progress=lambda points: progress("profile", points))
+    trade_off = sample_trade_off(dense, progress=lambda points: progress("profile", points))
     return Curves(
         assessment=assessment,
         engine={"name": chosen.name, "version": chosen.version},
@@ -175,7 +175,7 @@ def curves(
         delta_of=delta_of,
         trade_off=trade_off.refined(dict(delta_of)),
         renyi=_renyi(event, assessment.mu),
-        guesses=_ask(lambda prior: guess(curve, prior), PRIORS),
+        guesses=_ask(lambda prior: guess_accuracy(curve, prior), PRIORS),
         odds_exponent=odds_exponent(curve, delta),
     )
 

@@ -42,6 +42,7 @@ from affidavit.accountants import (
     matrix_sensitivity,
     moves_no_more,
     no_statement,
+    parse_witness,
     prove,
     search_witness,
     takes_part_no_more,
@@ -50,7 +51,6 @@ from affidavit.accountants import (
     toeplitz_sensitivity,
     tree_sensitivity,
     witness_document,
-    witness_from,
 )
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
@@ -144,7 +144,7 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
     if signed is None:
         _, proof = _search(predicate)
     elif isinstance(signed, Mapping):
-        witness = witness_from(signed)
+        witness = parse_witness(signed)
         lowered, event = _lowered(predicate)
         bound = witness.event(event)
         if isinstance(bound, ChainOfNeighbours):

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, get_args
 
-from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
+from affidavit.accountants import Bracket, decimal_down, decimal_up, engine_versions
 from affidavit.certificate.assessment import Assessment, Confidence, Verdict
 from affidavit.certificate.dsse import in_toto
 from affidavit.certificate.keys.key import format_instant
@@ -48,7 +48,11 @@ def address(
     It is known before any accounting, so that the same question finds its first answer. A ``team``
     of a service has its own.
     """
-    requested = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
+    requested = {
+        "plan": plan_digest,
+        "policy": policy.reference(),
+        "accountants": engine_versions(),
+    }
     granted = sorted(waivers)
     more = {**({"waivers": granted} if granted else {}), **({} if team is None else {"team": team})}
     return digest_of({**requested, **more})
@@ -95,7 +99,7 @@ def statement(
             }
             for opinion in assessment.accountants
         ],
-        "engines": versions(),
+        "engines": engine_versions(),
         "obligations": list(assessment.obligations),
         "assumptions": list(assessment.assumptions),
         "warnings": [asdict(warning) for warning in assessment.warnings],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.accountants import NAMES
+from affidavit.accountants import ENGINE_NAMES
 
 
 def command_group(summary: str) -> typer.Typer:
@@ -22,12 +22,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 
 def _known_accountant(name: str | None) -> str | None:
-    if name is not None and name not in NAMES:
+    if name is not None and name not in ENGINE_NAMES:
         raise typer.BadParameter(f"unknown accountant {name}; choose one of {ACCOUNTANTS}.")
     return name
 
 
-ACCOUNTANTS = ", ".join(NAMES)
+ACCOUNTANTS = ", ".join(ENGINE_NAMES)
 EngineOption = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.accountants import NAMES
+from affidavit.accountants import ENGINE_NAMES
 from affidavit.certificate import BadTrustPolicy, TrustPolicy, parse_trust_policy
 from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import Policy
@@ -79,8 +79,9 @@ def minimum_versions(options: Sequence[str] | None) -> dict[str, str]:
     versions: dict[str, str] = {}
     for option in options or ():
         match = _VERSION.fullmatch(option)
-        if match is None or match[1] not in NAMES:
-            stop(f"--accountant {option}: give NAME=VERSION, with NAME one of {', '.join(NAMES)}.")
+        if match is None or match[1] not in ENGINE_NAMES:
+            names = ", ".join(ENGINE_NAMES)
+            stop(f"--accountant {option}: give NAME=VERSION, with NAME one of {names}.")
         versions[match[1]] = match[2]
     return versions
 

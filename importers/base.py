@@ -46,7 +46,9 @@ OTHER_FILES = 1 << 40
 Span = tuple[int, int, int, int]
 """First line and column, last line and column; lines count from 1, columns are bytes from 0."""
 Calibrate = Callable[..., float]
-"""The noise that a library's own calibration gives, from the keywords of ``opacus_noise``."""
+"""Returns the noise multiplier of a library's own calibration.
+
+Its keywords are those of ``opacus_noise_multiplier``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,6 @@ each new process. The fork server imports this once, and its workers have it fro
 
 from __future__ import annotations
 
-from affidavit.accountants import NAMES, accountant
+from affidavit.accountants import ENGINE_NAMES, accountant
 
-ENGINES = tuple(accountant(name) for name in NAMES)
+ENGINES = tuple(accountant(name) for name in ENGINE_NAMES)

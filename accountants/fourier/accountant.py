@@ -31,9 +31,9 @@ from affidavit.accountants.bracketing_curves import (
     BracketingCurve,
     FirstThatAnswers,
     LeastCurve,
-    attained,
-    narrowest,
+    attained_event,
     orders_of,
+    refined_curve,
 )
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, of_one_record
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
@@ -144,7 +144,7 @@ class FourierAccountant:
         bounds = alternatives(event)
         if len(bounds) > 1 or isinstance(bounds[0], ChainOfNeighbours):
             return self._least_of(bounds)
-        own, least = self._curve(event), attained(event)
+        own, least = self._curve(event), attained_event(event)
         neighbours, records = of_one_record(event)
         if least == event and neighbours is None:
             return _after_concessions(own)
@@ -161,7 +161,7 @@ class FourierAccountant:
             above=_above(event, own, shown),
             below=tuple(below),
             neighbours=_least(
-                _above(neighbours, self._curve(neighbours), self._curve(attained(neighbours)))
+                _above(neighbours, self._curve(neighbours), self._curve(attained_event(neighbours)))
             ),
             links=records,
         )
@@ -309,7 +309,7 @@ class FourierCurve:
         A narrower one than this is ``refined``, too.
         """
         curve = replace(self, relative_width=relative_width)
-        return narrowest(curve) if relative_width < self.relative_width else curve
+        return refined_curve(curve) if relative_width < self.relative_width else curve
 
     @property
     def refined(self) -> AdaptiveCurve | None:

@@ -59,7 +59,7 @@ from affidavit.accountants.monte_carlo.pilot import (
     stream_of,
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
-from affidavit.accountants.registry import OURS
+from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import Event
 
 FAILURE_PROBABILITY = 1e-9
@@ -101,7 +101,7 @@ class MonteCarloAccountant:
     @property
     def version(self) -> str:
         """The version of Affidavit, whose own method this is."""
-        return OURS
+        return AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> MonteCarloCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""

@@ -63,7 +63,7 @@ from affidavit.accountants.random_allocation.renyi import (
     check_range,
 )
 from affidavit.accountants.random_allocation.replaced import ReplacedCurve
-from affidavit.accountants.registry import OURS
+from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import (
     Composed,
     Event,
@@ -181,7 +181,7 @@ class AllocationAccountant:
 
     relative_width: float = 1e-4
     name: str = "allocation"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""

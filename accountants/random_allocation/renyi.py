@@ -37,7 +37,7 @@ from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.schedules import MAX_KINDS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
-from affidavit.accountants.registry import OURS
+from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.plan import (
     Event,
     Gaussian,
@@ -116,7 +116,7 @@ class RenyiAllocationAccountant:
 
     stride: float = STRIDE
     name: str = "allocation_rdp"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> RenyiAllocationCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""

@@ -29,7 +29,7 @@ from affidavit.accountants.protocol import (
     require_delta,
     require_epsilon,
 )
-from affidavit.accountants.registry import OURS, curve_or_none
+from affidavit.accountants.registry import AFFIDAVIT_VERSION, find_curve
 from affidavit.accountants.selection.hypotheses import MAX_LOSS, Hypotheses
 from affidavit.accountants.selection.lower_bound import FAR, by_engines, near, widened
 from affidavit.accountants.selection.repetitions import Repetitions
@@ -136,7 +136,7 @@ class SelectionAccountant:
     """Upper ends for one selection among runs that an engine knows, and what is beside it."""
 
     name: str = "selection"
-    version: str = OURS
+    version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: Event) -> PrivacyCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
@@ -172,7 +172,7 @@ class SelectionAccountant:
             run=run * (orders // len(run)),
             whole=whole * (orders // len(whole)),
             repetitions=repetitions,
-            other=curve_or_none("rdp", event) if repetitions.fall > _STEEP else None,
+            other=find_curve("rdp", event) if repetitions.fall > _STEEP else None,
         )
 
 

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.accountants import NAMES
+from affidavit.accountants import ENGINE_NAMES
 from affidavit.certificate.dsse import (
     PAYLOAD_TYPE,
     BadEnvelope,
@@ -90,8 +90,8 @@ def _distinct_in_order(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _known_engine(name: str) -> str:
-    if name not in NAMES:
-        raise PydanticCustomError("no_engine", f"engines are {', '.join(NAMES)}")
+    if name not in ENGINE_NAMES:
+        raise PydanticCustomError("no_engine", f"engines are {', '.join(ENGINE_NAMES)}")
     return name
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from affidavit import __version__
-from affidavit.accountants import versions
+from affidavit.accountants import engine_versions
 from affidavit.certificate import write_atomically
 from affidavit.gate.checking.finding import CheckResult
 from affidavit.gate.exit_codes import Exit
@@ -39,7 +39,7 @@ class Cache:
     def get(self, question: dict[str, Any], check: Callable[[], CheckResult]) -> CheckResult:
         """The cached result for ``question``, or that of ``check``."""
         key = digest_of(
-            {"format": FORMAT, "affidavit": __version__, "engines": versions(), **question}
+            {"format": FORMAT, "affidavit": __version__, "engines": engine_versions(), **question}
         )
         path = self._folder / f"{key.removeprefix('sha256:')}.json"
         result = self._read(path)

@@ -358,7 +358,7 @@ def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
 
 def _complete(name: str, raw: bytes, partial: Partial) -> Source:
     """An imported plan, completed with the fields of pyproject.toml."""
-    from affidavit.accountants import opacus_noise  # imports the accountants, slowly
+    from affidavit.accountants import opacus_noise_multiplier  # imports the accountants, slowly
 
     places = {(): (1, 1)} | {
         tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in partial.lines
@@ -366,7 +366,7 @@ def _complete(name: str, raw: bytes, partial: Partial) -> Source:
     return Source(
         file=name,
         pointer="",
-        data=partial.completed(given_for(name), name, opacus_noise),
+        data=partial.completed(given_for(name), name, opacus_noise_multiplier),
         places=Document(None, places),
         assumed=partial.assumed,
         imported=partial.kind,

@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants import opacus_noise
+from affidavit.accountants import opacus_noise_multiplier
 from affidavit.certificate import (
     Assessment,
     ChangeTrial,
@@ -254,7 +254,7 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
         document = (
             plan
             if partial is None
-            else partial.completed(dict(entered), "the document", opacus_noise)
+            else partial.completed(dict(entered), "the document", opacus_noise_multiplier)
         )
         whole = plan_from(document)
     except MalformedPlan as error:

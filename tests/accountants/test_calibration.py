@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from affidavit.accountants.calibration import (
     SLACK,
-    largest_probability,
-    least_noise,
-    most,
-    most_steps,
+    find_max_count,
+    find_max_probability,
+    find_max_steps,
+    find_min_noise,
 )
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
@@ -35,7 +35,7 @@ def poisson(q: float, sigma: float, steps: int) -> Event:
 @settings(max_examples=examples(60))
 @given(target=st.floats(1e-4, 1e3))
 def test_least_noise_meets_the_target_and_no_less_does(target: float) -> None:
-    scale = least_noise(gaussian_epsilon, target)
+    scale = find_min_noise(gaussian_epsilon, target)
     assert gaussian_epsilon(scale) <= target
     assert gaussian_epsilon(scale * (1 - SLACK)) > target
 
@@ -47,7 +47,7 @@ def test_poisson_noise_is_least_and_enough(name: str, target: float) -> None:
     def upper(sigma: float) -> float:
         return accountant(name).curve(poisson(0.02, sigma, 500)).epsilon(1e-6).upper
 
-    sigma = least_noise(upper, target)
+    sigma = find_min_noise(upper, target)
     assert upper(sigma) <= target < upper(sigma * (1 - 1e-3))
 
 
@@ -56,7 +56,7 @@ def test_most_steps_fit_and_one_more_does_not(target: float) -> None:
     def upper(steps: int) -> float:
         return accountant("fourier").curve(poisson(0.01, 1.0, steps)).epsilon(1e-5).upper
 
-    steps = most_steps(upper, target)
+    steps = find_max_steps(upper, target)
     assert upper(steps) <= target < upper(steps + 1)
 
 
@@ -88,7 +88,7 @@ guessed = pytest.mark.parametrize("guessed", [True, False], ids=["guessed", "ung
 def test_noise_that_is_less_by_the_slack_fails(
     q: float, steps: int, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    result = least_noise(
+    result = find_min_noise(
         lambda sigma: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda sigma: about_epsilon(q, sigma, steps, delta)) if guessed else None,
@@ -105,7 +105,7 @@ def test_noise_that_is_less_by_the_slack_fails(
 def test_a_rate_that_is_larger_by_the_slack_fails(
     sigma: float, steps: int, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    result = largest_probability(
+    result = find_max_probability(
         lambda q: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda q: about_epsilon(q, sigma, steps, delta)) if guessed else None,
@@ -115,8 +115,8 @@ def test_a_rate_that_is_larger_by_the_slack_fails(
 
 
 def test_a_rate_of_one_that_meets_the_target_is_returned() -> None:
-    assert largest_probability(lambda q: q, 1.0) == 1.0
-    assert largest_probability(lambda q: q, 1.0, guess=lambda q: q) == 1.0
+    assert find_max_probability(lambda q: q, 1.0) == 1.0
+    assert find_max_probability(lambda q: q, 1.0, guess=lambda q: q) == 1.0
 
 
 @pytest.mark.ordinary("not 0.0001-*")
@@ -128,7 +128,7 @@ def test_a_rate_of_one_that_meets_the_target_is_returned() -> None:
 def test_one_step_more_fails(
     q: float, sigma: float, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    result = most_steps(
+    result = find_max_steps(
         lambda steps: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda steps: about_epsilon(q, sigma, steps, delta)) if guessed else None,
@@ -152,7 +152,7 @@ def test_a_wobbling_bound_and_a_wrong_guess_still_end_at_an_edge(
     def upper(count: int) -> float:
         return ((count + 0.5) / (edge + 1)) ** power * (1 + wobble * (count % 7) / 6)
 
-    result = most(upper, 1.0, ceiling=10**7, guess=lambda count: error * upper(count))
+    result = find_max_count(upper, 1.0, ceiling=10**7, guess=lambda count: error * upper(count))
     assert upper(result) <= 1.0 < upper(result + 1)
     # A larger count that meets the target again lies within the wobble.
     assert edge * (1 - 2 * wobble / power) - 2 <= result <= edge + 1
@@ -175,15 +175,15 @@ def test_noise_is_found_through_wobble_and_a_wrong_guess(
         calls += 1
         return (edge / scale) ** power * (1 + wobble * math.sin(1e6 * scale))
 
-    result = least_noise(upper, 1.0, guess=lambda scale: error * upper(scale) ** 1.1)
+    result = find_min_noise(upper, 1.0, guess=lambda scale: error * upper(scale) ** 1.1)
     assert upper(result) <= 1.0
     assert edge * (1 - SLACK) <= result <= edge * (1 + SLACK)
     assert calls < 150
 
 
 def test_all_that_there_is_may_fit() -> None:
-    assert most(lambda count: count / 1000, 1.0, ceiling=700) == 700
-    assert most(lambda count: count / 1000, 1.0, ceiling=1) == 1
+    assert find_max_count(lambda count: count / 1000, 1.0, ceiling=700) == 700
+    assert find_max_count(lambda count: count / 1000, 1.0, ceiling=1) == 1
 
 
 def test_a_wall_between_what_fails_and_what_would_do_is_no_solution_but_a_limit() -> None:
@@ -193,8 +193,8 @@ def test_a_wall_between_what_fails_and_what_would_do_is_no_solution_but_a_limit(
         return 100 / scale
 
     with pytest.raises(OutOfReach, match="too much"):
-        least_noise(bounded_below_ten, 1.0)
-    assert least_noise(bounded_below_ten, 10.5) == pytest.approx(100 / 10.5, rel=SLACK)
+        find_min_noise(bounded_below_ten, 1.0)
+    assert find_min_noise(bounded_below_ten, 10.5) == pytest.approx(100 / 10.5, rel=SLACK)
 
 
 def test_a_target_that_flattens_out_below_a_wall_is_given_up_soon() -> None:
@@ -207,7 +207,7 @@ def test_a_target_that_flattens_out_below_a_wall_is_given_up_soon() -> None:
         return 1.08 + 1 / scale
 
     with pytest.raises(OutOfReach, match="too much"):
-        least_noise(flat, 1.0)
+        find_min_noise(flat, 1.0)
     assert len(scales) < 20
 
 
@@ -220,7 +220,7 @@ def test_an_edge_just_below_a_wall_is_found(edge: float, steep: float) -> None:
             raise OutOfReach("too much noise")
         return max(0.0, 2.0 - (scale / edge) ** steep)
 
-    assert least_noise(falling, 1.0) == pytest.approx(edge, rel=3 * SLACK)
+    assert find_min_noise(falling, 1.0) == pytest.approx(edge, rel=3 * SLACK)
 
 
 def test_nothing_bounded_anywhere_is_a_limit() -> None:
@@ -228,26 +228,26 @@ def test_nothing_bounded_anywhere_is_a_limit() -> None:
         raise OutOfReach("delta is too small")
 
     with pytest.raises(OutOfReach, match="delta"):
-        least_noise(never, 1.0)
+        find_min_noise(never, 1.0)
     with pytest.raises(OutOfReach, match="delta"):
-        largest_probability(never, 1.0)
+        find_max_probability(never, 1.0)
     with pytest.raises(OutOfReach, match="delta"):
-        most_steps(never, 1.0)
+        find_max_steps(never, 1.0)
 
 
 def test_a_target_that_one_step_passes_has_no_steps() -> None:
     with pytest.raises(NoSolution):
-        most_steps(lambda steps: 2.0 * steps, 1.0)
+        find_max_steps(lambda steps: 2.0 * steps, 1.0)
 
 
 def test_a_target_that_no_noise_meets_has_no_solution() -> None:
     with pytest.raises(NoSolution):
-        least_noise(lambda _: 5.0, 1.0)
+        find_min_noise(lambda _: 5.0, 1.0)
 
 
 def test_a_target_that_holds_without_noise_has_no_least_noise() -> None:
     with pytest.raises(NoSolution):
-        least_noise(lambda _: 0.5, 1.0)
+        find_min_noise(lambda _: 0.5, 1.0)
 
 
 def reciprocal_above_0_7(scale: float) -> float:
@@ -257,15 +257,15 @@ def reciprocal_above_0_7(scale: float) -> float:
 
 
 def test_noise_too_small_to_bound_counts_as_too_small() -> None:
-    result = least_noise(reciprocal_above_0_7, 1.0, start=0.1)
+    result = find_min_noise(reciprocal_above_0_7, 1.0, start=0.1)
     assert result == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_search_that_ends_where_nothing_is_bounded_does_not_call_it_least() -> None:
     with pytest.raises(OutOfReach, match="too little"):
-        least_noise(reciprocal_above_0_7, 10.0)
+        find_min_noise(reciprocal_above_0_7, 10.0)
 
 
 def test_an_unbounded_epsilon_counts_as_too_large() -> None:
-    result = least_noise(lambda scale: math.inf if scale < 4 else 8 / scale, 1.0)
+    result = find_min_noise(lambda scale: math.inf if scale < 4 else 8 / scale, 1.0)
     assert result == pytest.approx(8.0, rel=1e-4)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from affidavit.accountants import (
     Bracket,
     FourierAccountant,
+    parse_witness,
     search_witness,
     witness_document,
-    witness_from,
 )
 from affidavit.accountants.checker import (
     DOMINATING_PAIRS,
@@ -173,11 +173,11 @@ def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None
     run = RunWitness(grid=grid, rules=(rule, replace(rule, sums=sums)))
     witness = Witness(epsilon="5.0", delta="1e-6", runs=(run, run))
     document = witness_document(witness)
-    assert witness_from(document) == witness
+    assert parse_witness(document) == witness
     assert prove(witness, event).theorems == ("poisson_add_remove", "random_allocation")
     for broken in ({}, document | {"runs": [{}]}, document | {"runs": 3}):
         with pytest.raises(Unproved, match="not a witness"):
-            witness_from(broken)
+            parse_witness(broken)
     for epsilon in ("nan", "-1", "eight", "[1 +/- 9]", ""):
         with pytest.raises(Unproved):
             prove(replace(witness, epsilon=epsilon), event)
@@ -327,7 +327,7 @@ def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...
             place = place[int(part) if part.isdigit() else part]
         place[parts[-1]] = value
         with pytest.raises(Unproved):
-            prove(witness_from(document), event)
+            prove(parse_witness(document), event)
 
 
 @pytest.mark.soak
@@ -339,7 +339,7 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     event, draw = cut(neighbours, 2, size=10**6, lot=10_050), random.Random(9)
     attained = FourierAccountant().curve(event).delta(0.5).lower
     witness, _ = search_witness(event, FourierAccountant().curve(event).epsilon(DELTA), DELTA, 1e-3)
-    assert witness_from(witness_document(witness)) == witness
+    assert parse_witness(witness_document(witness)) == witness
     (chosen,) = witness.covers
     assert chosen is not None
     proved = []
@@ -364,7 +364,7 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     for part in ("0x0p+0", "0x1p+1", "nan", "-0x1p-1"):
         broken = [{**document["covers"][0], "spent": part}]
         with pytest.raises(Unproved):
-            witness_from({**document, "covers": broken})
+            parse_witness({**document, "covers": broken})
     # Almost nothing is left over, and all that the record does in a full lot would be conceded.
     crowd = Cover(spent=1e-9, share=1e-9, crowded=1e-12)
     with pytest.raises(Unproved, match="concedes"):

@@ -13,7 +13,7 @@ import pytest
 from flint import arb, ctx
 from mpmath import mpf
 
-from affidavit.accountants import witness_document, witness_from
+from affidavit.accountants import parse_witness, witness_document
 from affidavit.accountants.checker import (
     Grid,
     Rule,
@@ -212,7 +212,7 @@ def attack(seed: int, count: int, number: int = 21) -> int:
         try:
             if draw.random() < 1 / 3:
                 ctx.prec = draw.choice((2, 24, 53, 128, 300))
-            proof = prove(witness_from(claim), target.event)
+            proof = prove(parse_witness(claim), target.event)
         except Unproved:
             continue
         finally:

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Unsupported
-from affidavit.accountants.registry import NAMES, accountant
+from affidavit.accountants.registry import ENGINE_NAMES, accountant
 from affidavit.plan import Composed, Gaussian, Laplace, RandomAllocationGaussian, Repeated
 
 
@@ -114,7 +114,7 @@ def test_alone_it_costs_at_most_its_largest_loss_however_often_it_is_drawn() -> 
 KNOW_IT = ("pld", "rdp", "participations")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in KNOW_IT])
+@pytest.mark.parametrize("name", [name for name in ENGINE_NAMES if name not in KNOW_IT])
 def test_the_other_engines_refuse_it_alone(name: str) -> None:
     with pytest.raises(Unsupported):
         accountant(name).curve(Laplace(noise_multiplier=1.0))

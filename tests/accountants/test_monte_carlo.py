@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.calibration import MAX_LOOKS, WITHIN, confirmed_noise
+from affidavit.accountants.calibration import MAX_LOOKS, WITHIN, find_confirmed_noise
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
@@ -412,7 +412,7 @@ def test_confirmed_noise_meets_the_target_with_few_looks() -> None:
         looks.append(sigma)
         return 5 / sigma**1.5 * (1 + 0.003 * math.sin(1000 * sigma))
 
-    result = confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
+    result = find_confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
     assert upper(result) <= 2.0
     assert result < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * WITHIN)
     assert len(looks) <= MAX_LOOKS + 1
@@ -420,9 +420,9 @@ def test_confirmed_noise_meets_the_target_with_few_looks() -> None:
 
 def test_confirmed_noise_refuses_rather_than_guess() -> None:
     with pytest.raises(OutOfReach):
-        confirmed_noise(lambda _: 3.0, 2.0, guess=lambda sigma: 2 / sigma)
+        find_confirmed_noise(lambda _: 3.0, 2.0, guess=lambda sigma: 2 / sigma)
     with pytest.raises(NoSolution):
-        confirmed_noise(lambda _: 3.0, 2.0, guess=lambda _: 3.0)
+        find_confirmed_noise(lambda _: 3.0, 2.0, guess=lambda _: 3.0)
 
 
 def test_the_prediction_is_near_the_bound() -> None:

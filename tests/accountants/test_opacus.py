@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opacus.accountants.utils import get_noise_multiplier
 
-from affidavit.accountants import opacus_noise
+from affidavit.accountants import opacus_noise_multiplier
 
 RUNS = (
     (0.9, 1e-3, 1 / 20, 20, "prv"),
@@ -31,8 +31,8 @@ def test_it_is_the_number_that_opacus_returns(
     )
     for share in (2e-5, 0.02):  # what lies further apart leaves more to Opacus
         monkeypatch.setattr("affidavit.accountants.opacus.FLAT", share)
-        opacus_noise.cache_clear()
-        ours = opacus_noise(
+        opacus_noise_multiplier.cache_clear()
+        ours = opacus_noise_multiplier(
             epsilon=epsilon,
             delta=delta,
             sampling_probability=rate,
@@ -44,4 +44,6 @@ def test_it_is_the_number_that_opacus_returns(
 
 def test_a_budget_below_what_any_noise_reaches_is_refused() -> None:
     with pytest.raises(ValueError, match="too low"):
-        opacus_noise(epsilon=0.001, delta=1e-5, sampling_probability=0.5, steps=10, mechanism="prv")
+        opacus_noise_multiplier(
+            epsilon=0.001, delta=1e-5, sampling_probability=0.5, steps=10, mechanism="prv"
+        )

@@ -10,7 +10,7 @@ import pytest
 
 import affidavit
 from affidavit.accountants import accountant
-from affidavit.accountants.participations import BELOW, Counted, ParticipationAccountant
+from affidavit.accountants.participations import BELOW, CountingAttack, ParticipationAccountant
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -44,7 +44,7 @@ def once(epsilon: float, q: float, sigma: float) -> mpmath.mpf:
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
 def test_one_release_is_between_its_bounds(delta: float) -> None:
     upper = ParticipationAccountant().curve(POISSON).epsilon(delta).upper
-    lower = Counted(POISSON, 1).epsilon(delta).lower
+    lower = CountingAttack(POISSON, 1).epsilon(delta).lower
     assert once(upper, 0.01, 0.1) <= delta <= once(lower, 0.01, 0.1)
     assert 0 < lower < upper < 2 * lower
 
@@ -55,7 +55,7 @@ def test_one_release_is_attacked_where_its_loss_is_rare(
     q: float, sigma: float, delta: float
 ) -> None:
     leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    lower = Counted(leaf, 1).epsilon(delta).lower
+    lower = CountingAttack(leaf, 1).epsilon(delta).lower
     with mpmath.workdps(120):
         assert once(lower, q, sigma) >= delta
         assert once(lower * 1.1, q, sigma) < delta
@@ -79,7 +79,7 @@ def test_an_attack_gains_what_is_claimed_of_it() -> None:
                 wrong += ways * false**count * (1 - false) ** rest
                 if right > delta:
                     best = max(best, mpmath.log((right - delta) / wrong))
-    claimed = Counted(leaf, steps).epsilon(delta).lower
+    claimed = CountingAttack(leaf, steps).epsilon(delta).lower
     assert best * (1 - 1e-7) <= claimed <= best
 
 
@@ -108,7 +108,7 @@ def test_where_the_fourier_accountant_reaches_both_ends_hold_its_bracket(leaf: o
     event = Repeated(event=leaf, count=100)  # type: ignore[arg-type]
     near = accountant("fourier").curve(event).epsilon(1e-6)
     upper = ParticipationAccountant().curve(event).epsilon(1e-6).upper
-    assert Counted(leaf, 100).epsilon(1e-6).lower <= near.upper  # type: ignore[arg-type]
+    assert CountingAttack(leaf, 100).epsilon(1e-6).lower <= near.upper  # type: ignore[arg-type]
     assert near.lower <= upper
 
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from affidavit.accountants import GaussianCurve, PostProcessed, accountant
-from affidavit.accountants.bracketing_curves import attained
+from affidavit.accountants import GaussianCurve, PostProcessedCurve, accountant
+from affidavit.accountants.bracketing_curves import attained_event
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
@@ -37,15 +37,15 @@ def one_release(q: float, sigma: float, delta: float) -> float:
 @pytest.mark.parametrize(("q", "sigma"), [(0.3, 0.05), (0.01, 0.15), (0.5, 0.2), (1e-3, 3.0)])
 @pytest.mark.parametrize("delta", [1e-4, 1e-12, 1e-30])
 def test_one_release_is_bounded_from_below(q: float, sigma: float, delta: float) -> None:
-    lower = PostProcessed(event=poisson(q, sigma)).epsilon(delta).lower
+    lower = PostProcessedCurve(event=poisson(q, sigma)).epsilon(delta).lower
     assert lower <= one_release(q, sigma, delta) * (1 + 1e-9)
     assert lower > 0
 
 
 def test_many_releases_are_attacked_at_the_delta_that_is_asked_for() -> None:
     run = poisson(0.01, 1.0, 1000)
-    lower = PostProcessed(event=run).epsilon(1e-30).lower
-    assert 1.2 * PostProcessed(event=run).epsilon(1e-20).lower < lower
+    lower = PostProcessedCurve(event=run).epsilon(1e-30).lower
+    assert 1.2 * PostProcessedCurve(event=run).epsilon(1e-20).lower < lower
     assert lower <= accountant("participations").curve(run).epsilon(1e-30).upper
 
 
@@ -53,7 +53,7 @@ def test_many_releases_are_attacked_at_the_delta_that_is_asked_for() -> None:
 def test_a_selection_costs_more_than_a_run_and_at_most_its_bound(shape: float) -> None:
     run = poisson(0.01, 1.0, 1000)
     event = RepeatAndSelect(event=run, mean=10.0, shape=shape)
-    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     once = accountant("fourier").curve(run).epsilon(1e-6)
     assert once.upper < lower <= accountant("selection").curve(event).epsilon(1e-6).upper
 
@@ -62,7 +62,7 @@ def test_a_poisson_number_of_runs_can_be_none() -> None:
     """With a mean of 1 a third of the selections release nothing: what is left is at most that."""
     run = Gaussian(noise_multiplier=0.05)
     selection = RepeatAndSelect(event=run, mean=1.0, shape=math.inf)
-    result = PostProcessed(event=selection).delta(1.0).lower
+    result = PostProcessedCurve(event=selection).delta(1.0).lower
     assert result == pytest.approx(-math.expm1(-1.0), rel=1e-6)
     assert result <= -math.expm1(-1.0)
 
@@ -71,19 +71,19 @@ def test_a_poisson_number_of_runs_can_be_none() -> None:
 @pytest.mark.parametrize("bins", [1, 10, 300])
 def test_one_bin_of_many_is_below_the_bracket_of_all(bins: int) -> None:
     event = RandomAllocationGaussian(bins=bins, noise_multiplier=1.0)
-    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     assert 0 < lower <= accountant("allocation").curve(event).epsilon(1e-6).upper
 
 
 def test_what_is_not_known_costs_at_least_nothing() -> None:
     for event in (Composed(events=()), poisson(1e-9, 1.0), poisson(0.1, 1e-9)):
-        assert PostProcessed(event=event).epsilon(1e-6).lower >= 0
-    assert PostProcessed(event=poisson(0.1, 1.0)).epsilon(1 - 1e-9).lower == 0
+        assert PostProcessedCurve(event=event).epsilon(1e-6).lower >= 0
+    assert PostProcessedCurve(event=poisson(0.1, 1.0)).epsilon(1 - 1e-9).lower == 0
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_laplace_release_is_seen_by_the_outputs_of_its_largest_loss(scale: float) -> None:
-    lower = PostProcessed(event=Laplace(noise_multiplier=scale)).epsilon(1e-6).lower
+    lower = PostProcessedCurve(event=Laplace(noise_multiplier=scale)).epsilon(1e-6).lower
     truth = 1 / scale + 2 * math.log1p(-1e-6)
     assert truth * (1 - 1e-4) < lower <= truth
 
@@ -91,13 +91,13 @@ def test_a_laplace_release_is_seen_by_the_outputs_of_its_largest_loss(scale: flo
 def test_many_laplace_releases_are_counted() -> None:
     """The largest loss of all is seen at more than δ."""
     event = Repeated(event=Laplace(noise_multiplier=0.5), count=20)
-    lower = PostProcessed(event=event).epsilon(1e-7).lower
+    lower = PostProcessedCurve(event=event).epsilon(1e-7).lower
     assert 40 + math.log1p(-(2**20) * 1e-7) - 1e-6 <= lower <= 40
 
 
 def test_rare_samples_are_attacked() -> None:
     """δ is far below the chance that the record is ever drawn."""
-    lower = PostProcessed(event=poisson(1e-7, 0.2, 10_000)).epsilon(1e-9).lower
+    lower = PostProcessedCurve(event=poisson(1e-7, 0.2, 10_000)).epsilon(1e-9).lower
     assert lower > 1
     assert (
         lower <= accountant("participations").curve(poisson(1e-7, 0.2, 10_000)).epsilon(1e-9).upper
@@ -107,20 +107,24 @@ def test_rare_samples_are_attacked() -> None:
 def test_much_noise_hides_nothing_of_another_release() -> None:
     alone = poisson(0.1, 1.0, 10)
     event = Composed(events=(alone, poisson(0.1, 5000.0)))
-    assert PostProcessed(event=event).epsilon(1e-6) == PostProcessed(event=alone).epsilon(1e-6)
+    assert PostProcessedCurve(event=event).epsilon(1e-6) == PostProcessedCurve(event=alone).epsilon(
+        1e-6
+    )
 
 
 def test_a_laplace_release_is_seen_beside_samples() -> None:
     run = Composed(events=(poisson(0.05, 8.5, 1000), Laplace(noise_multiplier=3.2)))
     bracket = accountant("fourier").curve(run).epsilon(1e-6)
     assert bracket.lower > accountant("fourier").curve(run.events[0]).epsilon(1e-6).upper + 0.1
-    assert PostProcessed(event=run).epsilon(1e-6).lower == pytest.approx(bracket.lower, rel=1e-6)
+    assert PostProcessedCurve(event=run).epsilon(1e-6).lower == pytest.approx(
+        bracket.lower, rel=1e-6
+    )
 
 
 def test_bins_of_correlated_noise_are_seen_one_at_a_time() -> None:
     gram = Gram(((4.0, 1.0), (1.0, 2.0)))
     event = BallsInBinsGaussian(gram=gram, noise_multiplier=1.0)
-    lower = PostProcessed(event=event).epsilon(1e-6).lower
+    lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     assert lower <= accountant("largest_bin").curve(event).epsilon(1e-6).upper
     assert lower == pytest.approx(one_release(0.5, 0.5, 1e-6), rel=1e-4)
 
@@ -130,5 +134,5 @@ def test_runs_on_cut_lots_are_repeated_as_a_record_attains_them() -> None:
         dataset_size=100, sampling_probability=0.1, max_lot_size=12, noise_multiplier=1.0
     )
     event = RepeatAndSelect(event=leaf, mean=3.0, shape=1.0)
-    once = PostProcessed(event=attained(leaf)).epsilon(1e-6).lower
-    assert 0 < once < PostProcessed(event=attained(event)).epsilon(1e-6).lower
+    once = PostProcessedCurve(event=attained_event(leaf)).epsilon(1e-6).lower
+    assert 0 < once < PostProcessedCurve(event=attained_event(event)).epsilon(1e-6).lower

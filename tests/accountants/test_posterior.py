@@ -12,7 +12,7 @@ from scipy.stats import norm
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.tradeoff import belief, guess, odds_exponent
+from affidavit.accountants.tradeoff import belief, guess_accuracy, odds_exponent
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 from tests.seeds import examples
 
@@ -23,7 +23,7 @@ def test_the_best_guess_about_a_gaussian_is_its_bayes_rule(mu: float, prior: flo
     # Guess "in" where the posterior odds, with log-likelihood ratio μ z - μ²/2, pass one.
     threshold = (mu**2 / 2 - math.log(prior / (1 - prior))) / mu
     right = prior * norm.sf(threshold - mu) + (1 - prior) * norm.cdf(threshold)
-    result = guess(GaussianCurve(mu=mu), prior)
+    result = guess_accuracy(GaussianCurve(mu=mu), prior)
     assert result.lower - 1e-12 <= right <= result.upper + 1e-12
     assert result.width < 1e-10
     assert result.lower >= max(prior, 1 - prior)
@@ -68,8 +68,8 @@ def test_beliefs_follow_bayes_and_end_at_certainty() -> None:
 def test_a_method_without_lower_bounds_says_so() -> None:
     step = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.8)
     event = Repeated(event=step, count=500)
-    loose = guess(accountant("rdp").curve(event), 0.3)
-    tight = guess(FourierAccountant().curve(event), 0.3)
+    loose = guess_accuracy(accountant("rdp").curve(event), 0.3)
+    tight = guess_accuracy(FourierAccountant().curve(event), 0.3)
     assert loose.lower == 0.7
     assert tight.upper <= loose.upper
 
@@ -77,7 +77,7 @@ def test_a_method_without_lower_bounds_says_so() -> None:
 @pytest.mark.parametrize("prior", [0.0, 1.0, -1.0, float("nan")])
 def test_a_prior_that_leaves_nothing_to_learn_is_refused(prior: float) -> None:
     with pytest.raises(ValueError, match="prior"):
-        guess(GaussianCurve(mu=1.0), prior)
+        guess_accuracy(GaussianCurve(mu=1.0), prior)
     with pytest.raises(ValueError, match="prior"):
         belief(prior, 1.0)
     with pytest.raises(ValueError, match="probability"):

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from affidavit.accountants.composition import parts
 from affidavit.accountants.protocol import Unsupported
-from affidavit.accountants.registry import NAMES, accountant
+from affidavit.accountants.registry import ENGINE_NAMES, accountant
 from affidavit.plan import Composed, Event, Gaussian, RepeatAndSelect, Repeated
 
 Weight = Callable[[float], float]
@@ -118,7 +118,9 @@ def test_the_bound_is_not_below_the_profile_of_a_selection_by_score(
 # ---- the laws ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rdp", "selection")])
+@pytest.mark.parametrize(
+    "name", [name for name in ENGINE_NAMES if name not in ("rdp", "selection")]
+)
 def test_every_other_engine_refuses_it_and_says_which_does_not(name: str) -> None:
     with pytest.raises(Unsupported, match="repeat-and-select") as caught:
         accountant(name).curve(Composed(events=(Gaussian(noise_multiplier=1), selected(2, 5, 1))))

@@ -17,7 +17,7 @@ from affidavit.accountants import (
     Bracket,
     EventCurve,
     GaussianCurve,
-    PostProcessed,
+    PostProcessedCurve,
     PrivacyCurve,
     Unsupported,
 )
@@ -61,7 +61,7 @@ def upper(event: Event, delta: float = 1e-6) -> float:
 
 
 def lower(event: Event, delta: float = 1e-6) -> float:
-    return PostProcessed(event=event).epsilon(delta).lower
+    return PostProcessedCurve(event=event).epsilon(delta).lower
 
 
 def of_curve(curve: PrivacyCurve, mean: float, shape: float) -> tuple[Attacked, SelectionCurve]:
@@ -267,7 +267,7 @@ def test_an_attack_on_a_run_of_balls_in_bins_gains_what_it_gains_on_its_outcomes
         gains = [law.within(one, other) for one, other in zip(first, after, strict=True)]
         best = max(best, float(np.where(apart, gains[0] - math.exp(epsilon) * gains[1], 0).max()))
     event = selection(RandomAllocationGaussian(bins=2, noise_multiplier=1.0), 3.0)
-    assert 0.97 * best <= PostProcessed(event=event).delta(epsilon).lower <= 1.03 * best
+    assert 0.97 * best <= PostProcessedCurve(event=event).delta(epsilon).lower <= 1.03 * best
 
 
 @pytest.mark.soak
@@ -397,7 +397,7 @@ def test_one_step_is_below_what_a_lattice_of_its_outcomes_allows() -> None:
         for cut in np.linspace(-3, 3, 25)
         for sign in (1.0, -1.0)
     )
-    attacked = PostProcessed(event=event).delta(epsilon).lower
+    attacked = PostProcessedCurve(event=event).delta(epsilon).lower
     bound = SelectionAccountant().curve(event).delta(epsilon).upper
     assert worst <= bound <= worst * 1.7
     assert worst * 0.99 <= attacked <= bound
@@ -432,7 +432,7 @@ def test_delta_and_epsilon_are_brackets_of_one_curve(
     epsilon: float, law: tuple[float, float]
 ) -> None:
     event = selection(Gaussian(noise_multiplier=1.0), *law)
-    low = PostProcessed(event=event).delta(epsilon).lower
+    low = PostProcessedCurve(event=event).delta(epsilon).lower
     high = SelectionAccountant().curve(event).delta(epsilon).upper
     assert 0 <= low <= high <= 1
     if low > 1e-15 and high < 1:

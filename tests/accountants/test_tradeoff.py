@@ -16,7 +16,13 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.tradeoff import MIN_DELTA, TOLERANCE, TradeOff, gaps, sample
+from affidavit.accountants.tradeoff import (
+    MIN_DELTA,
+    TOLERANCE,
+    TradeOff,
+    sample_trade_off,
+    type_two_gaps,
+)
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
 from tests.seeds import examples
 
@@ -35,7 +41,7 @@ def poisson(q: float, sigma: float, steps: int) -> Event:
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0])
 def test_a_gaussian_lies_inside_and_the_bracket_is_tight(mu: float) -> None:
-    trade = sample(GaussianCurve(mu=mu))
+    trade = sample_trade_off(GaussianCurve(mu=mu))
     for alpha in ALPHAS:
         result = trade.type_two(alpha)
         assert result.lower <= gaussian_type_two(mu, alpha) * (1 + 1e-9) + 1e-15
@@ -77,7 +83,7 @@ def curves() -> dict[str, PrivacyCurve]:
 
 @pytest.fixture(scope="module", params=curves())
 def trade(request: pytest.FixtureRequest) -> TradeOff:
-    return sample(curves()[request.param])
+    return sample_trade_off(curves()[request.param])
 
 
 @pytest.mark.ordinary("not rare", "not poisson")
@@ -119,7 +125,7 @@ def test_the_advantage_is_the_largest_difference_of_rates(trade: TradeOff) -> No
 @pytest.mark.parametrize(("q", "sigma"), [(0.1, 1.0), (0.01, 0.7), (0.5, 3.0)])
 def test_one_subsampled_step_meets_its_own_trade_off(q: float, sigma: float) -> None:
     """Against mpmath: f of one step is the convex hull of both orders of the mixture."""
-    trade = sample(FourierAccountant().curve(poisson(q, sigma, 1)))
+    trade = sample_trade_off(FourierAccountant().curve(poisson(q, sigma, 1)))
     for index in range(1, 12):
         threshold = -3 + index / 2
         # Test "x > threshold", as good as any: the likelihood ratio increases in x.
@@ -133,11 +139,13 @@ def test_one_subsampled_step_meets_its_own_trade_off(q: float, sigma: float) -> 
 
 
 def test_the_profile_is_followed_until_delta_is_tiny_and_as_densely_as_is_asked() -> None:
-    result = sample(GaussianCurve(mu=1.0))
+    result = sample_trade_off(GaussianCurve(mu=1.0))
     assert result.epsilons[0] == 0.0
     assert result.deltas[-1].upper <= MIN_DELTA * 1.01
-    assert max(gaps(result.epsilons, [delta.upper for delta in result.deltas])) <= TOLERANCE
-    rough = sample(GaussianCurve(mu=1.0), tolerance=0.02)
+    assert (
+        max(type_two_gaps(result.epsilons, [delta.upper for delta in result.deltas])) <= TOLERANCE
+    )
+    rough = sample_trade_off(GaussianCurve(mu=1.0), tolerance=0.02)
     assert len(rough.epsilons) < len(result.epsilons)
 
 
@@ -157,13 +165,20 @@ class Refusing:
 
 
 def test_what_is_refused_makes_the_bracket_looser_never_wrong() -> None:
-    trade = sample(Refusing(below=1.0))
+    trade = sample_trade_off(Refusing(below=1.0))
     assert trade.epsilons[-1] <= 1.0
     for alpha in ALPHAS:
         result = trade.type_two(alpha)
         assert result.lower - 1e-12 <= gaussian_type_two(1.0, alpha) <= result.upper + 1e-12
     with pytest.raises(OutOfReach):
-        sample(Refusing(below=-1.0))
+        sample_trade_off(Refusing(below=-1.0))
+
+
+def test_errors_are_widened_by_the_stated_rounding() -> None:
+    trade = TradeOff(epsilons=(0.0,), deltas=(Bracket(lower=0.2, upper=0.2),))
+    result = trade.type_two(0.1)
+    assert 0.7 - result.lower == pytest.approx(1e-12, rel=1e-3)
+    assert result.upper - 0.7 >= 0.9e-12
 
 
 def test_losses_beyond_the_doubles_are_no_error() -> None:
@@ -188,7 +203,7 @@ def test_a_single_known_point_is_an_epsilon_delta_guarantee() -> None:
 
 def test_further_points_only_tighten() -> None:
     curve = FourierAccountant().curve(poisson(0.02, 0.8, 500))
-    rough = sample(curve.with_width(0.01), tolerance=0.01)
+    rough = sample_trade_off(curve.with_width(0.01), tolerance=0.01)
     better = rough.refined({epsilon: curve.delta(epsilon) for epsilon in (0.0, 0.5, 2.0)})
     assert set(better.epsilons) == {*rough.epsilons, 0.0, 0.5, 2.0}
     assert better.advantage.upper == pytest.approx(curve.delta(0.0).upper, rel=1e-14)

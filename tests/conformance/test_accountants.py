@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.accountants import NAMES, OutOfReach, PrivacyCurve, Unsupported, accountant, versions
+from affidavit.accountants import (
+    ENGINE_NAMES,
+    OutOfReach,
+    PrivacyCurve,
+    Unsupported,
+    accountant,
+    engine_versions,
+)
 from affidavit.plan import (
     Composed,
     Event,
@@ -73,7 +80,7 @@ everywhere = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.soak) if name in {"prv", "pld"} else name
-        for name in NAMES
+        for name in ENGINE_NAMES
     ],
 )
 """Every engine; the slowest, which are other people's, in ``make soak``."""
@@ -81,8 +88,8 @@ events = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
 
 
 def test_the_registry_names_engines_as_they_name_themselves() -> None:
-    named = [{"name": accountant(n).name, "version": accountant(n).version} for n in NAMES]
-    assert named == versions()
+    named = [{"name": accountant(n).name, "version": accountant(n).version} for n in ENGINE_NAMES]
+    assert named == engine_versions()
 
 
 @everywhere

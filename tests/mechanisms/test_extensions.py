@@ -180,8 +180,9 @@ step, past = recurrence_of(build(form.model_validate(form.examples[0]), setting)
 assert [float(step(t, torch.tensor(8.0), past)) for t in range(3)] == [8.0, 4.0, 4.0]
 
 # the accountant accounts a plan, after ours
-from affidavit.accountants import NAMES, versions
-assert NAMES[-1] == "zcdp" and versions()[-1] == {"name": "zcdp", "version": "throw-away 1.0"}
+from affidavit.accountants import ENGINE_NAMES, engine_versions
+assert ENGINE_NAMES[-1] == "zcdp"
+assert engine_versions()[-1] == {"name": "zcdp", "version": "throw-away 1.0"}
 optimizer = {**DOCUMENT["optimizer"], "learning_rate": 0.5}
 simple = {**DOCUMENT, "optimizer": optimizer, "noise": {"kind": "independent"}}
 simple["sampling"] = {"scheme": "full_batch"}

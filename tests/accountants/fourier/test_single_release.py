@@ -17,10 +17,10 @@ from affidavit.accountants import (
     Unproved,
     Witness,
     accountant,
+    parse_witness,
     prove,
     search_witness,
     witness_document,
-    witness_from,
 )
 from affidavit.accountants.fourier.group_sampling import (
     GroupMixtureLaw,
@@ -203,7 +203,7 @@ def test_a_proof_is_of_the_bound_that_it_names() -> None:
     bracket = FourierAccountant().curve(either).epsilon(1e-6)
     witness, proof = search_witness(either, bracket, 1e-6, 1e-4)
     assert (witness.alternative, proof.theorems) == (1, ("gaussian_mixture",))
-    assert witness_from(witness_document(witness)) == witness
+    assert parse_witness(witness_document(witness)) == witness
     with pytest.raises(Unproved):
         prove(replace(witness, alternative=0), either)
 

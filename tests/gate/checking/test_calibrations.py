@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opacus.accountants.utils import get_noise_multiplier
 
-from affidavit.accountants import opacus_noise
+from affidavit.accountants import opacus_noise_multiplier
 from affidavit.importers import script_importer
 from affidavit.plan import MalformedPlan
 
@@ -39,7 +39,7 @@ def plan_of(arguments: str, before: str = "", change: tuple[str, str] = ("", "")
     text = SCRIPT.format(arguments=TARGET + arguments, before=before).replace(*change)
     partial = script_importer.read(text.encode())
     assert partial is not None
-    return partial.completed({}, "train.py", opacus_noise)
+    return partial.completed({}, "train.py", opacus_noise_multiplier)
 
 
 @pytest.mark.ordinary("sample_rate=q, steps*")
