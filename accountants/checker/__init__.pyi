@@ -14,8 +14,11 @@ from .lattice import no_statement as no_statement
 from .participation import CutLots as CutLots
 from .participation import Draws as Draws
 from .participation import Products as Products
+from .participation import by_distance as by_distance
 from .participation import matrix_products as matrix_products
 from .participation import moves_no_more as moves_no_more
+from .participation import takes_part_no_more as takes_part_no_more
+from .participation import tells_no_less as tells_no_less
 from .participation import toeplitz_products as toeplitz_products
 from .proof import CHAIN as CHAIN
 from .proof import Proof as Proof
@@ -37,6 +40,3 @@ from .sensitivity import has_noise as has_noise
 from .sensitivity import matrix_sensitivity as matrix_sensitivity
 from .sensitivity import toeplitz_sensitivity as toeplitz_sensitivity
 from .sensitivity import tree_sensitivity as tree_sensitivity
-from .separated import by_distance as by_distance
-from .separated import takes_part_no_more as takes_part_no_more
-from .separated import tells_no_less as tells_no_less

@@ -8,9 +8,11 @@ whose law is bounded by the moments of matched pairs (docs/theorems/correlated-n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, reduce
 from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
@@ -26,15 +28,15 @@ from affidavit.accountants.checker.sensitivity import (
     strategy_matrix,
     toeplitz_rows,
 )
-from affidavit.plan import GaussianMixture
+from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 
-MAX_STEPS, MAX_PARTICIPATIONS, MAX_CUT = 20_000, 400, 100
+MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_LOTS = 20_000, 400, 100
 """Of Toeplitz C, and of one record in the mean, and of these in cut lots: some seconds."""
-_BANDS = 64
+_BAND_COUNT = 64
 """Of the later of two steps, of Toeplitz C: products are as large as those of the first in it."""
-_SIZES = 4096
+_SIZE_LEVELS = 4096
 """Sizes of products that are told apart; others are rounded up."""
-_MIN_ORDER, _MAX_ORDER, _ORDERS = 1e-3, 1e4, 256
+_MIN_ORDER, _MAX_ORDER, _ORDER_COUNT = 1e-3, 1e4, 256
 """Of moments, times the largest product."""
 
 Products = Iterable[tuple[int, int, int]]
@@ -72,7 +74,7 @@ class CutLots:
         drawn = 1 - (1 - rational(self.probability)) ** self.records
         room = self.largest - self.records + 1
         chance = drawn * at_least(room, self.others, rational(self.probability))
-        for number in range(MAX_CUT + 1):
+        for number in range(MAX_CUT_LOTS + 1):
             more = at_least(number + 1, self.steps, chance)
             if more <= conceded:
                 return number, more
@@ -110,7 +112,7 @@ def toeplitz_products(
 
 def _bands(steps: int) -> Iterator[tuple[int, int]]:
     """First and last of the steps of each band, as even as they can be."""
-    count = min(steps, _BANDS)
+    count = min(steps, _BAND_COUNT)
     length, longer = divmod(steps, count)
     ends = list(accumulate([length + 1] * longer + [length] * (count - longer)))
     return ((end - length - (place < longer), end - 1) for place, end in enumerate(ends))
@@ -156,7 +158,7 @@ def moves_no_more(
     """
     missed = 1 - rational(draws.probability)
     mean = -draws.most * missed.log()
-    if not mean < MAX_PARTICIPATIONS:
+    if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement("so many participations of one record")
     largest, moments = _moments(products)
     conceded, displaced = arb(leaf.conceded), 0
@@ -186,13 +188,15 @@ def _moments(products: Products) -> tuple[arb, list[tuple[float, arb]]]:
     """The largest product, and the logarithms of moments, orders times it, of a uniform pair."""
     counted = list(products)
     largest = max(size for _, size, _ in counted)
-    counts = [0] * (_SIZES + 1)
+    counts = [0] * (_SIZE_LEVELS + 1)
     for _, size, pairs in counted:
-        counts[-(-size * _SIZES // largest)] += pairs
+        counts[-(-size * _SIZE_LEVELS // largest)] += pairs
     shares, total = arb_poly(counts), sum(counts)
-    growth = (_MAX_ORDER / _MIN_ORDER) ** (1 / (_ORDERS - 1))
-    orders = [_MIN_ORDER * growth**place for place in range(_ORDERS)]
-    moments = [(order, (shares((arb(order) / _SIZES).exp()) / total).log()) for order in orders]
+    growth = (_MAX_ORDER / _MIN_ORDER) ** (1 / (_ORDER_COUNT - 1))
+    orders = [_MIN_ORDER * growth**place for place in range(_ORDER_COUNT)]
+    moments = [
+        (order, (shares((arb(order) / _SIZE_LEVELS).exp()) / total).log()) for order in orders
+    ]
     return arb(fmpz(largest)) / UNIT**2, moments
 
 
@@ -228,3 +232,154 @@ def _tails(
                 bound = (matched * exponent.min(arb(0))).exp()
             tails[place] += chances[count] * bound
     return tails
+
+
+_MOMENT_ORDERS = [0.02 * 200 ** (place / 23) for place in range(24)]
+_GROWTH_ROUNDS = 8
+"""Blocks after which a moment is known to grow no faster."""
+_MAX_PHASES = 64
+"""Some seconds for each size that is counted."""
+
+Blocks = Sequence[tuple[int, Fraction]]
+
+
+def by_distance(products: Products) -> list[int]:
+    """The largest of ``products`` at each distance."""
+    result: dict[int, int] = {}
+    for distance, size, _ in products:
+        result[distance] = max(size, result.get(distance, 0))
+    return [result[distance] for distance in range(len(result))]
+
+
+def takes_part_no_more(
+    leaf: GaussianMixture, blocks: Blocks, products: Sequence[int], draws: Draws, apart: int
+) -> bool:
+    """Whether participations ``apart`` add up to no more than the units of ``leaf`` say."""
+    if any(products[apart:]):
+        return False
+    rate, chance = rational(draws.probability), arb(leaf.conceded)
+    for place in reversed(range(len(leaf.weights))):
+        # A distance beyond which a record is has more participations than that.
+        taken = _squared(Fraction(leaf.noise_multiplier), place, blocks) // products[0]
+        if not at_least(taken + 1, draws.most - taken * (apart - 1), rate) <= chance:
+            return False
+        chance += leaf.weights[place]
+    return True
+
+
+def tells_no_less(
+    leaves: Sequence[tuple[Leaf, int]],
+    blocks: Blocks,
+    products: Sequence[int],
+    draws: Draws,
+    apart: int,
+    stretches: int,
+) -> bool:
+    """Whether ``leaves`` are no less than what is released at the steps that are told.
+
+    A block is so many ``stretches`` long. ``blocks`` are so many blocks of a lot with a noise
+    multiplier each.
+    """
+    bands = max(distance for distance, size in enumerate(products) if size) + 1
+    phases = -(-(bands - 1) // stretches)
+    if not 1 <= phases <= _MAX_PHASES or stretches * phases > apart:
+        return False
+    rate, conceded = _rate(rational(draws.probability), stretches, phases), arb(0)
+    counts: dict[int, int] = {}
+    for leaf, count in leaves:
+        match leaf:
+            case GaussianMixture(weights=(_, drawn)):
+                conceded += count * arb(leaf.conceded)
+            case PoissonSubsampledGaussian(sampling_probability=drawn):
+                pass
+            case _:
+                return False
+        if not arb(drawn) >= rate:
+            return False
+        square = _squared(Fraction(leaf.noise_multiplier), 1, blocks)
+        counts[square] = counts.get(square, 0) + count
+    run = -(-draws.most // (stretches * phases))
+    larger, chance = 0, arb(0)
+    for square in sorted(counts, reverse=True):
+        chance += _chance_of_more(larger, square, products, run, stretches, phases)
+        larger += counts[square]
+    return larger >= run * stretches and bool(chance <= conceded)
+
+
+def _squared(multiplier: Fraction, place: int, blocks: Blocks) -> int:
+    """The square of ``place`` standard deviations of such noise, rounded down to a product."""
+    squared = place**2 * int(UNIT) ** 2 / (multiplier**2 * joint_precision(blocks))
+    return math.floor(squared)
+
+
+def _rate(chance: arb, stretches: int, phases: int) -> arb:
+    """The largest chance of a step, given its phase and all before; above one if there is none."""
+    ahead, left, largest = phases * chance, arb(1), arb(0)
+    for _ in range(stretches):
+        if not left > 0:
+            return arb(2)
+        largest = largest.max(ahead / left)
+        left -= ahead
+        ahead *= (1 - chance) ** phases
+    return largest
+
+
+def _chance_of_more(
+    count: int, square: int, products: Sequence[int], run: int, stretches: int, phases: int
+) -> arb:
+    """At least the chance that of so many blocks more than ``count`` steps have an s² above it."""
+    exceeding = _exceeding(square, products, stretches, phases)
+    most = max(number for rows in exceeding for row in rows for number in row)
+    if most * run <= count:
+        return arb(0)
+
+    @cache
+    def bound(place: int) -> arb:
+        order = arb(_MOMENT_ORDERS[place])
+        factors = [(order * number).exp() / phases for number in range(most + 1)]
+        grown = [arb_mat([[factors[f] for f in row] for row in rows]) for rows in exceeding]
+        moments, growth, rounds = arb_mat([[1] * phases] * phases), arb(1), min(run, _GROWTH_ROUNDS)
+        for _ in range(rounds):
+            before, columns = moments, moments.transpose().tolist()
+            rows = [(arb_mat([columns[v]]) * grown[v]).entries() for v in range(phases)]
+            moments = arb_mat(rows)
+            ratios = (
+                new / old for new, old in zip(moments.entries(), before.entries(), strict=True)
+            )
+            growth = reduce(arb.max, ratios)
+        mean = sum(moments.entries(), arb(0)) / phases**2
+        return mean * growth ** (run - rounds) * (-order * (count + 1)).exp()
+
+    low, high = 0, len(_MOMENT_ORDERS) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)
+    return bound(low)
+
+
+def _exceeding(
+    square: int, products: Sequence[int], stretches: int, phases: int
+) -> list[list[list[int]]]:
+    """How many steps of a block have an s² above that, by the phases of the block, of the one
+    before and of the one after, in this order."""
+    length, own = stretches * phases, range(stretches)
+    reached = [*products, *[0] * (2 * length)]
+
+    def met(step: int, later: int) -> int:
+        """Of a step, over the steps of the next block if its phase is so much ``later``."""
+        return sum(reached[length + (other - step) * phases + later] for other in own)
+
+    within = [sum(reached[abs(step - other) * phases] for other in own) for step in own]
+    ahead = [{d: met(step, d) for d in range(1 - phases, phases)} for step in own]
+    behind = [{d: met(stretches - 1 - step, d) for d in ahead[0]} for step in own]
+    places = range(phases)
+    return [
+        [
+            [
+                sum(within[i] + behind[i][v - u] + ahead[i][w - v] > square for i in own)
+                for w in places
+            ]
+            for u in places
+        ]
+        for v in places
+    ]

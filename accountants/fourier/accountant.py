@@ -49,8 +49,7 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_epsilon,
 )
 from affidavit.accountants.fourier.inversion import inverted_delta, inverted_epsilon
-from affidavit.accountants.fourier.laplace import LaplaceLaw
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
+from affidavit.accountants.fourier.loss_laws import LaplaceLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.refinement import (
     MIN_WIDTH,
     SAFE_DELTA,

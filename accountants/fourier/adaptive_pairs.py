@@ -54,11 +54,10 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw, NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw, WorseOfBothLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Atoms, LossLaw
 from affidavit.accountants.fourier.spectrum import Complex
-from affidavit.accountants.fourier.tail_bounds import Saddle
+from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 

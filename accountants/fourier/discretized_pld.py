@@ -34,8 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import LossLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, LossLaw
 
 _MAX_CHORDS = 4000
 """Chords over debts that are followed one by one; with more the measure is cut instead."""

@@ -40,12 +40,8 @@ from affidavit.accountants.fourier.group_sampling import (
     numbers_in_a_lot,
     worse_of_both,
 )
-from affidavit.accountants.fourier.laplace import LaplaceLaw
-from affidavit.accountants.fourier.privacy_loss import (
-    Kind,
-    LossLaw,
-    NormalMixtureLaw,
-)
+from affidavit.accountants.fourier.loss_laws import Kind, LaplaceLaw, NormalMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.schedules import MAX_CELLS, MAX_KINDS, Part, gathered
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,

@@ -42,7 +42,7 @@ from affidavit.accountants.fourier.grid_parameters import (
 )
 from affidavit.accountants.fourier.privacy_loss import LossLaw
 from affidavit.accountants.fourier.single_release import epsilon_of, single_release
-from affidavit.accountants.fourier.tail_bounds import Saddle
+from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Event

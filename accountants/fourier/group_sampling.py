@@ -16,14 +16,12 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw, WorseOfBothLaw
-from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import (
-    LossLaw,
-    Mixture,
+from affidavit.accountants.fourier.loss_laws import (
     NormalMixtureLaw,
-    NormalPair,
+    RevealedMixtureLaw,
+    WorseOfBothLaw,
 )
+from affidavit.accountants.fourier.privacy_loss import Array, LossLaw, Mixture, NormalPair
 from affidavit.plan import (
     GaussianMixture,
     PoissonSampledGroupGaussian,

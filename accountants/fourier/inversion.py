@@ -32,16 +32,16 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.dominating_pairs import Direction
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, Unanswered
-from affidavit.accountants.fourier.tail_bounds import (
+from affidavit.accountants.fourier.tilting import (
     Composition,
     Saddle,
     at_delta,
     at_epsilon,
     at_order,
+    log_peak,
 )
-from affidavit.accountants.fourier.transform import log_peak
 
 Releases = Sequence[tuple[AnalyticLaw, int]]
 

@@ -25,12 +25,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
+Array = NDArray[np.float64]
+
+UNIT_ROUNDOFF = 2.0**-53
+_PIECE = 8192
 
 _Z_REACH, _UNSEEN = 12.5, 1e-40
 """Normal deviations kept by the moments; mass beyond is below 1e-35."""
@@ -148,9 +152,6 @@ class LossLaw(Protocol):
     def top(self, probability: float) -> float:
         """A loss that is exceeded under P with about this small probability."""
         ...
-
-
-Kind = Literal["gaussian", "remove", "add", "replace"]
 
 
 Mixture = tuple[tuple[float, float], ...]
@@ -292,129 +293,19 @@ class NormalPair(ABC):
             p=np.asarray(p),
             q=np.asarray(q),
             relative=relative + 4.0 * UNIT_ROUNDOFF,
-            misplaced=UNIT_ROUNDOFF * np.maximum(_ends(places), _ends(places, first=False)),
+            misplaced=UNIT_ROUNDOFF * maxima_of_neighbours(places),
         )
 
     def _means(self) -> set[float]:
         return {m for _, m in (*self.p_mixture, *self.q_mixture)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NormalMixtureLaw(NormalPair):
-    """The loss law of one Gaussian release, subsampled or not.
+def maxima_of_neighbours(values: Array) -> Array:
+    """Return the larger of the entries before and after each edge of ``values``.
 
-    With μ = ``distance`` / ``noise_multiplier``, how far a record moves the sum and the
-    noise's standard deviation, both in clip norms, and z in noise standard deviations:
-
-    ========  ===========================  ==============================
-    kind      P                            Q
-    ========  ===========================  ==============================
-    gaussian  N(μ)                         N(0)
-    remove    (1-q) N(0) + q N(μ)          N(0)
-    add       N(0)                         (1-q) N(0) + q N(-μ)
-    replace   (1-q) N(0) + q N(μ)          (1-q) N(0) + q N(-μ)
-    ========  ===========================  ==============================
-
-    ``add`` is the reverse of ``remove``, reflected so that its loss increases in z.
+    ``values`` have shape (n,), the maxima (n + 1,).
     """
-
-    kind: Kind
-    noise_multiplier: float
-    sampling_probability: float = 1.0
-    distance: float = 1.0
-
-    @property
-    def mu(self) -> float:
-        """How far a record moves the sum, in standard deviations of the noise."""
-        return self.distance / self.noise_multiplier
-
-    @property
-    def ceiling(self) -> float:
-        """No loss exceeds this: -log(1-q), rounded up, for ``add``, else infinity."""
-        if self.kind == "add":
-            return -math.log1p(-self.sampling_probability) * (1 + 1e-14)
-        return math.inf
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
-        more = -math.log1p(-self.sampling_probability) if self.kind == "replace" else 0.0
-        return self.mu, more - self.mu * self.mu / 2
-
-    def loss(self, z: Array) -> Array:
-        """The loss at ``z``. In nats, of the shape of ``z``."""
-        mu, q = self.mu, self.sampling_probability
-        match self.kind:
-            case "gaussian":
-                return mu * z - mu * mu / 2
-            case "remove":
-                return _log_mixture(mu * z - mu * mu / 2, q)
-            case "add":
-                return -_log_mixture(-mu * z - mu * mu / 2, q)
-            case "replace":
-                up = _log_mixture(mu * z - mu * mu / 2, q)
-                return up - _log_mixture(-mu * z - mu * mu / 2, q)
-
-    def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
-
-        Both have shape (n,).
-        """
-        mu, q = self.mu, self.sampling_probability
-        match self.kind:
-            case "gaussian":
-                return losses / mu + mu / 2
-            case "remove":
-                return _inverse_log_mixture(losses, q) / mu + mu / 2
-            case "add":
-                return -(_inverse_log_mixture(-losses[::-1], q)[::-1] / mu + mu / 2)
-            case "replace":
-                scale = (1 - q) / q * math.exp(mu * mu / 2)
-                return (losses / 2 + np.arcsinh(scale * np.sinh(losses / 2))) / mu
-
-    @property
-    def p_mixture(self) -> Mixture:
-        """Weights and means of P."""
-        q, mu = self.sampling_probability, self.mu
-        match self.kind:
-            case "gaussian":
-                return ((1.0, mu),)
-            case "remove" | "replace":
-                return ((1 - q, 0.0), (q, mu))
-            case "add":
-                return ((1.0, 0.0),)
-
-    @property
-    def q_mixture(self) -> Mixture:
-        """Weights and means of Q."""
-        q, mu = self.sampling_probability, self.mu
-        match self.kind:
-            case "gaussian" | "remove":
-                return ((1.0, 0.0),)
-            case "add" | "replace":
-                return ((1 - q, 0.0), (q, -mu))
-
-    def _misplaced(self, edges: Array, z: Array) -> Array:
-        """What rounding there is in finding z, at most some roundings of z times the slope there.
-
-        The slope is monotone in z, or even and monotone in |z| between μ and 2μ, so twice the
-        mean slope of a cell at the edge bounds it.
-        """
-        mu = self.mu
-        slopes = np.minimum(np.diff(edges) / np.maximum(np.diff(z), 1e-300), mu)
-        slopes = 2.0 * np.maximum(_ends(slopes), _ends(slopes, first=False))
-        return 8.0 * np.abs(edges) + slopes * (np.abs(z) + mu) * (8.0 + 2.0 * mu * mu)
-
-    @property
-    def _spread(self) -> float:
-        return abs(math.log(self.sampling_probability)) + self.mu * self.mu
-
-
-def _ends(values: Array, *, first: bool = True) -> Array:
-    """One entry more than ``values``: each entry's predecessor, or with not ``first`` itself."""
-    if first:
-        return np.concatenate((values[:1], values))
-    return np.concatenate((values, values[-1:]))
+    return np.maximum(np.append(values[:1], values), np.append(values, values[-1:]))
 
 
 def _density(z: Array, mixture: tuple[tuple[float, float], ...]) -> Array:
@@ -424,27 +315,58 @@ def _density(z: Array, mixture: tuple[tuple[float, float], ...]) -> Array:
     return total
 
 
-def _log_mixture(exponent: Array, q: float) -> Array:
-    """log(1 - q + q·exp(exponent)), without overflow or cancellation."""
-    small = np.minimum(exponent, 30.0)
-    near = np.log1p(q * np.expm1(small))
-    far = exponent + math.log(q) + np.log1p((1 - q) / q * np.exp(-np.maximum(exponent, 30.0)))
-    return np.where(exponent > 30.0, far, near)
+def normal_masses(z: Array, mean: float) -> tuple[Array, Array]:
+    """Masses of N(mean, 1) below, between and above ``z``, and bounds of their absolute errors.
 
+    ``z`` increases, shape (n,) and in standard deviations; both results have shape (n + 1,).
 
-def _inverse_log_mixture(losses: Array, q: float) -> Array:
-    """The exponent at which ``_log_mixture`` is ``losses``; -inf below log(1-q).
+    A cell [c - d, c + d] that is narrow against the density's own scale has
 
-    (e^l - (1-q))/q is formed as 1 + expm1(l)/q near l = 0, as e^l - (1-q) where l is
-    well below 0 (there both terms are exact to an ulp of e^l), and in logarithms where
-    e^l would overflow. ``losses`` increase.
+        2 d φ(c) Σ_k He_2k(c) d^2k / (2k+1)!,
+
+    summed to k = 4: the next term is below 3 units of rounding where (1 + |c|) d <= 0.08.
+    The half width is that of z itself, so no cell is widened by the rounding of z - mean. A
+    wider one is the difference of two tails, taken on the side where they are small. Where
+    the argument is rounded the density moves by as many ulp as |z - mean| (|z| + |mean|).
     """
-    split = np.searchsorted(losses, (-0.5, 30.0))
-    low, near, far = np.split(losses, split)
-    return np.concatenate(
-        (
-            np.log(np.maximum(np.exp(low) - (1 - q), 0.0) / q),
-            np.log1p(np.maximum(np.expm1(near) / q, -1.0)),
-            far - math.log(q) + np.log1p(-(1 - q) * np.exp(-far)),
-        )
-    )
+    at = z - mean
+    masses, errors = np.empty(z.size + 1), np.empty(z.size + 1)
+    masses[:1], errors[:1] = _tails(at[:1], mean)
+    masses[-1:], errors[-1:] = _tails(-at[-1:], mean)
+    # Piece by piece, so that what is passed over many times stays in the cache.
+    for start in range(0, z.size - 1, _PIECE):
+        piece = slice(start, min(start + _PIECE, z.size - 1) + 1)
+        inside = slice(piece.start + 1, piece.stop)
+        masses[inside], errors[inside] = _inner_masses(z[piece], at[piece], mean)
+    return masses, UNIT_ROUNDOFF * errors
+
+
+def _inner_masses(z: Array, at: Array, mean: float) -> tuple[Array, Array]:
+    centre, half = (at[:-1] + at[1:]) / 2, np.diff(z) / 2
+    x, y = centre * centre, half * half
+    distance = np.abs(centre)
+    width = (1 + distance) * half
+    series = y * (((x - 6) * x + 3) / 120)
+    if width.max() > 0.004:
+        # Below that the terms left out, at most 15 · 0.004^6 / 5040, are less than u / 8.
+        higher = ((((x - 28) * x + 210) * x - 420) * x + 105) / 362880
+        series += y * y * ((((x - 15) * x + 45) * x - 15) / 5040 + y * higher)
+    series = y * ((x - 1) / 6 + series)
+    masses = np.exp(-x / 2) * ((1 + series) * half * math.sqrt(2 / math.pi))
+    sizes = distance + (abs(mean) + 1.0)
+    errors = (32.0 + 4.0 * sizes * sizes) * masses
+    wide = np.flatnonzero(width > 0.08)
+    if wide.size:
+        mirrored = np.where(centre[wide] > 0, -1.0, 1.0)
+        low, low_error = _tails(mirrored * at[wide], mean)
+        high, high_error = _tails(mirrored * at[wide + 1], mean)
+        masses[wide] = np.abs(high - low)
+        errors[wide] = low_error + high_error
+    return masses, errors
+
+
+def _tails(at: Array, mean: float) -> tuple[Array, Array]:
+    """Φ at ``at``, and a bound of its error in units of rounding, that of ``at`` included."""
+    tails = ndtr(at)
+    sizes = np.minimum(np.abs(at), 40.0) + (abs(mean) + 1.0)
+    return tails, (16.0 + 4.0 * sizes * sizes) * tails

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import ndtr, ndtri
 
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw, NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw, RevealedMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Atoms, LossLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
 
 Complex = NDArray[np.complex128]

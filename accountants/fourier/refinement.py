@@ -53,7 +53,7 @@ from affidavit.accountants.fourier.grid_parameters import (
     saddle_at_delta,
     saddle_at_epsilon,
 )
-from affidavit.accountants.fourier.tail_bounds import Saddle, at_epsilon
+from affidavit.accountants.fourier.tilting import Saddle, at_epsilon
 
 
 def union_bound(laws: Laws, delta: float) -> float:

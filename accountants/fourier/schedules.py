@@ -24,14 +24,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import erf, erfinv
 
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, RevealedMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import (
+    UNIT_ROUNDOFF,
+    Array,
     Atoms,
     Cells,
-    Kind,
     LossLaw,
-    NormalMixtureLaw,
     Survival,
 )
 from affidavit.plan import (

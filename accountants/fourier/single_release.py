@@ -24,8 +24,7 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.dominating_pairs import Direction
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import Mixture, NormalPair
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Mixture, NormalPair
 from affidavit.accountants.protocol import OutOfReach
 
 MIN_DELTA = 1e-250

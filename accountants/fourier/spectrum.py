@@ -39,7 +39,7 @@ from scipy import fft
 from affidavit.accountants.cyclic_convolution import folded, transform_error
 from affidavit.accountants.fourier.cache import SMALL, SharedCache, down, up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array
 
 Complex = NDArray[np.complex128]
 

@@ -31,14 +31,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import (
     TiltedLaw,
     composed,
@@ -46,22 +45,7 @@ from affidavit.accountants.fourier.spectrum import (
     log_moment,
     tilted,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """The composed losses that the transform stands for, and the tilts that shape it.
-
-    ``low`` and ``high`` are in nats and tilts in 1/nat: ``order`` is λ; ``below`` and
-    ``above`` are the further tilts with which Chernoff's bound holds the mass outside. Any
-    positive values are sound, good ones are tight.
-    """
-
-    low: float
-    high: float
-    order: float
-    below: float
-    above: float
+from affidavit.accountants.fourier.tilting import Window, log_peak, window_points
 
 
 class ComposedTransform:
@@ -191,16 +175,6 @@ class ComposedTransform:
         log_scale, relative = self._scale(epsilon)
         total -= error + (self._below + self._above) * self._peak
         return max(0.0, _exp(log_scale - relative) * total)
-
-
-def log_peak(order: float) -> float:
-    """The logarithm of the largest value of g, λ^λ / (1+λ)^(1+λ)."""
-    return -math.log1p(order) - order * math.log1p(1 / order)
-
-
-def window_points(window: Window, step: float) -> int:
-    """The points that a window needs at a ``step`` in nats; of one without ends, a great many."""
-    return math.ceil(min((window.high - window.low) / step, 1e18)) + 2
 
 
 def _exp(exponent: float) -> float:

@@ -29,9 +29,8 @@ from affidavit.accountants.fourier.group_sampling import (
     displacing_law,
     numbers_drawn,
 )
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
-from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import LossLaw
+from affidavit.accountants.fourier.loss_laws import RevealedMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.truncated_poisson import TAIL_ERROR, binomial
 from affidavit.plan import (
     PoissonSampledGroupGaussian,

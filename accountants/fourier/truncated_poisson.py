@@ -32,14 +32,19 @@ from typing import Any
 
 import numpy as np
 
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw, ShiftedLaw, WorseOfBothLaw
-from affidavit.accountants.fourier.normal_masses import Array, normal_masses
-from affidavit.accountants.fourier.privacy_loss import (
+from affidavit.accountants.fourier.loss_laws import (
     Kind,
+    NormalMixtureLaw,
+    RevealedMixtureLaw,
+    ShiftedLaw,
+    WorseOfBothLaw,
+)
+from affidavit.accountants.fourier.privacy_loss import (
+    Array,
     LossLaw,
     Mixture,
-    NormalMixtureLaw,
     NormalPair,
+    normal_masses,
 )
 from affidavit.plan import TruncatedPoissonGaussian
 

@@ -47,7 +47,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import Array
 from affidavit.accountants.gaussian import MAX_MU, MIN_MU, GaussianCurve
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Cost, Step
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS

@@ -67,9 +67,8 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 
 from affidavit.accountants.composition import parts
 from affidavit.accountants.fourier.dominating_pairs import check_range, directions
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw, WorseOfBothLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import LossLaw, NormalPair
+from affidavit.accountants.fourier.loss_laws import RevealedMixtureLaw, WorseOfBothLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, LossLaw, NormalPair
 from affidavit.accountants.fourier.schedules import fewer
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS

@@ -35,20 +35,18 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.evaluation import MAX_POINTS, crossing
-from affidavit.accountants.fourier.grid_parameters import Laws, grid_step, tilted_window
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import Atoms
-from affidavit.accountants.fourier.tail_bounds import (
+from affidavit.accountants.fourier.grid_parameters import Laws, grid_step
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Atoms
+from affidavit.accountants.fourier.tilting import (
     Composition,
     Saddle,
     at_delta,
     at_epsilon,
     at_order,
-)
-from affidavit.accountants.fourier.transform import (
-    ComposedTransform,
+    tilted_window,
     window_points,
 )
+from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.random_allocation.directions import Curves, Direction
 from affidavit.accountants.random_allocation.partial_pass import PartialDirection

@@ -43,7 +43,7 @@ from affidavit.accountants.checker import (
     toeplitz_sensitivity,
     tree_sensitivity,
 )
-from affidavit.accountants.checker.separated import _chance_of_more
+from affidavit.accountants.checker.participation import _chance_of_more
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (

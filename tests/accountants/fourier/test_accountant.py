@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, evaluation, refinement
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import (
     Composed,

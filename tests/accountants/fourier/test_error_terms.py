@@ -32,11 +32,11 @@ from affidavit.accountants.fourier.discretized_pld import (
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.grid_parameters import GridParameters, Laws
-from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import NormalPair
+from affidavit.accountants.fourier.privacy_loss import Array, NormalPair
 from affidavit.accountants.fourier.quadrature import AnalyticPart
 from affidavit.accountants.fourier.refinement import located, located_in_strata
-from affidavit.accountants.fourier.transform import ComposedTransform, Window
+from affidavit.accountants.fourier.tilting import Window
+from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
 
 DELTA = 1e-6

@@ -19,7 +19,7 @@ from affidavit.accountants.fourier.group_sampling import (
     group_law,
     numbers_drawn,
 )
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
 

@@ -15,9 +15,8 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, inversion, quadrature
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.inversion import inverted_epsilon
-from affidavit.accountants.fourier.mixtures import RevealedMixtureLaw
-from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.accountants.fourier.privacy_loss import Kind, LossLaw, NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, RevealedMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, AnalyticPart, rule
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated

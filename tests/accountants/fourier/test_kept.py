@@ -11,7 +11,7 @@ import pytest
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, accountant, spectrum
 from affidavit.accountants.fourier.cache import SharedCache
-from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import Array
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 

@@ -20,13 +20,8 @@ from affidavit.accountants.fourier.discretized_pld import (
     upper_measure,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.privacy_loss import (
-    Kind,
-    LossLaw,
-    NormalMixtureLaw,
-)
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, WorseOfBothLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, LossLaw
 from affidavit.plan import WithoutReplacementGaussian
 from tests.seeds import examples
 

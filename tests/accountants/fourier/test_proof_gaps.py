@@ -12,7 +12,7 @@ from scipy import fft
 from affidavit.accountants.fourier import FourierAccountant, spectrum
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import BinMasses, Grid, LatticeMeasure
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.truncated_poisson import truncated_law
 from affidavit.plan import TruncatedPoissonGaussian
 

@@ -27,9 +27,10 @@ from affidavit.accountants.fourier.discretized_pld import (
     lower_measure,
     upper_measure,
 )
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
-from affidavit.accountants.fourier.privacy_loss import Cells, NormalMixtureLaw
-from affidavit.accountants.fourier.transform import ComposedTransform, Window
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Cells, normal_masses
+from affidavit.accountants.fourier.tilting import Window
+from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import distance, one_release
 

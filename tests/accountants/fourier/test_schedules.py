@@ -13,7 +13,7 @@ from scipy.special import erf, ndtr
 from affidavit.accountants.fourier import FourierAccountant, schedules
 from affidavit.accountants.fourier.accountant import FourierCurve
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, fewer, gathered
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated

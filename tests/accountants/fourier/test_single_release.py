@@ -27,7 +27,8 @@ from affidavit.accountants.fourier.group_sampling import (
     ReplacedGroupLaw,
     numbers_drawn,
 )
-from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw, NormalPair
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import NormalPair
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of
 from affidavit.plan import (
     Composed,

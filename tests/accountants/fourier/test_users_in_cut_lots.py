@@ -16,7 +16,7 @@ from affidavit.accountants.chains import ChainedCurve, of_one_record
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.fourier.group_sampling import numbers_drawn
-from affidavit.accountants.fourier.strata import _log_moments
+from affidavit.accountants.fourier.tilting import _log_moments
 from affidavit.accountants.fourier.truncated_group_sampling import (
     attained_sample,
     chance_of_a_crowd,

@@ -13,8 +13,7 @@ from dp_accounting.rdp import RdpAccountant as Library
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from affidavit.accountants.fourier.mixtures import WorseOfBothLaw
-from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences, log_moments
 from affidavit.accountants.rdp import as_dp_event
 from affidavit.plan import (

@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw
+from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw
 from affidavit.accountants.privacy_filter import renyi_divergences
 
 LAWS = [

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
+from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.random_allocation import (
     AllocationAccountant,
