@@ -23,18 +23,15 @@ import csv
 import dataclasses
 import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from enum import Enum
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import iter_route_contexts
 from markupsafe import Markup
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from affidavit.service.dependencies import Services
 from affidavit.service.identity.actor import Actor, Scope
@@ -103,42 +100,19 @@ def view_of(cls: type[T], source: Any, **changes: Any) -> T:
 
 
 def to_json(view: object) -> bytes:
-    """Every field of ``view``, escaped to ASCII: a text may not be valid UTF-8."""
-    return json.dumps(_data(view), ensure_ascii=True, allow_nan=False).encode("ascii")
+    """Return every field of ``view`` as ASCII JSON: a text may not be valid UTF-8."""
+    return json.dumps(to_jsonable_python(view), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def to_csv(rows: Rows) -> bytes:
-    """A header line and a line for each row, in UTF-8."""
+    """Return a header line and one line per row, in UTF-8."""
     names = [field.name for field in dataclasses.fields(rows.of)]
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\r\n")
     writer.writerow(names)
     for row in rows.items:
-        writer.writerow([_cell(getattr(row, name)) for name in names])
+        writer.writerow([_cell(to_jsonable_python(getattr(row, name))) for name in names])
     return output.getvalue().encode("utf-8")
-
-
-def _data(value: Any) -> Any:
-    match value:
-        case datetime():
-            return _instant(value)
-        case Enum():
-            return _data(value.value)
-        case None | bool() | int() | str():
-            return value
-        case float():
-            # JSON has no infinity, and nothing may be read as a smaller number than it is.
-            return value if math.isfinite(value) else str(value)
-        case Mapping():
-            return {str(key): _data(member) for key, member in value.items()}
-        case list() | tuple():
-            return [_data(member) for member in value]
-        case BaseModel():
-            return _data(dict(value))
-        case _ if dataclasses.is_dataclass(value):
-            fields = dataclasses.fields(value)
-            return {field.name: _data(getattr(value, field.name)) for field in fields}
-    raise TypeError(f"cannot export {type(value).__name__} as data")
 
 
 def _cell(value: Any) -> Any:
@@ -147,21 +121,13 @@ def _cell(value: Any) -> Any:
             return ""
         case bool():
             return str(value).lower()
-        case int() | float() if not isinstance(value, Enum):
+        case int() | float():
             return value
-        case datetime():
-            return _instant(value)
-        case Enum():
-            return _cell(value.value)
         case str():
             return spreadsheet_safe(value)
-        case list() | tuple() if all(isinstance(member, str) for member in value):
+        case list() if all(isinstance(member, str) for member in value):
             return spreadsheet_safe(" ".join(value))
-    return spreadsheet_safe(json.dumps(_data(value), ensure_ascii=False))
-
-
-def _instant(at: datetime) -> str:
-    return at.isoformat().replace("+00:00", "Z")
+    return spreadsheet_safe(json.dumps(value, ensure_ascii=False))
 
 
 OVERVIEW = "/overview"
