@@ -25,8 +25,7 @@ from sqlalchemy import Engine, text
 
 from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
-from affidavit.service.cursors import cursor_at
-from affidavit.service.database import open_engine
+from affidavit.service.database import cursor_at, open_engine
 from affidavit.service.dependencies import Services
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens import TokenRepository

@@ -43,7 +43,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         lifespan=_lifespan,
         routes=_routes((*ROUTERS, *PAGES)),
         redirect_slashes=False,
-        # FastAPI's pages load scripts from another host; ours are in routes/public.py.
+        # FastAPI's pages load scripts from another host; ours are in routes/about.py.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

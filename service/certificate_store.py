@@ -45,8 +45,7 @@ from affidavit.service.certificate_tables import (
     signing_keys,
 )
 from affidavit.service.clock import NOW
-from affidavit.service.cursors import page_of
-from affidavit.service.database import Store, hold
+from affidavit.service.database import Store, hold, page_of
 from affidavit.service.genuine import require_genuine, signed_facets
 from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates

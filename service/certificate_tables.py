@@ -175,3 +175,15 @@ requests = numbered(
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("requests_by_certificate", "certificate_id"),
 )
+
+saved_views = sa.Table(
+    "saved_views",
+    metadata,
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("owner", sa.String(255), nullable=False),
+    sa.Column("page", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("query", sa.Text, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.UniqueConstraint("owner", "page", "name", name="saved_views_once"),
+)

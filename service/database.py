@@ -43,11 +43,15 @@ Reference: PostgreSQL, Row and Array Comparisons, ``expression = ANY (array expr
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import select
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -59,10 +63,12 @@ from sqlalchemy import (
     Connection,
     Dialect,
     Engine,
+    Row,
     Select,
     create_engine,
     event,
     text,
+    tuple_,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError, IntegrityError
@@ -329,3 +335,61 @@ def _in(element: _AnyOf, compiler: Any, **options: Any) -> str:
 def _any(element: _AnyOf, compiler: Any, **options: Any) -> str:
     column, result = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} = ANY (ARRAY{result})"
+
+
+# ---- pages of a list -----------------------------------------------------------------
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class InvalidCursor(ValueError):
+    """A cursor that this service did not issue."""
+
+
+def cursor_at(moment: datetime, *rest: str | bool) -> str:
+    """The cursor of a page whose last row is of ``moment``; ``rest`` tells it from its equals."""
+    text = json.dumps([(moment - _EPOCH) // _MICROSECOND, *rest], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
+    """The time and the rest, of these ``kinds``; raises ``InvalidCursor``.
+
+    Texts are printable ASCII, which every database takes.
+    """
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        microseconds, *rest = json.loads(raw)
+        moment = _EPOCH + microseconds * _MICROSECOND
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
+        raise InvalidCursor("this service did not issue the cursor") from None
+    known = [type(item) for item in rest] == list(kinds)
+    plain = all(entry.isascii() and entry.isprintable() for entry in rest if isinstance(entry, str))
+    if not known or not plain:
+        raise InvalidCursor("this service did not issue the cursor")
+    return (moment, *rest)
+
+
+def page_of(
+    connection: Connection,
+    query: Select[Any],
+    place: Sequence[ColumnElement[Any]],
+    cursor: str | None,
+    limit: int,
+) -> tuple[Sequence[Row[Any]], str | None]:
+    """At most ``limit`` rows after ``cursor``, and the cursor of the next page, if there is one.
+
+    ``place`` are columns of ``query``, a time first, by which the newest row comes first. Raises
+    ``InvalidCursor``.
+    """
+    if cursor is not None:
+        types = [column.type for column in place]
+        after = read_cursor(cursor, *(kind.python_type for kind in types[1:]))
+        query = query.where(tuple_(*place) < tuple_(*after, types=types))
+    ordered = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
+    rows = connection.execute(ordered).all()
+    if len(rows) <= limit:
+        return rows, None
+    last = rows[limit - 1]._mapping
+    return rows[:limit], cursor_at(*(last[column] for column in place))

@@ -43,7 +43,7 @@ from affidavit.certificate import KeyFailure, KeysetError
 from affidavit.certificate.log import BadTile
 from affidavit.certificate.policy import MalformedPolicy
 from affidavit.plan import Kind, MalformedPlan, PlanError, Reason, pointer_to
-from affidavit.service.cursors import InvalidCursor
+from affidavit.service.database import InvalidCursor
 from affidavit.service.errors import (
     AccountingFailed,
     AccountingTimeout,

@@ -44,7 +44,7 @@ from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state
 from affidavit.service.lifecycle import status
 from affidavit.service.log import entries
-from affidavit.service.pages import saved_views, sessions
+from affidavit.service.pages import sessions
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
 from affidavit.service.use_cases import certifications
@@ -56,7 +56,6 @@ MODULES = (
     keys,
     entries,
     status,
-    saved_views,
     sessions,
     store,
     repository,

@@ -43,7 +43,7 @@ Rules for every page
 
 MODULES = (
     "templating",
-    "sign_in",
+    "access",
     "overview",
     "audit",
     "tokens",
@@ -57,5 +57,4 @@ MODULES = (
     "policies",
     "runs",
     "search",
-    "waivers",
 )

@@ -1,29 +1,37 @@
-"""Who may see a page: the same actors as for the API, known by their session.
+"""Access to pages: guards, and ``/sign-in``, ``/sign-out`` and ``/team``.
 
-``page_actor`` stands where ``needs`` stands in the API and gives the same ``Actor``. A
-request is authenticated by its ``Authorization`` header if it has one, so that a program can
-read ``/audit.csv`` with its token; else by the session's cookie; else by the conditions of
-``anonymous``. Anybody else is sent to the sign-in page and comes back from there.
+``page_actor`` is for pages what ``needs`` is for the API, and yields the same ``Actor``. A request
+is authenticated by its ``Authorization`` header if it has one, so that programs can read
+``/audit.csv`` with a token; otherwise by the session cookie, or as ``anonymous`` where that is
+allowed. All others are redirected to the sign-in page, which leads back. The guard also reads a
+submitted form and checks its token before the route runs, so that no page can omit the check.
 
-A form is read and its token checked here, before the route runs, so that no page can
-forget to.
+A session begins with a token, which is checked like a bearer token, or with the OpenID provider.
+The redirect after signing in accepts only paths of this service. The secrets of a sign-in at the
+provider are stored in a cookie for ten minutes, and deleted when the browser returns.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.dependencies import Services
-from affidavit.service.identity.access import SAFE, Guard, not_known
+from affidavit.service.dependencies import Services, TheServices
+from affidavit.service.identity.access import SAFE, Guard, not_known, open_to_all
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
+from affidavit.service.identity.openid_sign_in import Attempt, CodeFlow
+from affidavit.service.identity.provider_tokens import ProviderUnavailable
+from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import sessions
-from affidavit.service.pages.forms import read_form, require_form_token
-from affidavit.service.pages.response import accepts_html, is_data
+from affidavit.service.pages.forms import SubmittedForm, read_form, require_form_token
+from affidavit.service.pages.response import accepts_html, is_data, respond, see_other
+from affidavit.service.problems import Problem
 
 SIGN_IN = "/sign-in"
 
@@ -112,3 +120,161 @@ def _sign_in_path(request: Request) -> str:
     if sessions.read_cookie(request, sessions.SESSION) is not None:
         query["ended"] = "yes"
     return f"{SIGN_IN}?{urlencode(query)}" if query else SIGN_IN
+
+
+# ---- signing in ----------------------------------------------------------------------
+
+CALLBACK = "/sign-in/callback"
+ATTEMPT_LIFETIME = timedelta(minutes=10)
+
+router = APIRouter(include_in_schema=False, default_response_class=Response)
+OPEN = [open_to_all()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignIn:
+    """The sign-in page; ``next`` is where to go from there."""
+
+    next: str
+    ended: bool = False
+    open_here: bool = False
+    with_provider: bool = False
+    wrong: str = ""
+
+
+@router.get("/sign-in", dependencies=OPEN)
+def sign_in(request: Request, services: TheServices) -> Response:
+    """The form."""
+    view = SignIn(
+        next=local(request.query_params.get("next", "")),
+        ended="ended" in request.query_params,
+        open_here=services.authenticator.open_to_this_machine(),
+        with_provider=services.code_flow is not None,
+    )
+    return respond(request, view, template="sign_in.html")
+
+
+@router.post("/sign-in", dependencies=OPEN)
+async def sign_in_by_token(
+    request: Request, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Begin a session for the holder of a token."""
+    require_form_token(request, form)
+    to = local(form.get("next"))
+    try:
+        caller = await _holder(services, form.get("token"))
+    except AuthenticationError as unknown:
+        not_known(services, request, unknown)  # counted, as a bad bearer token is
+        return await run_in_threadpool(_again, request, services, to, unknown.detail, 422)
+    return await run_in_threadpool(_begin, request, services, caller, to)
+
+
+@router.post("/sign-out", dependencies=OPEN)
+def sign_out(request: Request, services: TheServices, form: SubmittedForm) -> Response:
+    """End the session, in the browser and in the database."""
+    require_form_token(request, form)
+    cookie = sessions.read_cookie(request, sessions.SESSION)
+    if cookie is not None:
+        services.sessions.end(cookie)
+    response = see_other("/sign-in", done="signed_out")
+    sessions.delete_cookie(request, response, sessions.SESSION)
+    return response
+
+
+@router.post("/team")
+def switch_team(
+    _: Annotated[Actor, page_actor(*Scope, always=True)],
+    request: Request,
+    services: TheServices,
+    form: SubmittedForm,
+) -> Response:
+    """Act for another team of the person from now on."""
+    cookie = sessions.read_cookie(request, sessions.SESSION) or ""
+    at = services.clock.now()
+    session = services.sessions.switch(cookie, form.get("team") or None, at=at)
+    if session is None:
+        raise Problem(
+            403, "not_permitted", "you are not in that team; choose one that the page lists."
+        )
+    response = see_other("/")
+    sessions.write_cookie(request, response, sessions.SESSION, *session)
+    return response
+
+
+@router.get("/sign-in/provider", dependencies=OPEN)
+def to_provider(request: Request, services: TheServices) -> Response:
+    """Send the browser to the provider."""
+    flow = _flow(services)
+    attempt = Attempt.new(local(request.query_params.get("next", "")))
+    response = see_other(flow.leave(attempt, _callback(services)))
+    until = services.clock.now() + ATTEMPT_LIFETIME
+    sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.packed(), until)
+    return response
+
+
+@router.get(CALLBACK, dependencies=OPEN)
+def from_provider(request: Request, services: TheServices) -> Response:
+    """Begin a session for the person that the provider names."""
+    flow = _flow(services)
+    attempt = Attempt.unpacked(sessions.read_cookie(request, sessions.SIGN_IN) or "")
+    to = "/" if attempt is None else local(attempt.next)
+    try:
+        actor, *others = flow.arrive(attempt, dict(request.query_params), _callback(services))
+    except AuthenticationError as unknown:
+        not_known(services, request, unknown)  # counted, as a bad token is
+        response = _again(request, services, to, unknown.detail, 422)
+    except ProviderUnavailable:
+        detail = "the OpenID provider does not answer; try again later."
+        response = _again(request, services, to, detail, 503)
+    else:
+        response = _begin(request, services, Caller(actor, actor.name, elsewhere=tuple(others)), to)
+    sessions.delete_cookie(request, response, sessions.SIGN_IN)
+    return response
+
+
+def local(path: str) -> str:
+    """``path`` if it is one of this service, else the overview.
+
+    >>> local("/audit?kind=token"), local("//evil.example"), local("/\\\\evil.example"), local("")
+    ('/audit?kind=token', '/', '/', '/')
+    """
+    plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
+    if plain and path.startswith("/") and not path.startswith(("//", "/sign-")):
+        return path
+    return "/"
+
+
+def _begin(request: Request, services: Services, caller: Caller, to: str) -> Response:
+    """Begin a session and go ``to``; an older session of this browser ends."""
+    old = sessions.read_cookie(request, sessions.SESSION)
+    if old is not None:
+        services.sessions.end(old)
+    session = services.sessions.begin(caller, at=services.clock.now())
+    response = see_other(to)
+    sessions.write_cookie(request, response, sessions.SESSION, *session)
+    sessions.delete_cookie(request, response, sessions.FORM)
+    return response
+
+
+def _again(request: Request, services: Services, to: str, wrong: str, status: int) -> Response:
+    view = SignIn(next=to, wrong=wrong, with_provider=services.code_flow is not None)
+    return respond(request, view, template="sign_in.html", status=status)
+
+
+async def _holder(services: Services, text: str) -> Caller:
+    """Who holds the token ``text``; raises ``AuthenticationError``."""
+    if not text.startswith(PREFIX):
+        raise AuthenticationError(
+            "invalid_token", f"a token begins with {PREFIX}; this one does not."
+        )
+    return await services.authenticator.by_token(text)
+
+
+def _callback(services: Services) -> str:
+    return f"{services.public_url}{CALLBACK}"
+
+
+def _flow(services: Services) -> CodeFlow:
+    if services.code_flow is None:
+        raise Problem(404, "not_found", "no OpenID provider is configured; sign in with a token.")
+    return services.code_flow

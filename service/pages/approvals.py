@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from affidavit.plan import find_changes, plan_from
 from affidavit.service.certificate_store import StoredCertificate, current, get
 from affidavit.service.certificate_tables import certificates, requests
-from affidavit.service.cursors import page_of
+from affidavit.service.database import page_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history

@@ -19,11 +19,10 @@ from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader
-from affidavit.service.pages.certificate_view import CertificateView, certificate_view
+from affidavit.service.pages.certificate_view import CertificateView, Item, certificate_view
 from affidavit.service.pages.charts import chart_response, figure_of
 from affidavit.service.pages.documents import as_yaml, registry_entry, technical_documentation
 from affidavit.service.pages.response import Rows, download, is_fragment, page, respond
-from affidavit.service.pages.statement import Item
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routing import CertificateId

@@ -1,19 +1,22 @@
-"""``/certificates``: the current issues, with a search, its facets and saved searches.
+"""``/certificates``: the current issues, with search, facets and saved searches.
 
-A search matches beginnings: of a certificate's id or its plan's digest if it is hexadecimal,
-else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
-counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
-costs the same however many certificates there are; pages are cut by place. The newest come first;
-a list of expired certificates begins with the last to expire, unless it is of one team or
-mechanism.
+The search matches the start of a certificate id or plan digest if the text is hexadecimal, and
+otherwise the start of a plan or data set name. Facets narrow the search, and each facet value is
+counted with the other facets applied. Only the newest ``MAX_COUNTED`` certificates are counted, so
+that the cost of a page does not grow with the table. Pages use cursors. Certificates are sorted
+newest first; expired ones by latest expiry, unless the search is by mechanism or requester.
 
-ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
-certificates of one band may not mean the same.
+ε bands use the certified upper bound and ignore δ, adjacency and unit: two certificates of one
+band are not necessarily comparable.
+
+A saved search is a name and the query string of this page, visible to its owner only. The query is
+validated before it is saved and contains no cursor.
 """
 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,12 +25,25 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field, ValidationError
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
+from sqlalchemy.exc import IntegrityError
 
 from affidavit.plan import OptimizerName
-from affidavit.service.certificate_tables import certificate_facets, certificates
-from affidavit.service.cursors import page_of
-from affidavit.service.database import any_of
+from affidavit.service.certificate_tables import certificate_facets, certificates, saved_views
+from affidavit.service.database import any_of, page_of, reader, writer
 from affidavit.service.dependencies import TheServices
 from affidavit.service.keys import revoked_keys
 from affidavit.service.lifecycle.status import (
@@ -45,13 +61,12 @@ from affidavit.service.models import QueryModel, Verdict
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.response import Rows, action, page, respond, see_other, view_of
-from affidavit.service.pages.saved_views import PAGE as PATH
-from affidavit.service.pages.saved_views import InvalidSavedView, SavedView, forget, save, saved_by
 from affidavit.service.pages.text import up
 from affidavit.service.problems import Problem
 
-LISTED = 50
-COUNTED = 2000
+PATH = "/certificates"
+PAGE_SIZE = 50
+MAX_COUNTED = 2000
 """The newest certificates that are counted; the page says if there are more."""
 SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
@@ -148,7 +163,7 @@ def certificate_list(
     keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
     revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
     query = page_query(search, now, revoked)
-    rows, following = page_of(connection, query, _place(search), search.cursor, LISTED)
+    rows, following = page_of(connection, query, _place(search), search.cursor, PAGE_SIZE)
     rest = search.model_copy(update=dict.fromkeys(_VALUES))
     tally = _tally(connection, tally_query(rest, now, revoked))
     # Few of the newest may match the search: those are counted by themselves.
@@ -183,7 +198,7 @@ def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str])
 
 
 def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
-    """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
+    """How many of each verdict, band and end there are together, of the newest ``MAX_COUNTED``."""
     newest = (
         select(
             certificates.c.verdict.label("verdict"),
@@ -193,7 +208,7 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
         .select_from(_joined(outer=False) if _by_facets(search) else certificates)
         .where(*_conditions(search, now, revoked))
         .order_by(_place(search)[0].desc())
-        .limit(COUNTED + 1)
+        .limit(MAX_COUNTED + 1)
         .subquery()
     )
     values = [newest.c[name] for name in _VALUES]
@@ -331,14 +346,14 @@ class _Tally:
                 for name, value in zip(_VALUES, values, strict=True)
             )
         )
-        shown = min(number, COUNTED)
+        shown = min(number, MAX_COUNTED)
         return f"{shown:,}+" if self.cut else f"{shown:,}"
 
 
 def _tally(connection: Connection, query: Select[Any]) -> _Tally:
     rows = connection.execute(query).all()
     numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
-    return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
+    return _Tally(numbers=numbers, cut=sum(numbers.values()) > MAX_COUNTED)
 
 
 def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]]:
@@ -355,6 +370,65 @@ def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[dict[str, Any]
             for value, text in values.items()
         ]
         yield {"name": name, "label": label, "choices": choices}
+
+
+# ---- saved searches -----------------------------------------------------------------
+
+MAX_SAVED = 50
+"""Saved searches per person."""
+MAX_NAME_LENGTH = 64
+
+
+class InvalidSavedView(ValueError):
+    """A search that cannot be saved; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedView:
+    """A search; ``query`` is its URL's, without the question mark."""
+
+    id: str
+    name: str
+    query: str
+
+
+def saved_by(engine: Engine, owner: str) -> tuple[SavedView, ...]:
+    """The searches of ``owner``, by name."""
+    columns = saved_views.c
+    query = select(columns.id, columns.name, columns.query).where(*_of(owner))
+    with reader(engine).connect() as connection:
+        rows = connection.execute(query.order_by(columns.name).limit(MAX_SAVED)).mappings()
+        return tuple(SavedView(**row) for row in rows)
+
+
+def save(engine: Engine, owner: str, name: str, query: str, at: datetime) -> None:
+    """Save a search; raises ``InvalidSavedView``."""
+    name = name.strip()
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidSavedView(f"enter a name of 1 to {MAX_NAME_LENGTH} printable characters.")
+    if not query:
+        raise InvalidSavedView("there is no filter to save; narrow the list first.")
+    row = {"id": str(uuid.uuid4()), "owner": owner, "page": PATH, "name": name}
+    try:
+        with writer(engine).begin() as connection:
+            count = select(func.count()).select_from(saved_views).where(*_of(owner))
+            if connection.execute(count).scalar_one() >= MAX_SAVED:
+                raise InvalidSavedView(f"you have {MAX_SAVED} saved searches; delete one first.")
+            connection.execute(insert(saved_views).values(**row, query=query, created_at=at))
+    except IntegrityError:
+        raise InvalidSavedView(
+            "you have a saved search of that name; choose another name."
+        ) from None
+
+
+def forget(engine: Engine, owner: str, view_id: str) -> None:
+    """Delete one of ``owner``'s own, if it exists."""
+    with writer(engine).begin() as connection:
+        connection.execute(delete(saved_views).where(saved_views.c.id == view_id, *_of(owner)))
+
+
+def _of(owner: str) -> tuple[ColumnElement[bool], ...]:
+    return saved_views.c.owner == owner, saved_views.c.page == PATH
 
 
 # ---- the page ------------------------------------------------------------------------

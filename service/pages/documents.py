@@ -28,8 +28,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from affidavit.service.pages.certificate_view import VERIFY, CertificateView
-from affidavit.service.pages.statement import Item
+from affidavit.service.pages.certificate_view import VERIFY, CertificateView, Item
 from affidavit.service.pages.text import visible, whole
 
 # ---- the deployments registry --------------------------------------------------------

@@ -1,9 +1,9 @@
-"""``/policies``: every version of the policies, and one version beside the one before it.
+"""``/policies`` and ``/waivers``: policy versions, drafts, and exceptions from a policy's rules.
 
-``/policies/draft`` shows which verdicts a draft of a policy would change, and activates it.
-Certificates are judged by the draft, newest first and a page at a time, from their signed
-statements; nothing is accounted again and nothing is stored. A question such as "what if the
-cap were 4" is a draft of the next version of a policy with that one rule changed.
+``/policies/draft`` simulates a draft: it shows which verdicts would change, and can activate the
+draft. The simulation evaluates the signed statements of existing certificates, newest first, one
+page at a time. It neither repeats the accounting nor stores anything. A question such as "what if
+the cap were 4" is a draft of the next policy version with that one rule changed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    WAIVABLE,
+    MalformedPolicy,
+    Policy,
+    parse_policy,
+)
 from affidavit.plan import Reason
 from affidavit.service.dependencies import Services, TheServices
+from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
-from affidavit.service.pages.access import PolicyReader, page_actor
+from affidavit.service.pages.access import Approver, PolicyReader, page_actor
 from affidavit.service.pages.forms import SubmittedForm, number
 from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.pages.response import (
@@ -35,12 +42,19 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import up
-from affidavit.service.policies import service
+from affidavit.service.policies.models import WaiverRequest
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
-from affidavit.service.policies.service import simulate
-from affidavit.service.policies.store import StoredPolicy
+from affidavit.service.policies.service import Simulation as PolicySimulation
+from affidavit.service.policies.service import revoke, simulate
+from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem
-from affidavit.service.routes.policies import PolicyName, Version, activate_agreed
+from affidavit.service.routes.policies import (
+    PolicyName,
+    Version,
+    WaiverId,
+    activate_agreed,
+    grant_agreed,
+)
 
 router = APIRouter()
 
@@ -225,7 +239,7 @@ def simulation(
     )
     if any(changes.values()):
         view = _simulated(services, view, parameters.cursor)
-    return _respond(request, view)
+    return _respond_draft(request, view)
 
 
 @action(router, "/policies/draft")
@@ -243,7 +257,7 @@ def submit_draft(
         return _activate(request, actor, services, view)
     cursor = form.get("cursor")[:512] or None
     view = _simulated(services, view, cursor)
-    return _respond(request, view, 422 if view.reasons else 200)
+    return _respond_draft(request, view, 422 if view.reasons else 200)
 
 
 def draft_of(rules: PolicySet, name: str | None, changes: Mapping[str, str]) -> str:
@@ -284,7 +298,7 @@ def _simulated(services: Services, view: Simulation, cursor: str | None) -> Simu
     return replace(view, judged=result.judged, lines=_changes(result), next=result.next)
 
 
-def _changes(result: service.Simulation) -> tuple[ChangeLine, ...]:
+def _changes(result: PolicySimulation) -> tuple[ChangeLine, ...]:
     return tuple(
         view_of(
             ChangeLine,
@@ -305,15 +319,15 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
         raise Problem(403, "missing_scope", "activating a policy needs the scope admin.")
     policy, reasons = read_draft(view.yaml)
     if policy is None:
-        return _respond(request, replace(view, reasons=reasons), 422)
+        return _respond_draft(request, replace(view, reasons=reasons), 422)
     try:
         stored, _ = activate_agreed(services, actor, policy)
     except PolicyConflict as error:
-        return _respond(request, replace(view, reasons=(error.reason,)), error.status)
+        return _respond_draft(request, replace(view, reasons=(error.reason,)), error.status)
     return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")
 
 
-def _respond(request: Request, view: Simulation, status: int = 200) -> Response:
+def _respond_draft(request: Request, view: Simulation, status: int = 200) -> Response:
     rows = Rows(ChangeLine, view.lines)
     return respond(
         request,
@@ -324,3 +338,107 @@ def _respond(request: Request, view: Simulation, status: int = 200) -> Response:
         status=status,
         title="simulation",
     )
+
+
+# ---- waivers -------------------------------------------------------------------------
+
+WAIVER_FIELDS = ("rule", "policy", "plan_digest", "dataset", "owner", "reason", "expires_at")
+MAX_REASON_LENGTH = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaiverLine:
+    """A waiver in one line."""
+
+    id: str
+    status: str
+    rule: str
+    plan_digest: str | None
+    dataset: str | None
+    policy: str
+    owner: str
+    reason: str
+    granted_by: str
+    granted_at: str
+    expires_at: str
+    revoked_by: str | None
+    revoked_because: str | None
+
+
+@page(router, "/waivers")
+def waivers(request: Request, _: PolicyReader, services: TheServices) -> Response:
+    """Every waiver, including expired and revoked ones."""
+    return _respond_waivers(request, services)
+
+
+@action(router, "/waivers")
+def grant_waiver(
+    request: Request, actor: Approver, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Grant a waiver, by the use case of the API."""
+    values = {name: form.get(name) for name in WAIVER_FIELDS if form.get(name)}
+    try:
+        waiver = WaiverRequest.from_data(_with_zone(values))
+        grant_agreed(services, actor, waiver)
+    except MalformedRequest as error:
+        return _respond_waivers(request, services, 422, values=values, reasons=error.reasons)
+    except DomainError as error:
+        return _respond_waivers(
+            request, services, error.status, values=values, reasons=(error.reason,)
+        )
+    return see_other("/waivers", done="granted")
+
+
+@action(router, "/waivers/{waiver_id}/revoke")
+def revoke_waiver(
+    actor: Approver, services: TheServices, waiver_id: WaiverId, form: SubmittedForm
+) -> Response:
+    """Revoke a waiver and every certificate that depends on it."""
+    reason = form.get("reason")
+    if not 1 <= len(reason) <= MAX_REASON_LENGTH or "\x00" in reason:
+        raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
+    revoke(services.policies, waiver_id, reason, services.call_of(actor))
+    return see_other("/waivers", done="revoked")
+
+
+def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
+    """``values`` with the date of a browser's date field as the end of that day in UTC."""
+    zoned = dict(values)
+    day = zoned.get("expires_at", "")
+    if len(day) == len("2027-01-31"):
+        zoned["expires_at"] = f"{day}T23:59:59Z"
+    return zoned
+
+
+def _waiver_line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
+    """A waiver in one line; ``policies`` are the names of policies by digest."""
+    waiver = stored.waiver
+    return view_of(
+        WaiverLine,
+        waiver,
+        status=stored.status_at(now),
+        policy=policies.get(waiver.policy, waiver.policy),
+        granted_by=waiver.created_by,
+        granted_at=waiver.created_at,
+        revoked_by=stored.revoked_by,
+        revoked_because=stored.revocation_reason,
+    )
+
+
+def _respond_waivers(
+    request: Request, services: Services, status: int = 200, **form: Any
+) -> Response:
+    """Every waiver, and the ``form`` that grants one, as it was filled in."""
+    versions = (stored.policy for stored in services.policies.versions())
+    names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
+    now = services.clock.now()
+    lines = tuple(_waiver_line(waiver, names, now) for waiver in services.policies.granted())
+    view = {
+        "waivers": ListPage(lines=lines),
+        "rules": sorted(WAIVABLE),
+        "policies": sorted(services.policies.policy_set().policies),
+        **{"values": {}, "reasons": ()},
+        **form,
+    }
+    rows = Rows(WaiverLine, lines)
+    return respond(request, view, template="waivers.html", rows=rows, status=status)

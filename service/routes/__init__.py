@@ -8,11 +8,10 @@ from fastapi import APIRouter
 
 MODULES = (
     "certificates",
-    "public",
-    "keysets",
+    "about",
+    "keys",
     "log",
     "policies",
-    "health",
     "ledgers",
     "runs",
 )

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
 
 from affidavit.service import serve
-from affidavit.service.cursors import InvalidCursor, cursor_at, read_cursor
+from affidavit.service.database import InvalidCursor, cursor_at, read_cursor
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
 from affidavit.service.serve import HEADER_SECONDS

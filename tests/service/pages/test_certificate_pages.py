@@ -284,7 +284,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
 ) -> None:
     created = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
     low = _certify(yard, name="loud", target={"epsilon": 0.1, "delta": 1e-5})
-    monkeypatch.setattr(certificates_module, "LISTED", 2)
+    monkeypatch.setattr(certificates_module, "PAGE_SIZE", 2)
     for query in ("q=plan", "q=plan&requester=token:submit", "q=plan&mechanism=dp_sgd"):
         seen, cursor = [], ""
         while True:
@@ -322,7 +322,7 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     facets = {item["name"]: item["choices"] for item in result["facets"]}
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
     # Of the two newest one is certified: that is the least there is, and the total is whole.
-    monkeypatch.setattr(certificates_module, "COUNTED", 2)
+    monkeypatch.setattr(certificates_module, "MAX_COUNTED", 2)
     result = _get(yard, "/certificates.json?verdict=under_noised").json()
     verdicts = {c["value"]: c["count"] for c in result["facets"][0]["choices"]}
     assert (verdicts["certified"], verdicts["refused"], result["total"]) == ("2+", "0+", "1")
@@ -333,7 +333,7 @@ def test_expired_certificates_are_sorted_by_expiry(
 ) -> None:
     for number in (1, 2, 3):
         _certify(yard, name=f"plan-{number}", steps=number)
-    monkeypatch.setattr(certificates_module, "LISTED", 2)
+    monkeypatch.setattr(certificates_module, "PAGE_SIZE", 2)
     later = datetime.now(UTC) + timedelta(days=4000)
     engine = open_engine(database_url)
     with engine.connect() as connection:

@@ -1,7 +1,7 @@
-"""What anybody may read: keys, the status list, mechanisms, and pages about the API.
+"""Mechanisms, probes, metrics, and pages about the API; most are open to everybody.
 
-``/docs`` is the API to read and try in a browser, by Swagger UI, without any other host.
-``/problems/{code}`` is what the ``type`` of a problem document leads to.
+``/docs`` is Swagger UI, served without any other host. The ``type`` of a problem document links to
+``/problems/{code}``.
 """
 
 from __future__ import annotations
@@ -19,46 +19,16 @@ from affidavit.client import Page, ResponseModel
 from affidavit.mechanisms import all_mechanisms
 from affidavit.plan import explain
 from affidavit.service.dependencies import TheServices
-from affidavit.service.identity.access import open_to_all
-from affidavit.service.lifecycle.models import SignedStatusList
+from affidavit.service.identity.access import needs, open_to_all
+from affidavit.service.identity.actor import Scope
 from affidavit.service.middleware import CONTENT_SECURITY_POLICY
-from affidavit.service.models import Object, PlanDocument
+from affidavit.service.models import Object, PlanDocument, ProblemReason
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON
 
-router = APIRouter(dependencies=[open_to_all()])
-
-
-class Keys(ResponseModel):
-    """Public key records: one document, which ``verify --keys`` reads."""
-
-    keys: list[Object]
-
-
-@router.get("/v1/keys", summary="List public keys", responses=problems(503))
-def keys(services: TheServices) -> Keys:
-    """Keys that the service signs with, has signed certificates with, or has in its keyset.
-
-    Where a key is both stored and in the directory, the directory's record counts.
-    """
-    return Keys(keys=services.key_records())
-
-
-@router.get(
-    "/v1/status",
-    summary="Get the status list",
-    response_class=Response,
-    responses={
-        200: {"description": "The signed list, valid for an hour.", "model": SignedStatusList},
-        **problems(503),
-    },
-)
-def status(services: TheServices) -> Response:
-    """The signed list of revoked certificates; ``verify --status`` reads it."""
-    services.safety.require()
-    document = services.status_lists.at(services.clock.now())
-    return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
+router = APIRouter()
+OPEN = [open_to_all()]
 
 
 class Hyperparameter(ResponseModel):
@@ -92,6 +62,7 @@ class Mechanism(ResponseModel):
 
 @router.get(
     "/v1/mechanisms",
+    dependencies=OPEN,
     summary="List mechanisms",
     response_class=JSONResponse,
     responses={200: {"model": Page[Mechanism]}},
@@ -110,6 +81,7 @@ def _all_mechanisms() -> bytes:
 
 @router.get(
     "/v1/mechanisms/{name}",
+    dependencies=OPEN,
     summary="Get a mechanism",
     response_class=JSONResponse,
     responses={200: {"model": Mechanism}, **problems(404)},
@@ -128,13 +100,87 @@ def mechanism(
     return JSONResponse(described.as_dict())
 
 
-@router.get("/openapi.json", include_in_schema=False)
+@router.get("/openapi.json", dependencies=OPEN, include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """FastAPI's own route for it would be the only one that declares no access."""
     state = request.app.state
     if not hasattr(state, "openapi"):
         state.openapi = bytes(JSONResponse(request.app.openapi()).body)
     return Response(state.openapi, media_type=JSON)
+
+
+# ---- probes and metrics --------------------------------------------------------------
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Alive(ResponseModel):
+    """The process is alive."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Signer(ResponseModel):
+    """The signing key; ``development`` is true for a development key."""
+
+    key_id: str
+    development: bool
+
+
+class Ready(ResponseModel):
+    """The service is ready; ``warnings`` list what the operator should fix."""
+
+    status: Literal["ready"] = "ready"
+    revision: str | None = Field(
+        serialization_alias="schema", description="The database's schema revision."
+    )
+    signer: Signer
+    warnings: list[ProblemReason]
+
+
+@router.get(
+    "/livez",
+    dependencies=[open_to_all(limited=False)],
+    summary="Liveness probe",
+)
+async def livez() -> Alive:
+    """Runs on the event loop, so it answers even when every thread is busy."""
+    return Alive()
+
+
+@router.get(
+    "/readyz",
+    dependencies=OPEN,
+    summary="Readiness probe",
+    responses=problems(503),
+)
+def readyz(services: TheServices) -> Ready:
+    """Checks the database, the schema, the signing key and the audit log."""
+    readiness = services.readiness()
+    if readiness.reasons or readiness.key is None:
+        raise Problem(503, "not_ready", str(readiness.reasons[0]), *readiness.reasons)
+    return Ready(
+        revision=readiness.revision,
+        signer=Signer.model_validate(readiness.key),
+        warnings=[ProblemReason.model_validate(item) for item in services.authenticator.warnings()],
+    )
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    dependencies=[needs(Scope.AUDIT, Scope.ADMIN)],
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus' text format.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+    },
+)
+def metrics(services: TheServices) -> Response:
+    """For a scraper with a token of scope audit."""
+    return Response(services.metrics.exposition(), headers={"Content-Type": PROMETHEUS})
 
 
 # ---- pages about the API -------------------------------------------------------------
@@ -157,14 +203,14 @@ POLICY = CONTENT_SECURITY_POLICY.replace("img-src 'self'", "img-src 'self' data:
 MEDIA = {"css": "text/css", "js": "text/javascript"}
 
 
-@router.get("/docs", include_in_schema=False)
+@router.get("/docs", dependencies=OPEN, include_in_schema=False)
 def docs() -> Response:
     """The page."""
     headers = {"Content-Security-Policy": POLICY}
     return Response(PAGE, media_type="text/html", headers=headers)
 
 
-@router.get("/docs/{name}", include_in_schema=False)
+@router.get("/docs/{name}", dependencies=OPEN, include_in_schema=False)
 def asset(
     name: Annotated[Literal["swagger-ui.css", "swagger-ui-bundle.js", "start.js"], Path()],
 ) -> Response:
@@ -176,7 +222,12 @@ def asset(
     return Response(content, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
 
 
-@router.get("/problems/{code}", include_in_schema=False, response_class=HTMLResponse)
+@router.get(
+    "/problems/{code}",
+    dependencies=OPEN,
+    include_in_schema=False,
+    response_class=HTMLResponse,
+)
 def problem_type(code: Annotated[str, Path(pattern="^[a-z0-9_]{1,64}$")]) -> HTMLResponse:
     """A short page with the messages and remedies of a code; ``…`` stands for what is filled in."""
     meanings = explain(code)

@@ -1,4 +1,7 @@
-"""``/v1/keyset`` and ``/v1/keysets``: the signed keyset, and publishing a new version."""
+"""``/v1/keys``, ``/v1/keysets`` and ``/v1/status``: what verifiers download.
+
+Anybody may read them. Publishing a version of the keyset requires the scope ``admin``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from fastapi import APIRouter, Depends, Path
 from fastapi.responses import Response
 
 from affidavit.certificate import read_keyset
-from affidavit.client import PublishedKeyset
+from affidavit.client import PublishedKeyset, ResponseModel
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.keys import SignedKeysetEnvelope
+from affidavit.service.lifecycle.models import SignedStatusList
+from affidavit.service.models import Object
 from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_json
@@ -21,6 +26,43 @@ router = APIRouter()
 
 Version = Annotated[int, Path(ge=1, le=2**53 - 1, description="A version of the keyset.")]
 ENVELOPE = {"description": "The keyset.", "model": SignedKeysetEnvelope}
+
+
+class Keys(ResponseModel):
+    """Public key records: one document, which ``verify --keys`` reads."""
+
+    keys: list[Object]
+
+
+@router.get(
+    "/v1/keys",
+    summary="List public keys",
+    dependencies=[open_to_all()],
+    responses=problems(503),
+)
+def keys(services: TheServices) -> Keys:
+    """Keys that the service signs with, has signed certificates with, or has in its keyset.
+
+    Where a key is both stored and in the directory, the directory's record counts.
+    """
+    return Keys(keys=services.key_records())
+
+
+@router.get(
+    "/v1/status",
+    summary="Get the status list",
+    dependencies=[open_to_all()],
+    response_class=Response,
+    responses={
+        200: {"description": "The signed list, valid for an hour.", "model": SignedStatusList},
+        **problems(503),
+    },
+)
+def status(services: TheServices) -> Response:
+    """The signed list of revoked certificates; ``verify --status`` reads it."""
+    services.safety.require()
+    document = services.status_lists.at(services.clock.now())
+    return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
 
 
 @router.get(
