@@ -1,13 +1,15 @@
-"""The commands of the command line, and their help.
+"""The table of commands, and their help.
 
-It works offline; ``affidavit.gate.exit_codes`` has the exit codes. The module of a command is
-imported when the command runs, so that a check on every commit starts fast.
+The module of a command is imported when the command runs, so that ``affidavit check`` starts fast.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -41,9 +43,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "policy": ("policy", "Check policy files."),
     },
     "Training": {
-        "train": ("programs", "Train exactly what a certificate certifies."),
-        "search": ("programs", "Train a random number of times, and release the best."),
-        "worker": ("programs", "Claim certified runs from a service, and train them."),
+        "train": ("trainer.__main__", "Train exactly what a certificate certifies."),
+        "search": ("trainer.search", "Train a random number of times, and release the best."),
+        "worker": ("worker.__main__", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),
         "audit-model": ("model", "Measure a lower bound on ε from one run."),
@@ -60,38 +62,48 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "monitor": ("monitor", "Follow a log from outside, and raise alarms."),
     },
     "Running a service": {
-        "serve": ("programs", "Run the HTTP service."),
-        "migrate": ("programs", "Migrate the database to this release's schema."),
-        "backup": ("programs", "Back up the embedded database."),
-        "tokens": ("programs", "Manage access tokens."),
-        "audit": ("programs", "Verify the log, and export its checkpoints."),
-        "witness": ("programs", "Cosign the checkpoints of other logs."),
+        "serve": ("service.__main__", "Run the HTTP service."),
+        "migrate": ("service.__main__", "Migrate the database to this release's schema."),
+        "backup": ("service.__main__", "Back up the embedded database."),
+        "tokens": ("service.__main__", "Manage access tokens."),
+        "audit": ("service.__main__", "Verify the log, and export its checkpoints."),
+        "witness": ("service.__main__", "Cosign the checkpoints of other logs."),
     },
 }
-"""By section, every command: the module that defines a function or group of that name, and what
-it does in a few words. A command is the function of its name, with ``_`` for ``-``."""
+"""The commands by section, each with its module and a summary.
+
+A module of this room has a function or command group of the command's name, with ``_`` for ``-``.
+A module of another room is a program that replaces this process.
+"""
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
-"""Every command, with its module."""
+"""The module of every command."""
+NO_TORCH = (
+    "training needs PyTorch: make install-trainer in a checkout, "
+    "pip install 'affidavit[trainer]' elsewhere."
+)
 
 
 class Commands(TyperGroup):
     """The command group, which imports commands lazily."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """The names of all commands, in the order of the sections."""
+        """Return the names of all commands, in the order of the sections."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """The command with this name, or None."""
+        """Return the command with this name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"affidavit.gate.{COMMANDS[cmd_name]}")
-        target = getattr(module, cmd_name.replace("-", "_"))
+        module = COMMANDS[cmd_name]
+        if "." in module:
+            target: Any = _forward(cmd_name, module)
+        else:
+            target = getattr(import_module(f"affidavit.gate.{module}"), cmd_name.replace("-", "_"))
         if not isinstance(target, typer.Typer):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)
             target = single
-        command = plain(get_command(target))
+        command = simplify_help(get_command(target))
         command.name = cmd_name
         return command
 
@@ -102,29 +114,53 @@ class Commands(TyperGroup):
                 formatter.write_dl([(name, summary) for name, (_, summary) in section.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that ``args`` name; raises a usage error with the nearest names."""
+        """Return the command that ``args`` name; raises a usage error with similar names."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0].lower(), COMMANDS, n=2)
-            meant = f" Did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"Unknown command {args[0]!r}.{meant}")
+            similar = get_close_matches(args[0].lower(), COMMANDS, n=2)
+            hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+            ctx.fail(f"Unknown command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
-def plain(command: Any) -> Any:
-    """``command`` and those below it with plain help, and options' own names for their values.
+def _forward(name: str, program: str) -> typer.Typer:
+    """Return a command that replaces this process by that of ``affidavit.PROGRAM``.
 
-    A list of commands shows each one's whole summary.
+    Signals then reach the program, which also parses the options and prints the help. It is not
+    imported, because the command line must work offline and without PyTorch.
+    """
+    forwarded = typer.Typer(add_completion=False)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    subcommand = [name] if program == "service.__main__" else []
+
+    @forwarded.command(name, add_help_option=False, context_settings=settings)
+    def run(context: typer.Context) -> None:
+        needs_torch = program.startswith("trainer.") and "--help" not in context.args
+        if needs_torch and find_spec("torch") is None:
+            from affidavit.gate.console import stop
+
+            stop(NO_TORCH)
+        sys.stdout.flush()
+        entry = ["-m", "affidavit.gate.entry", program, *subcommand, *context.args]
+        os.execv(sys.executable, [sys.executable, *entry])
+
+    return forwarded
+
+
+def simplify_help(command: Any) -> Any:
+    """Give ``command`` and its subcommands plain help, with the names of options as metavars.
+
+    A list of commands shows the whole summary of each.
     """
     command.rich_markup_mode = None
     command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.metavar = parameter.metavar or parameter.name.upper()
-            parameter.display_type = lambda ctx: None  # noqa: ARG005  # Python's name of its type
+            parameter.display_type = lambda ctx: None  # noqa: ARG005  # hides Python's type name
         elif not parameter.is_flag and parameter.metavar is None:
             parameter.metavar = parameter.opts[0].lstrip("-").upper()
-    for below in getattr(command, "commands", {}).values():
-        plain(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        simplify_help(subcommand)
     return command
 
 

@@ -1,8 +1,8 @@
-"""The process of a command: its streams, its exit code, and what happens when Affidavit fails.
+"""The process of a command: its streams, its exit code, and how failures are reported.
 
-Exit code 1 means that a plan is blocked, and Python's own code for an uncaught exception is also 1.
-Therefore ``main`` catches everything, prints one line, and exits with a code that means nothing
-else. It imports little, so that a broken installation is reported the same way.
+Exit code 1 means that a plan is blocked, but is also Python's code for an uncaught exception.
+Therefore ``main`` catches every exception, prints one line, and exits with a code of its own. It
+imports little, so that a broken installation is reported the same way.
 """
 
 from __future__ import annotations
@@ -21,42 +21,15 @@ if TYPE_CHECKING:
     from typer import Typer
 
 COMPLETION = "_AFFIDAVIT_COMPLETE"
-"""Set by a shell that asks for completions."""
+"""Environment variable of a shell that requests completions."""
 BLAS_TIMEOUT = ("OPENBLAS_THREAD_TIMEOUT", "20")
-"""Idle threads of OpenBLAS sleep after 2^20 cycles; by default they take a third of a second."""
-PLAIN = {
-    "ε": "epsilon",
-    "δ": "delta",
-    "σ": "sigma",
-    "μ": "mu",
-    "ρ": "rho",
-    "Φ": "Phi",
-    "Δ": "Delta",
-    "Σ": "Sigma",
-    "α": "alpha",
-    "γ": "gamma",
-    "κ": "kappa",
-    "λ": "lambda",
-    "√": "sqrt",
-    "¹": "1",
-    "²": "^2",
-    "⁻": "^-",
-    "₁": "1",
-    "₂": "2",
-    "·": "*",
-    "≤": "<=",
-    "≥": ">=",
-    "≠": "!=",
-    "×": "x",
-    "→": "->",
-    "–": "-",
-    "—": "-",
-    "…": "...",
-    "‖": "|",
-    "✓": "ok",
-    "✗": "error:",
-    "′": "'",
-}
+"""Let idle threads of OpenBLAS sleep after 2^20 cycles, instead of a third of a second."""
+_SYMBOLS = "ε δ σ μ ρ Φ Δ Σ α γ κ λ √ ¹ ² ⁻ ₁ ₂ · ≤ ≥ ≠ × → – — … ‖ ✓ ✗ ′"
+_WORDS = (
+    "epsilon delta sigma mu rho Phi Delta Sigma alpha gamma kappa lambda sqrt 1 ^2 ^- 1 2 "
+    "* <= >= != x -> - - ... | ok error: '"
+)
+ASCII_FORMS = dict(zip(_SYMBOLS.split(), _WORDS.split(), strict=True))
 """ASCII forms of the symbols in messages, for streams that cannot encode them."""
 
 
@@ -67,9 +40,9 @@ def main() -> NoReturn:
 
 
 def run(program: Callable[[], int]) -> int:
-    """The exit code of ``program``, also if it fails; never raises."""
+    """Run ``program`` and return its exit code; return ``Exit.FAULT`` if it fails. Never raises."""
     if os.path.expanduser("~") == "~":  # a container's user may have neither HOME nor a name
-        os.environ["HOME"] = os.devnull  # where nothing is found, and nothing can be written
+        os.environ["HOME"] = os.devnull  # reads find no file there, and writes fail
     try:
         _prepare_streams()
         code = program()
@@ -99,14 +72,6 @@ def _program(name: str) -> int:
     return _invoke(app, app.info.name, sys.argv[1:])
 
 
-def _code(finished: SystemExit) -> int:
-    if isinstance(finished.__context__, BrokenPipeError):  # Rich exits with 1
-        raise finished.__context__
-    if finished.code is None or isinstance(finished.code, int):
-        return finished.code or 0
-    raise finished
-
-
 def _command(arguments: Sequence[str]) -> int:
     from affidavit.gate.cli import app
 
@@ -114,27 +79,31 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 def _invoke(app: Typer, name: str, arguments: Sequence[str]) -> int:
-    """Run a command; Click's own way of running one exits with 1 where a pipe is closed."""
+    """Run a command; ``command.main`` of Click would exit with 1 if a pipe is closed."""
     from typer import Abort
-    from typer import Exit as Finished
+    from typer import Exit as TyperExit
     from typer.main import get_command
 
-    from affidavit.gate.cli import plain
+    from affidavit.gate.cli import simplify_help
 
-    command = plain(get_command(app))
+    command = simplify_help(get_command(app))
     try:
         if COMPLETION in os.environ:
             command.main(list(arguments), prog_name=name)
         with command.make_context(name, list(arguments)) as context:
             command.invoke(context)
-    except Finished as finished:
+    except TyperExit as finished:
         return finished.exit_code
     except Abort:
         raise KeyboardInterrupt from None
     except SystemExit as finished:
-        return _code(finished)
+        if isinstance(finished.__context__, BrokenPipeError):  # Rich exits with 1
+            raise finished.__context__ from None
+        if finished.code is None or isinstance(finished.code, int):
+            return finished.code or 0
+        raise
     except Exception as error:
-        # The exceptions for wrong usage are Click's, which Typer does not export.
+        # Usage errors are exceptions of Click, which Typer does not export.
         if not hasattr(error, "show") or not hasattr(error, "exit_code"):
             raise
         error.show()
@@ -143,27 +112,27 @@ def _invoke(app: Typer, name: str, arguments: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace a closed standard stream, and print what a stream cannot encode in ASCII."""
-    codecs.register_error("affidavit", _plain)
+    """Replace closed standard streams, and let the others write unencodable symbols in ASCII."""
+    codecs.register_error("affidavit", _encode_as_ascii)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            # As after `>&-`. The lowest free descriptor is the one that was closed.
+            # `>&-` closed it. Opening a file takes the lowest free descriptor, which is the same.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the process ends
         elif mode == "w" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="affidavit")
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
+def _encode_as_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    plain = "".join(PLAIN.get(char, char) for char in text)
-    return plain.encode("ascii", "backslashreplace").decode(), error.end
+    ascii_text = "".join(ASCII_FORMS.get(char, char) for char in text)
+    return ascii_text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _report(error: BaseException) -> None:
-    """Print what failed and where, on one line, if standard error still works."""
+    """Print the error and its place on one line, if standard error still works."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -177,19 +146,15 @@ def _report(error: BaseException) -> None:
 
 
 def _discard_output(*streams: TextIO) -> None:
-    """Let Python flush at exit without failing again, which would change the exit code."""
+    """Redirect unusable streams to null: a failing flush at exit would change the exit code."""
     for stream in streams or (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:
-            _redirect_to_null(stream)
-
-
-def _redirect_to_null(stream: TextIO) -> None:
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):
-        stream.close()
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            except (OSError, ValueError):
+                stream.close()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from affidavit.certificate import KeyStore
-from affidavit.gate import app, programs
+from affidavit.gate import app, cli
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
 from tests.trainer.loop.made import DEVICE, entries_of, plan_with
@@ -108,7 +108,7 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(programs.os, "execv", lambda _, arguments: started.append(arguments))
+    monkeypatch.setattr(cli.os, "execv", lambda _, arguments: started.append(arguments))
     CliRunner().invoke(app, ["train", "--plan", "p.yaml", "--resume", "--help"])
     ((program, *arguments),) = started
     assert program == sys.executable
@@ -116,7 +116,7 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
 
 
 def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(cli, "find_spec", lambda _: None)
     done = CliRunner().invoke(app, ["train", "--plan", "p.yaml"])
     assert done.exit_code == 2
     assert "pip install 'affidavit[trainer]'" in done.output
@@ -129,7 +129,7 @@ MISSING = {"--plan": "none.yaml", "--certificate": "none.json", "--data": "digit
 @pytest.mark.parametrize(
     "code",
     [
-        "from affidavit.gate import cli, programs, conformance; "
+        "from affidavit.gate import cli, conformance; "
         "assert 'affidavit.trainer' not in sys.modules",
         "from affidavit.trainer import app; "
         f"app({[text for pair in MISSING.items() for text in pair]}, standalone_mode=False)",
