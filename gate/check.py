@@ -99,7 +99,7 @@ def check(
     if server is not None:
         # Imported here because offline checks need no network.
         from affidavit.gate.checking.service_check import ServiceCheck
-        from affidavit.gate.client import require_url
+        from affidavit.gate.service_commands import require_url
 
         require_url(server)
         service = ServiceCheck(server, folder())

@@ -61,8 +61,15 @@ from affidavit.gate.console import (
     write,
 )
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
-from affidavit.gate.verify_options import RequireStatusOption, StatusOption
+from affidavit.gate.options import (
+    JsonOption,
+    KeysetOption,
+    KeysOption,
+    RequireStatusOption,
+    RootOption,
+    StatusOption,
+    command_group,
+)
 
 Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # its values are a table's keys
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]

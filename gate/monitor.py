@@ -31,12 +31,19 @@ from affidavit.certificate.log import (
     tile_path,
 )
 from affidavit.client import read_at_most
-from affidavit.gate.client import require_url, token_for
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.options import (
+    JsonOption,
+    KeysetOption,
+    KeysOption,
+    LogOriginOption,
+    RootOption,
+    TrustOption,
+)
+from affidavit.gate.service_commands import require_url, token_for
 from affidavit.gate.verifier_state import BadStore, CheckpointStore
-from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_trust_policy
+from affidavit.gate.verify import read_trust_policy
 from affidavit.plan import MalformedPlan, load_json
 
 TIMEOUT = 30.0

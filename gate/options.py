@@ -11,7 +11,7 @@ from affidavit.accountants import ENGINE_NAMES
 
 
 def command_group(summary: str) -> typer.Typer:
-    """A group of commands, which prints its help when none is named."""
+    """Return a group of commands, which prints its help if no command is named."""
     return typer.Typer(help=summary, no_args_is_help=True, add_completion=False)
 
 
@@ -35,7 +35,8 @@ EngineOption = Annotated[
     ),
 ]
 SecondOpinionOption = Annotated[
-    bool, typer.Option("--second-opinion", help="Ask a second accountant about each plan.")
+    bool,
+    typer.Option("--second-opinion", help="Also run a second accountant on each plan."),
 ]
 PolicyFileOption = Annotated[
     Path | None, typer.Option("--policy", help="Also apply this policy file, YAML or JSON.")
@@ -55,4 +56,20 @@ KeysetOption = Annotated[
 RootOption = Annotated[
     Path | None,
     typer.Option("--root", help="With --keyset: the trusted roots, or the last keyset seen."),
+]
+StatusOption = Annotated[
+    Path | None,
+    typer.Option("--status", help="Signed status list, as written by `affidavit status --out`."),
+]
+RequireStatusOption = Annotated[
+    bool, typer.Option("--require-status", help="Reject a bundle without a revocation check.")
+]
+LogOriginOption = Annotated[
+    str | None, typer.Option("--log-origin", help="Name of the only accepted log.")
+]
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust", help="Trust policy (YAML): log, witnesses and freshness; default: the keyset's."
+    ),
 ]

@@ -1,8 +1,10 @@
-"""``affidavit runs``: watch or cancel a run, and verify its provenance offline.
+"""``affidavit runs`` and ``affidavit conformance``: watch, cancel and verify runs.
 
 Exit codes of ``watch``: 0 the run was settled; 1 it failed or was cancelled, or the service
 refused; 3 the service cannot be reached. Of ``verify``: 0 a trusted worker signed these files, and
-the run conforms; 1 otherwise; 2 usage.
+the run conforms; 1 otherwise; 2 usage. Of ``conformance``: 0 the run did what was certified; 1 it
+did not, or that cannot be shown; 2 usage, an unreadable certificate, or a record whose first line
+is nested too deeply.
 """
 
 from __future__ import annotations
@@ -11,28 +13,38 @@ import hashlib
 import json
 import re
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from affidavit.certificate import (
     START,
     BadProvenance,
     BrokenLine,
+    Conformance,
+    ConformanceFinding,
+    PlanNotClosed,
     RunProvenance,
     TrustRoot,
+    VerificationOptions,
+    check_conformance,
     decode_line,
+    parse_instant,
     read_provenance,
 )
+from affidavit.certificate import verify as verify_bundle
 from affidavit.client import RunEvent, RunProgress
-from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import fail, print_json, read_file, say, stop, usage_errors
+from affidavit.gate.console import fail, out, print_json, read_file, say, stop, usage_errors
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption, command_group
 from affidavit.gate.render import upper_bound
+from affidavit.gate.service_commands import DEFAULT_SERVER, ServerOption, connect, print_answer
+from affidavit.plan import PlanError
 
-RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}
 
 RunArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the run.")]
@@ -41,7 +53,9 @@ runs = command_group("Watch, cancel and verify runs.")
 
 
 @runs.command("watch")
-def watch(run: RunArgument, server: ServerOption = SERVER, as_json: JsonOption = False) -> None:
+def watch(
+    run: RunArgument, server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False
+) -> None:
     """Follow the state, steps and spent ε of a run until it ends."""
     _require_id(run)
     state = None
@@ -61,17 +75,14 @@ def watch(run: RunArgument, server: ServerOption = SERVER, as_json: JsonOption =
 def cancel(
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="Reason for the audit log.")] = "",
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a run: at once if it is queued, after the current step if it is training."""
     _require_id(run)
     with connect(server) as client:
         cancelled = client.cancel_run(run, reason)
-    if as_json:
-        print_json(cancelled.model_dump(mode="json"))
-    else:
-        say(f"{cancelled.state}, cancellation requested")
+    print_answer(cancelled, f"{cancelled.state}, cancellation requested", as_json=as_json)
 
 
 @runs.command("verify")
@@ -91,19 +102,27 @@ def verify(
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     with usage_errors():
         trusted = TrustRoot(keys, keyset, root).public_keys()
+    checked = ["signature"]
     try:
         report = read_provenance(json.loads(read_file(provenance)), trusted, later=True)
         if weights is not None:
             _require_weights(report, weights)
+            checked.append("weights")
         if record is not None:
             _require_record(report, record)
+            checked.append("record")
     except OSError as error:
         stop(f"cannot read {error.filename}: {error.strerror}.")
     except BadProvenance as error:
         fail(str(error))
     except (ValueError, RecursionError):
         fail(f"{provenance} is not a JSON document.")
-    document = _document(report, weights=weights is not None, record=record is not None)
+    document = {
+        **asdict(report),
+        "subject": f"{report.subject[0]} sha256:{report.subject[1]}",
+        "finished": report.finished.isoformat(),
+        "checked": ", ".join(checked),
+    }
     if as_json:
         print_json(document)
     else:
@@ -147,16 +166,63 @@ def _require_record(report: RunProvenance, path: Path) -> None:
         )
 
 
-def _document(report: RunProvenance, *, weights: bool, record: bool) -> dict[str, Any]:
-    checked = ["signature", *(["weights"] if weights else []), *(["record"] if record else [])]
-    return {
-        **asdict(report),
-        "subject": f"{report.subject[0]} sha256:{report.subject[1]}",
-        "finished": report.finished.isoformat(),
-        "checked": ", ".join(checked),
-    }
-
-
 def _require_id(run: str) -> None:
-    if RUN.fullmatch(run) is None:
+    if RUN_ID.fullmatch(run) is None:
         stop(f"{run[:80]!r} is not a run id, like 6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11.")
+
+
+def conformance(
+    record: Annotated[Path, typer.Option(help="Run record, run/record.jsonl.")],
+    certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that a run did what was certified; exits 0 only if it conforms."""
+    content, bundle = read_file(record), read_file(certificate)
+    started_at = _started_at(record, content)
+    with usage_errors(certificate):
+        trusted, policy = TrustRoot(keys, keyset, root).load()
+        # The keyset must be valid today, but it may have expired since the run began.
+        trust = None if policy is None else policy.of_any_age()
+        options = VerificationOptions(trust=trust, used_at=started_at)
+        verified = verify_bundle(bundle, trusted, options=options)
+    try:
+        report = check_conformance(content, verified.predicate)
+    except (PlanNotClosed, PlanError, ValueError) as error:
+        stop(f"{certificate}: {error}")
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print_conformance(report)
+    raise typer.Exit(Exit.CERTIFIED if report.conformant else Exit.BLOCKED)
+
+
+def _print_conformance(report: Conformance) -> None:
+    for finding in report.findings:
+        out.print(_finding_line(finding))
+    verdict = "[green]✓ conformant[/]" if report.conformant else "[red]✗ not conformant[/]"
+    out.print(
+        f"{verdict}: {report.steps_charged} of {report.steps_certified} certified steps were "
+        f"charged, {report.steps_released} released; steps to charge: {report.steps_to_charge}"
+    )
+    if report.head is not None:
+        say(f"the record ends with {report.head}")
+
+
+def _finding_line(finding: ConformanceFinding) -> str:
+    mark = "[yellow]·[/]" if finding.noted else "[red]✗[/]"
+    place = f"line {finding.line}: " if finding.line else ""
+    return f"{mark} {place}{finding.code}: {escape(finding.message)}"
+
+
+def _started_at(path: Path, record: bytes) -> datetime | None:
+    """Return the recorded start of the run, at which the certificate must have been valid."""
+    try:
+        header = json.loads(record.split(b"\n", 1)[0])
+        return parse_instant(header["started_at"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    except RecursionError:
+        stop(f"{path} is not a run record: its first line is nested too deeply.")

@@ -1,34 +1,60 @@
-"""Commands for a running service: ``ledger``, ``approve``, ``revoke`` and ``status``.
+"""Commands for a service: ``login``, ``open``, ``ledger``, ``approve``, ``revoke``, ``status``.
 
-The service decides; the commands print its answer. An approval names the digest of the envelope
-that the approver saw; without one, ``approve`` shows the certificate and decides nothing. Exit
-codes: 0 done, 1 the service refused, 2 usage or a malformed request, 3 no answer.
+The service decides, and the commands print its answer. Its address is ``--server`` or
+``AFFIDAVIT_SERVER``. Every user of a machine can read command lines, so the token comes from
+``AFFIDAVIT_TOKEN`` or from the file in which ``affidavit login`` stored it. An invalid token is
+never printed.
+
+Exit codes: 0 done, 1 the service refused, 2 usage or a malformed request, 3 no answer.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import BadEnvelope, StatusList, read_envelope
-from affidavit.client import CertificateAnswer, Ledger, Reservation
-from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import fail, out, print_json, say, stop, write
+from affidavit.certificate import BadEnvelope, StatusList, home, read_envelope, write_atomically
+from affidavit.client import (
+    DIGEST,
+    CertificateAnswer,
+    Client,
+    Ledger,
+    Problem,
+    Reservation,
+    ResponseModel,
+    Unreachable,
+    segment,
+)
+from affidavit.gate.console import fail, out, print_json, say, stop, stop_unwritable, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, command_group
 from affidavit.gate.render import upper_bound
 
-LEDGER_TIMEOUT = 150.0
-"""Seconds; the service may have to compose many runs."""
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DEFAULT_SERVER = "http://127.0.0.1:8321"
+TIMEOUT_SECONDS = 30.0
+LEDGER_TIMEOUT_SECONDS = 150.0
+"""The service may have to compose many runs."""
+MALFORMED_STATUSES = (400, 413, 415, 422)
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+"""Syntax of a bearer token (RFC 6750)."""
+_URL = re.compile(r"https?://[!-~]+")
 
+ServerOption = Annotated[
+    str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
+]
 CertificateArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Certificate id: sha256: and 64 hexadecimal digits.")
 ]
@@ -36,11 +62,127 @@ DigestOption = Annotated[
     str | None, typer.Option("--digest", help="The envelope_digest that you reviewed.")
 ]
 DatasetArgument = Annotated[str, typer.Argument(help="Name of the data set, as in plans.")]
-ReservationArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the reservation.")]
 KeyOption = Annotated[
     str | None,
     typer.Option("--key", help="Idempotency key: repeating a request has no further effect."),
 ]
+
+
+# ---- the connection -----------------------------------------------------------------
+
+
+@contextmanager
+def connect(
+    server: str,
+    token: str | None = None,
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    malformed: Exit = Exit.BLOCKED,
+) -> Iterator[Client]:
+    """Connect with ``token`` or the stored one; report errors of the client and exit.
+
+    ``malformed`` is the exit code for a request that the service calls malformed.
+    """
+    require_url(server)
+    try:
+        yield Client(server, token=token or token_for(server), timeout=timeout)
+    except Unreachable as error:
+        fail(f"{error}. Start it with affidavit serve, or correct --server.", Exit.UNDECIDED)
+    except Problem as problem:
+        if problem.status in MALFORMED_STATUSES:
+            fail(str(problem), malformed)
+        fail(str(problem), Exit.UNDECIDED if problem.status >= 500 else Exit.BLOCKED)
+
+
+def require_url(server: str) -> None:
+    """Exit unless ``server`` is an HTTP URL."""
+    try:
+        valid = _URL.fullmatch(server) is not None and urlsplit(server).port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        stop(f"--server {server[:80]} is not a URL: use http://HOST or https://HOST.")
+
+
+def token_for(server: str) -> str | None:
+    """Return the token in ``AFFIDAVIT_TOKEN``, or the one that ``affidavit login`` stored."""
+    if token := os.environ.get("AFFIDAVIT_TOKEN"):
+        _require_token(token, "AFFIDAVIT_TOKEN")
+        return token
+    stored = _stored_tokens().get(server.rstrip("/"))
+    return stored if isinstance(stored, str) else None
+
+
+def credentials_file() -> Path:
+    """Return the path of the file with stored tokens."""
+    return home() / "credentials.json"
+
+
+def _stored_tokens() -> dict[str, object]:
+    try:
+        tokens = json.loads(credentials_file().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return tokens if isinstance(tokens, dict) else {}
+
+
+def _require_token(token: str, name: str) -> None:
+    if _TOKEN.fullmatch(token) is None:
+        stop(f"{name} is not valid: use letters A to Z, digits and . _ ~ + / - = only.")
+
+
+def login(server: ServerOption = DEFAULT_SERVER) -> None:
+    """Check a token with a service, and store it for the commands that call that service.
+
+    Prompts for the token, or reads it from standard input. AFFIDAVIT_TOKEN overrides a stored
+    token.
+    """
+    require_url(server)
+    if sys.stdin.isatty():
+        token = typer.prompt("Token", hide_input=True, err=True)
+    else:
+        token = sys.stdin.readline().strip()
+    _require_token(token, "the token")
+    with connect(server, token) as client:
+        try:
+            client.get("/v1/certificates", {"limit": "1"})
+        except Problem as problem:
+            if problem.status != 403:  # a valid token without this scope
+                raise
+    path = credentials_file()
+    tokens = {**_stored_tokens(), server.rstrip("/"): token}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(tokens, indent=1) + "\n").encode(), mode=0o600)
+    except OSError as error:
+        stop_unwritable(str(error.filename), error)
+    say(f"stored in {path}")
+
+
+def open(  # the command's name
+    certificate: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Certificate id; default: the overview.")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Open the service's pages, or a certificate, in a browser, and print the address."""
+    require_url(server)
+    path = "/" if certificate is None else f"/certificates/{segment(certificate)}"
+    url = server.rstrip("/") + path
+    say(url)
+    webbrowser.open(url)
+
+
+def print_answer(answer: ResponseModel, text: str, *, as_json: bool) -> None:
+    """Print an answer of the service as JSON, or ``text``."""
+    if as_json:
+        print_json(answer.model_dump(mode="json"))
+    else:
+        say(text)
+
+
+# ---- ledgers ------------------------------------------------------------------------
+
 
 ledger = command_group("Show and spend the privacy budgets of data sets on a service.")
 
@@ -51,11 +193,11 @@ def ledger_show(
     certificate: Annotated[
         str | None, typer.Option("--forecast", help="How many more runs of this certificate fit.")
     ] = None,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a data set's budgets have spent, by each composition, and what remains."""
-    with connect(server, timeout=LEDGER_TIMEOUT, malformed=Exit.USAGE) as client:
+    with connect(server, timeout=LEDGER_TIMEOUT_SECONDS, malformed=Exit.USAGE) as client:
         ledgers = client.ledgers(dataset, certificate)
     if as_json:
         print_json({"items": [entry.model_dump(mode="json") for entry in ledgers]})
@@ -69,27 +211,67 @@ def ledger_reserve(
     dataset: DatasetArgument,
     certificate: Annotated[str, typer.Argument(help="Certificate id of the run.")],
     key: KeyOption = None,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Reserve the cost of a certified run; refused if it would exceed the budget."""
-    with connect(server, timeout=LEDGER_TIMEOUT, malformed=Exit.USAGE) as client:
-        reservation = client.reserve(dataset, certificate, key)
-    _print_reservation(reservation, as_json=as_json)
+    with connect(server, timeout=LEDGER_TIMEOUT_SECONDS, malformed=Exit.USAGE) as client:
+        reserved = client.reserve(dataset, certificate, key)
+    print_answer(reserved, _reservation_line(reserved), as_json=as_json)
 
 
 @ledger.command("release")
 def ledger_release(
-    reservation: ReservationArgument,
+    reservation: Annotated[str, typer.Argument(metavar="ID", help="Id of the reservation.")],
     reason: Annotated[str, typer.Option("--reason", help="Reason for the audit log.")] = "",
     key: KeyOption = None,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Release the reservation of a run that never started."""
-    with connect(server, timeout=LEDGER_TIMEOUT, malformed=Exit.USAGE) as client:
+    with connect(server, timeout=LEDGER_TIMEOUT_SECONDS, malformed=Exit.USAGE) as client:
         released = client.release(reservation, reason, key)
-    _print_reservation(released, as_json=as_json)
+    print_answer(released, _reservation_line(released), as_json=as_json)
+
+
+def _print_ledger(entry: Ledger) -> None:
+    budget, spent = entry.budget, entry.spent
+    exhausted = " [red]exhausted[/]" if entry.exhausted else ""
+    out.print(
+        f"{escape(entry.dataset)}, one {entry.unit}, {entry.adjacency}: budget ε = "
+        f"{decimal_down(budget.epsilon)} at δ = {decimal_down(budget.delta)} "
+        f"(version {budget.version}){exhausted}"
+    )
+    composed = None if spent.composed is None else spent.composed.epsilon
+    table = Table("", "ε", box=None)
+    for label, epsilon in (
+        ("spent, by the privacy filter (decides)", upper_bound(spent.filter.epsilon)),
+        (
+            "spent, if all runs had been fixed in advance",
+            "not composed by any accountant" if composed is None else upper_bound(composed.upper),
+        ),
+        (f"plain sum, δ = {upper_bound(spent.sum.delta)}", upper_bound(spent.sum.epsilon)),
+        ("remaining, by the privacy filter", decimal_down(entry.remaining.epsilon)),
+    ):
+        table.add_row(label, epsilon)
+    out.print(table)
+    if entry.forecast is not None:
+        say(entry.forecast.message)
+    for reservation in entry.entries:
+        say(f"  {_reservation_line(reservation)}")
+
+
+def _reservation_line(reservation: Reservation) -> str:
+    steps, charged = reservation.steps, reservation.charged
+    progress = f"{steps.run} of " if steps.run is not None else ""
+    return (
+        f"{reservation.id} {reservation.state}: {reservation.name}, {progress}"
+        f"{steps.certified} steps, ε ≤ {upper_bound(charged.epsilon)} at "
+        f"δ = {upper_bound(charged.delta)}"
+    )
+
+
+# ---- certificates -------------------------------------------------------------------
 
 
 def approve(
@@ -99,10 +281,13 @@ def approve(
     reject: Annotated[
         bool, typer.Option("--reject", help="Reject instead; requires --comment.")
     ] = False,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Approve or reject a pending certificate; its requester cannot."""
+    """Approve or reject a pending certificate; its requester cannot.
+
+    Without --digest, the certificate is shown and nothing is decided.
+    """
     _require_digest("a certificate id", certificate)
     if digest is None:
         with connect(server) as client:
@@ -133,7 +318,7 @@ def revoke(
     ],
     text: Annotated[str, typer.Option("--text", help="Explanation of the reason.")],
     digest: DigestOption = None,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a certificate permanently: its current issue and all earlier ones."""
@@ -143,32 +328,30 @@ def revoke(
     envelope = {} if digest is None else {"envelope": digest}
     with connect(server) as client:
         revocation, new = client.revoke(certificate, {"code": reason, "reason": text, **envelope})
-    if as_json:
-        print_json(revocation.model_dump(mode="json"))
-        return
     state = "is revoked" if new else "was already revoked"
-    say(
+    line = (
         f"{revocation.certificate_id} {state} (issue {revocation.issue}, "
         f"{revocation.code}, by {revocation.revoked_by} at {revocation.at.isoformat()})"
     )
+    print_answer(revocation, line, as_json=as_json)
 
 
 def status(
     file: Annotated[
         Path | None, typer.Option("--out", help="Write the list to this file, for verify.")
     ] = None,
-    server: ServerOption = SERVER,
+    server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch the signed status list of revoked certificates, for verify."""
     with connect(server) as client:
-        raw = client.status_list()
+        content = client.status_list()
     try:
-        status_list = StatusList.model_validate_json(read_envelope(json.loads(raw)).payload)
+        status_list = StatusList.model_validate_json(read_envelope(json.loads(content)).payload)
     except (BadEnvelope, ValueError, RecursionError):
         fail(f"{server} did not return a status list", Exit.UNDECIDED)
     if file is not None:
-        write(file, raw)
+        write(file, content)
     if as_json:
         print_json(status_list.model_dump(mode="json", by_alias=True))
         return
@@ -184,12 +367,12 @@ def status(
 
 
 def _require_digest(name: str, value: str) -> None:
-    if DIGEST.fullmatch(value) is None:
+    if re.fullmatch(DIGEST, value) is None:
         stop(f"{name} must be sha256: and 64 hexadecimal digits.")
 
 
 def _print_certificate(answer: CertificateAnswer) -> None:
-    """What an approver decides about, in a few lines."""
+    """Print the facts on which an approver decides."""
     result, certificate = answer.document, answer.document["certificate"]
     epsilon, delta = result.get("epsilon"), result.get("delta")
     bound = ""
@@ -198,47 +381,3 @@ def _print_certificate(answer: CertificateAnswer) -> None:
     say(f"{answer.verdict}{bound} under {result.get('adjacency')}")
     for name in ("id", "issue", "status", "envelope_digest"):
         say(f"{name} {certificate.get(name)}")
-
-
-def _print_ledger(entry: Ledger) -> None:
-    budget, spent = entry.budget, entry.spent
-    full = " [red]exhausted[/]" if entry.exhausted else ""
-    out.print(
-        f"{escape(entry.dataset)}, one {entry.unit}, {entry.adjacency}: budget ε = "
-        f"{decimal_down(budget.epsilon)} at δ = {decimal_down(budget.delta)} "
-        f"(version {budget.version}){full}"
-    )
-    composed = None if spent.composed is None else spent.composed.epsilon
-    table = Table("", "ε", box=None)
-    for label, epsilon in (
-        ("spent, by the privacy filter (decides)", upper_bound(spent.filter.epsilon)),
-        (
-            "spent, if all runs had been fixed in advance",
-            "not composed by any accountant" if composed is None else upper_bound(composed.upper),
-        ),
-        (f"plain sum, δ = {upper_bound(spent.sum.delta)}", upper_bound(spent.sum.epsilon)),
-        ("remaining, by the privacy filter", decimal_down(entry.remaining.epsilon)),
-    ):
-        table.add_row(label, epsilon)
-    out.print(table)
-    if entry.forecast is not None:
-        say(entry.forecast.message)
-    for reservation in entry.entries:
-        say(f"  {_reservation_line(reservation)}")
-
-
-def _print_reservation(reservation: Reservation, *, as_json: bool) -> None:
-    if as_json:
-        print_json(reservation.model_dump(mode="json"))
-    else:
-        say(_reservation_line(reservation))
-
-
-def _reservation_line(reservation: Reservation) -> str:
-    steps, charged = reservation.steps, reservation.charged
-    progress = f"{steps.run} of " if steps.run is not None else ""
-    return (
-        f"{reservation.id} {reservation.state}: {reservation.name}, {progress}"
-        f"{steps.certified} steps, ε ≤ {upper_bound(charged.epsilon)} at "
-        f"δ = {upper_bound(charged.delta)}"
-    )

@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from affidavit.accountants import ENGINE_NAMES
 from affidavit.certificate import (
+    BadTrustPolicy,
     KeyFailure,
+    TrustPolicy,
     TrustRoot,
     VerificationError,
     VerificationOptions,
     VerifiedCertificate,
     certify,
+    parse_trust_policy,
     proof_sources,
     prove_certificate,
 )
 from affidavit.certificate import verify as verify_bundle
+from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import accounted
+from affidavit.client import DIGEST
 from affidavit.gate.console import out, print_json, read, read_file, say, stop, working
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
-from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.options import (
+    JsonOption,
+    KeysetOption,
+    KeysOption,
+    LogOriginOption,
+    RequireStatusOption,
+    RootOption,
+    StatusOption,
+    TrustOption,
+)
 from affidavit.gate.plan_io import read_bytes
+from affidavit.gate.policy import read_policy
 from affidavit.gate.render import contents
 from affidavit.gate.verifier_state import BadStore, CheckpointStore, StatusStore
-from affidavit.gate.verify_options import (
-    AccountantOption,
-    ConsistencyOption,
-    LogOriginOption,
-    PolicyOption,
-    RequireLogOption,
-    RequireStatusOption,
-    StatusOption,
-    StoreOption,
-    TrustOption,
-    accepted_policies,
-    minimum_versions,
-    read_consistency_file,
-    read_trust_policy,
-    required_policies,
-)
-from affidavit.plan import MalformedPlan, plan_from
+from affidavit.plan import MalformedPlan, load_json, plan_from
 
 if TYPE_CHECKING:
     from affidavit.accountants import Proof, Unproved
 
 RECOMPUTE_TOLERANCE = 1e-3
 """Relative difference allowed between releases of an accountant."""
+_VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
 
 
 def verify(
@@ -67,12 +70,45 @@ def verify(
     show: Annotated[
         bool, typer.Option("--show", help="Print the contents of the verified certificate.")
     ] = False,
-    accountants: AccountantOption = None,
-    policies: PolicyOption = None,
-    require_log: RequireLogOption = False,
+    accountants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accountant",
+            metavar="NAME=VERSION",
+            help="Minimum version of an accountant; repeatable.",
+        ),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="DIGEST|FILE",
+            help="Digest of an accepted policy, or a policy file whose rules must hold; "
+            "repeatable.",
+        ),
+    ] = None,
+    require_log: Annotated[
+        bool,
+        typer.Option(
+            "--require-log",
+            help="Reject a bundle without a proof of inclusion in a consistent log.",
+        ),
+    ] = False,
     log_origin: LogOriginOption = None,
-    checkpoint_store: StoreOption = None,
-    consistency: ConsistencyOption = None,
+    checkpoint_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint-store",
+            help="File with the last checkpoint seen of each log, instead of your own.",
+        ),
+    ] = None,
+    consistency: Annotated[
+        Path | None,
+        typer.Option(
+            "--consistency",
+            help="Consistency proof from the last checkpoint seen (GET /v1/log/proof/consistency).",
+        ),
+    ] = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
     trust: TrustOption = None,
@@ -80,18 +116,18 @@ def verify(
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
-    anchors = TrustRoot(keys, keyset, root)
+    digests, files = _split_policies(policies or [])
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
-        trusted, default_policy = anchors.load()
+        trusted, default_policy = TrustRoot(keys, keyset, root).load()
         options = VerificationOptions(
-            accountants=minimum_versions(accountants),
-            policies=accepted_policies(policies),
-            floors=required_policies(policies),
+            accountants=_minimum_versions(accountants or []),
+            policies=frozenset(digests),
+            floors=tuple(read_policy(Path(file)) for file in files),
             require_log=require_log,
             log_origin=log_origin,
             seen=checkpoints.newest(),
-            consistency=read_consistency_file(consistency),
+            consistency=None if consistency is None else _read_consistency(consistency),
             status=None if status is None else read_file(status),
             require_status=require_status,
             status_seen={} if status is None else lists.newest(),
@@ -120,8 +156,48 @@ def verify(
     raise typer.Exit(verdict if decided else Exit.UNDECIDED)
 
 
+def _minimum_versions(options: list[str]) -> dict[str, str]:
+    """Parse the ``NAME=VERSION`` options."""
+    versions: dict[str, str] = {}
+    for option in options:
+        match = _VERSION.fullmatch(option)
+        if match is None or match[1] not in ENGINE_NAMES:
+            names = ", ".join(ENGINE_NAMES)
+            stop(f"--accountant {option}: give NAME=VERSION, with NAME one of {names}.")
+        versions[match[1]] = match[2]
+    return versions
+
+
+def _split_policies(options: list[str]) -> tuple[list[str], list[str]]:
+    """Return the digests and the files among the ``--policy`` options."""
+    files = [option for option in options if re.fullmatch(DIGEST, option) is None]
+    for file in files:
+        if file.startswith("sha256:"):
+            stop(f"--policy {file}: a digest is sha256: and 64 lower-case hexadecimal digits.")
+    return [option for option in options if option not in files], files
+
+
+def _read_consistency(path: Path) -> Consistency:
+    try:
+        return read_consistency(load_json(read_file(path)).data)
+    except MalformedPlan as error:
+        stop(f"{path}: {error.reasons[0].message}")
+    except BadLogPart as error:
+        stop(f"{path} is not a consistency proof: {error}.")
+
+
+def read_trust_policy(path: Path | None) -> TrustPolicy | None:
+    """Read the trust policy in a file; report an invalid one and exit."""
+    if path is None:
+        return None
+    try:
+        return parse_trust_policy(read_file(path))
+    except BadTrustPolicy as error:
+        stop(f"{path} is not a trust policy: {error}.")
+
+
 def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
-    """What the checker proves of the certificate, or what is in its way."""
+    """Return the checker's proof of the certificate, or the reason why it has none."""
     # Imported here because ball arithmetic is slow to load.
     from affidavit.accountants import Unproved
 
@@ -172,11 +248,11 @@ def _conclusion(verified: VerifiedCertificate) -> str:
 
 
 def _recompute(verified: VerifiedCertificate) -> str | None:
-    """How a new run of the accountants contradicts the certificate; None if it agrees."""
+    """Run the accountants again; return their contradiction of the certificate, or None."""
     predicate = verified.predicate
     fresh = certify(plan_from(predicate["plan"]))
-    # A policy may refuse a proved guarantee; only the accountants are compared here.
-    # Certificates that were issued before ``unproved`` existed say ``under_noised`` for both.
+    # A policy may refuse a proved guarantee, so this compares the accountants' verdicts.
+    # Earlier certificates say ``under_noised`` where later ones say ``unproved``.
     unmet = {"under_noised", "unproved"}
     if fresh.verdict != accounted(predicate) and not {fresh.verdict, accounted(predicate)} <= unmet:
         reason = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])

@@ -20,8 +20,8 @@ from affidavit.certificate import write_atomically
 from affidavit.client import Client, Problem, Unreachable
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.source import Source
-from affidavit.gate.client import token_for
 from affidavit.gate.exit_codes import Exit
+from affidavit.gate.service_commands import token_for
 from affidavit.plan import Reason, as_document, digest_of
 
 TIMEOUT = 60.0

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from affidavit.client import Client, Problem
-from affidavit.gate import client
-from affidavit.gate.client import credentials_file, stored_token
+from affidavit.gate import service_commands
+from affidavit.gate.service_commands import credentials_file
 from affidavit.plan import MalformedPlan, code_meanings, load_yaml, parse_plan
 
 GIVEN = {
@@ -101,10 +101,10 @@ def test_a_token_is_stored_for_its_owner_and_its_service_alone(
     assert result.exit_code == 0
     assert "secret-1" not in result.output
     assert stat.S_IMODE(credentials_file().stat().st_mode) == 0o600
-    assert stored_token("http://one.example/") == "secret-1"
-    assert client.token_for("http://two.example") is None
+    assert service_commands.token_for("http://one.example/") == "secret-1"
+    assert service_commands.token_for("http://two.example") is None
     monkeypatch.setenv("AFFIDAVIT_TOKEN", "secret-2")
-    assert client.token_for("http://one.example") == "secret-2"
+    assert service_commands.token_for("http://one.example") == "secret-2"
 
 
 def test_a_token_that_the_service_does_not_know_is_not_stored(

@@ -129,8 +129,7 @@ MISSING = {"--plan": "none.yaml", "--certificate": "none.json", "--data": "digit
 @pytest.mark.parametrize(
     "code",
     [
-        "from affidavit.gate import cli, conformance; "
-        "assert 'affidavit.trainer' not in sys.modules",
+        "from affidavit.gate import cli, runs; assert 'affidavit.trainer' not in sys.modules",
         "from affidavit.trainer import app; "
         f"app({[text for pair in MISSING.items() for text in pair]}, standalone_mode=False)",
     ],
