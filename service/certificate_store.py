@@ -44,10 +44,10 @@ from affidavit.service.certificate_tables import (
     requests,
     signing_keys,
 )
+from affidavit.service.certificates.status import SUPERSEDED, Status, status_at
 from affidavit.service.clock import NOW
 from affidavit.service.database import Store, hold, page_of
 from affidavit.service.genuine import require_genuine, signed_facets
-from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.problems import Problem
 from affidavit.service.teams import DEFAULT, acting_for

@@ -11,7 +11,7 @@ this service can rewrite what it has signed.
     numbered by themselves: a plan certified while trying the service out can be certified
     again, under the same id, once there is a key that someone trusts. ``bundle`` is the
     signed bundle byte for byte and ``result`` the answer that was given, without what may
-    change about it later (see ``affidavit.service.lifecycle``).
+    change about it later (see ``affidavit.service.certificates``).
 ``certificate_facets``
     By what an issue is searched for beside its own columns, read off its signed bytes, and its
     time once more: the newest with a value are read by one index.

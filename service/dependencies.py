@@ -10,6 +10,11 @@ from fastapi import Depends, Request
 
 from affidavit.certificate import KeyRole, KeyStore
 from affidavit.service.certificate_store import CertificateStore
+from affidavit.service.certificates.certifications import Certifications
+from affidavit.service.certificates.draw_certificate import DrawCertificate
+from affidavit.service.certificates.preview_plan import PreviewPlan
+from affidavit.service.certificates.status_lists import StatusLists
+from affidavit.service.certificates.submit_plan import SubmitPlan
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.dispatch.dispatcher import Dispatcher
@@ -19,21 +24,19 @@ from affidavit.service.fair_queue import Turns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.four_eyes import SecondPerson
-from affidavit.service.identity.openid_sign_in import CodeFlow
+from affidavit.service.identity.openid import CodeFlow, ProviderKeys, ProviderTokens
 from affidavit.service.identity.provider import Provider
-from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
 from affidavit.service.identity.rate_limiter import RateLimiter
 from affidavit.service.identity.tokens import TokenRepository, last_revocations
 from affidavit.service.keys import Keyring, KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.lifecycle.status_lists import StatusLists
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
+    Cosignatures,
     destinations,
     published_checkpoints,
 )
-from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.operation.database_admin import head
@@ -46,10 +49,6 @@ from affidavit.service.runs.events import RunEvents
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
-from affidavit.service.use_cases.certifications import Certifications
-from affidavit.service.use_cases.draw_certificate import DrawCertificate
-from affidavit.service.use_cases.preview_plan import PreviewPlan
-from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 
 class Services:
@@ -104,7 +103,6 @@ class Services:
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
         self.runs = RunService(
             run_queue,
-            self.ledger_store,
             self.ledger,
             self.store,
             settings.worker_keys,
@@ -112,7 +110,7 @@ class Services:
             self.pool,
             spreads=isinstance(engine, RayJobs),
         )
-        self.run_events = RunEvents(run_queue, self.ledger, self.ledger_store)
+        self.run_events = RunEvents(run_queue, self.ledger)
         self.authenticator = Authenticator(
             self.tokens, provider_tokens, self.clock.now, loopback=settings.loopback
         )

@@ -38,8 +38,8 @@ from affidavit.plan import (
     StrictModel,
     load_json,
 )
+from affidavit.service.certificates.status import Status
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.lifecycle.status import Status
 
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # Of the control characters only tab and line ends are text; PostgreSQL takes no NUL at all.

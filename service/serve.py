@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.errors import OperatorError
-from affidavit.service.identity.loopback_auth import is_loopback
+from affidavit.service.identity.actor import is_loopback
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import Keyring
 from affidavit.service.operation.database_admin import require_head

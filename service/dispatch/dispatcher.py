@@ -35,8 +35,8 @@ from sqlalchemy import Engine as Database
 from sqlalchemy import Row, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.service.database import reader, writer
-from affidavit.service.dispatch.engine import (
+from affidavit.service.database import reader
+from affidavit.service.dispatch.engines import (
     JOB,
     Engine,
     EngineUnavailable,
@@ -48,7 +48,7 @@ from affidavit.service.dispatch.engine import (
 )
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger.store import expire_reservations
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.queue import LockedRun, RunQueue
 from affidavit.service.runs.repository import StoredRun, run_leases
 
@@ -93,7 +93,7 @@ class Dispatcher:
     ) -> None:
         self._now, self._admission = now, admission
         self._reader = reader(database)
-        self._writer = writer(database)
+        self._ledgers = LedgerStore(database)
         self._queue = RunQueue(database)
         self.engine = engine
         self._refusals: dict[str, Refusal] = {}
@@ -126,7 +126,7 @@ class Dispatcher:
         while not self._stopping.wait(PERIOD):
             try:
                 if rounds * PERIOD % EXPIRY_PERIOD == 0:
-                    expire_reservations(self._writer, self._reader, self._now())
+                    self._ledgers.expire(self._now())
                 self.reconcile(self._now())
             except (EngineUnavailable, SQLAlchemyError) as error:
                 log.warning("runs cannot be dispatched now: %s", error)

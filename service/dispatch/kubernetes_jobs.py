@@ -31,9 +31,8 @@ from sqlalchemy import Connection, Engine
 
 from affidavit.certificate import KeyStore, PublicKey, VerificationError, verify
 from affidavit.plan import MalformedPlan, load_yaml
-from affidavit.service.certificate_store import current
 from affidavit.service.database import reader
-from affidavit.service.dispatch.engine import (
+from affidavit.service.dispatch.engines import (
     JOB,
     PREFIX,
     Job,
@@ -44,7 +43,7 @@ from affidavit.service.dispatch.engine import (
 )
 from affidavit.service.errors import DomainError, SettingsError
 from affidavit.service.ledger import repository as ledger_repository
-from affidavit.service.ledger.transitions import require_usable
+from affidavit.service.ledger.store import require_reserved_usable
 from affidavit.service.runs import repository
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -262,12 +261,8 @@ def _verdict(connection: Connection, job_id: str, trusted: Iterable[PublicKey]) 
     reservation = ledger_repository.find_reservation(connection, run.reservation_id)
     if reservation is None or reservation.state not in ("reserved", "committed"):
         return "Rejected", "no budget is reserved for it."
-    certificate = current(connection, run.certificate_id)
-    require_usable(
-        certificate, reservation.scope.dataset, allow_untrusted=run.untrusted, issue=reservation
-    )
-    assert certificate is not None
-    if not run.untrusted:
+    certificate = require_reserved_usable(connection, reservation)
+    if not certificate.untrusted:
         verify(certificate.bundle, trusted)
     return "Ready", f"{run.certificate_id} verifies, and its budget is {reservation.state}."
 

@@ -31,7 +31,7 @@ from affidavit.service.dependencies import Services, services_of
 from affidavit.service.fair_queue import CALLER, TURN, Turn, leave_turn
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, address_of, bearer
-from affidavit.service.identity.provider_tokens import ProviderUnavailable
+from affidavit.service.identity.openid import ProviderUnavailable
 from affidavit.service.identity.rate_limiter import counted, retry_after
 from affidavit.service.middleware import RATE_LIMIT_HEADERS, add_after_response
 from affidavit.service.problems import Problem

@@ -12,6 +12,7 @@ False
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,6 +101,14 @@ class AuthenticationError(Exception):
         super().__init__(detail)
         self.code = code
         self.detail = detail
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a literal IP address is one of this machine's loopback addresses."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 IdempotencyKey = Annotated[

@@ -1,34 +1,52 @@
-"""Who calls, the holder of a bearer token (RFC 6750) or the person at this machine.
+"""Authentication: the holder of a bearer token (RFC 6750), or the person at this machine.
 
-A request that shows credentials is judged by them alone. One that shows none is known only
-under the conditions of ``loopback_auth``. Nothing is guessed and nothing is repaired: a header
-that is there but cannot be read is refused, whatever else would have let the request in, because
-somebody who shows a bad token is not somebody who shows none. Nothing of what was sent is
-repeated in a response or a log.
+A request with credentials is authenticated by them alone. A header that cannot be read is refused,
+even if the request would be allowed without it. Credentials are never repeated in a response or a
+log.
+
+A request without credentials is answered only if all of these hold:
+
+- the service listens on a loopback address only;
+- no token was ever created, and no OpenID provider is configured;
+- the connection comes from a loopback address;
+- no header says that the request was forwarded, and it is not HTTP/1.0: a reverse proxy on this
+  machine connects from 127.0.0.1 for the whole network, and nginx in its default configuration is
+  recognisable only by the old version of HTTP;
+- ``Host`` names this machine, so that another site's name that resolves to 127.0.0.1 (DNS
+  rebinding) is refused;
+- ``Origin``, if present, is this service, and ``Sec-Fetch-Site`` names no other site.
+
+So ``X-Forwarded-For`` can only withdraw this access. An anonymous caller may submit plans and read,
+but not approve, administer or work, which require an identity.
 
 >>> bearer(["Bearer abc.def"], "")
 'abc.def'
 >>> bearer([], "") is None
 True
+>>> came_directly("127.0.0.1", {"host": "localhost:8321"})
+True
+>>> came_directly("127.0.0.1", {"host": "localhost:8321", "x-forwarded-for": "127.0.0.1"})
+False
+>>> came_directly("127.0.0.1", {"host": "rebound.example:8321"})
+False
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
 from affidavit.service.concurrency import Batcher, in_thread_pool
-from affidavit.service.identity.actor import Actor, AuthenticationError
-from affidavit.service.identity.loopback_auth import ANONYMOUS, came_directly
-from affidavit.service.identity.provider_tokens import ProviderTokens
+from affidavit.service.identity.actor import Actor, AuthenticationError, Scope, is_loopback
+from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.rate_limiter import counted
 from affidavit.service.identity.tokens import PREFIX, Token, TokenRepository, TokenText, parse
 
@@ -185,3 +203,52 @@ def _refuse_in_url(query: str) -> None:
             "the URL contains a token, which others can now read: revoke it, and send a new one "
             "as Authorization: Bearer TOKEN.",
         )
+
+
+# ---- the person at this machine ------------------------------------------------------
+
+ANONYMOUS = Actor("anonymous@loopback", frozenset({Scope.SUBMIT, Scope.AUDIT}))
+
+FORWARDED = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-forwarded-server",
+    "x-real-ip",
+    "x-client-ip",
+    "x-original-forwarded-for",
+    "cf-connecting-ip",
+    "true-client-ip",
+)
+"""Headers that proxies add; one that adds none of them cannot be told from a person."""
+
+
+def came_directly(
+    address: str | None, headers: Mapping[str, str], http_version: str = "1.1"
+) -> bool:
+    """Whether a program on this machine sent the request to this service by its own name."""
+    if address is None or not is_loopback(address) or http_version < "1.1":
+        return False
+    if any(name in headers for name in FORWARDED):
+        return False
+    host = headers.get("host", "")
+    if not _names_loopback(host):
+        return False
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or origin == f"http://{host}"
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a ``Host`` header is ``localhost`` or a loopback address, with any port."""
+    try:
+        parts = urlsplit(f"//{host}")
+        parts.port  # noqa: B018  # raises where it is no port
+    except ValueError:
+        return False
+    name = parts.hostname or ""
+    return parts.netloc == host and "@" not in host and (name == "localhost" or is_loopback(name))

@@ -22,8 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from affidavit.service.errors import SettingsError
-from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Scope
-from affidavit.service.identity.loopback_auth import is_loopback
+from affidavit.service.identity.actor import NEVER_OF_A_TEAM, Scope, is_loopback
 from affidavit.service.teams import NAME as TEAM_NAME
 
 PREFIX = "AFFIDAVIT_OIDC_"

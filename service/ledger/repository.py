@@ -1,28 +1,29 @@
-"""The ledger's rows, read and written in the transaction of a connection.
+"""Read and write the ledger's rows in the transaction of a connection.
 
-One transaction at a time works on a ledger. SQLite has one writer: the transaction begins
-with ``BEGIN IMMEDIATE``. PostgreSQL: ``hold`` takes an advisory lock of the ledger's name
-that ends with the transaction, and under READ COMMITTED every statement after it sees what
-the holder before it committed. So the state that is read is the latest one, the decision
-is made about it, and the next event follows it: the transactions are serial in the order
-in which they held the lock. Were the lock not there, two events would claim one number and
-the primary key would let in the first of them alone.
+One transaction at a time changes a ledger. SQLite has one writer, which begins with
+``BEGIN IMMEDIATE``. On PostgreSQL ``hold`` takes an advisory lock on the ledger's name until the
+transaction ends, and under READ COMMITTED every later statement sees the commits of the previous
+holder. So each transaction decides on the latest state. Without the lock, two events would have
+one number, and the primary key would refuse the second.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     CursorResult,
     Row,
     RowMapping,
-    bindparam,
+    Select,
+    and_,
+    exists,
     func,
     insert,
     select,
@@ -46,7 +47,7 @@ from affidavit.service.ledger.state import (
     reservations,
 )
 from affidavit.service.log.entries import insert_logged, logged
-from affidavit.service.runs.repository import runs
+from affidavit.service.runs.repository import run_leases, runs
 
 STATES = {
     "reserve": "reserved",
@@ -55,9 +56,17 @@ STATES = {
     "release": "released",
 }
 """The state of a reservation after each kind of event."""
+STEPS: Mapping[str, tuple[int, str | None]] = {
+    "reserve": (1, None),
+    "commit": (2, "reserve"),
+    "release": (2, "reserve"),
+    "settle": (3, "commit"),
+}
+"""The number of each kind of event of a reservation, and the kind that precedes it."""
+UNUSED_LIFETIME = timedelta(days=7)
+"""Age at which an unused reservation without a run expires."""
 
 
-# Built once: composing a statement takes as long as running it.
 _LAST = ledger_events.alias()
 _LEDGERS = (
     select(ledgers, ledger_events.c.seq, ledger_events.c.state)
@@ -68,32 +77,23 @@ _LEDGERS = (
     )
 )
 """Ledgers, each with the state after its last event."""
-
 _NAME = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
-_LEDGER = _LEDGERS.where(*(column == bindparam(column.name) for column in _NAME))
 
 
 def hold(connection: Connection, scope: LedgerScope) -> None:
-    """Let no other transaction work on this ledger until ours ends."""
+    """Lock the ledger until the transaction ends."""
     database.hold(connection, f"ledger {scope}")
 
 
 def find_ledger(connection: Connection, scope: LedgerScope) -> StoredLedger | None:
-    """The ledger of ``scope`` as its last event left it."""
-    row = connection.execute(_LEDGER, scope.as_dict()).first()
+    """Return the ledger of ``scope`` after its last event."""
+    query = _LEDGERS.where(*(column == scope.as_dict()[column.name] for column in _NAME))
+    row = connection.execute(query).first()
     return None if row is None else _ledger_of(row)
 
 
-def find_ledgers(
-    connection: Connection, scopes: Sequence[LedgerScope]
-) -> list[StoredLedger | None]:
-    """The ledger of each of ``scopes``, read once where several are the same."""
-    stored = {scope: find_ledger(connection, scope) for scope in set(scopes)}
-    return [stored[scope] for scope in scopes]
-
-
 def all_ledgers(connection: Connection, dataset: str | None = None) -> list[StoredLedger]:
-    """The ledgers of ``dataset``, or of all, by name."""
+    """Return the ledgers of ``dataset``, or of all data sets, by name."""
     query = _LEDGERS.order_by(*_NAME)
     if dataset is not None:
         query = query.where(ledgers.c.dataset == dataset)
@@ -103,7 +103,7 @@ def all_ledgers(connection: Connection, dataset: str | None = None) -> list[Stor
 def ledgers_after(
     connection: Connection, after: LedgerScope | None, limit: int
 ) -> list[StoredLedger]:
-    """At most ``limit`` ledgers by name, those beyond ``after``."""
+    """Return at most ``limit`` ledgers by name, after the ledger ``after``."""
     query = _LEDGERS.order_by(*_NAME).limit(limit)
     if after is not None:
         query = query.where(tuple_(*_NAME) > (after.dataset, after.unit, after.adjacency))
@@ -113,7 +113,7 @@ def ledgers_after(
 def add_ledger(
     connection: Connection, scope: LedgerScope, team: str, filter_: Filter, at: datetime
 ) -> int:
-    """Insert a ledger of ``team``; returns its id."""
+    """Insert a ledger of ``team`` and return its id."""
     created = connection.execute(
         insert(ledgers)
         .values(
@@ -130,20 +130,20 @@ def add_ledger(
 def add_grant(
     connection: Connection, dataset: str, request: GrantRequest, call: CommandContext
 ) -> None:
-    """Write what a team may do with ``dataset`` from now on, and its entry in the log."""
-    database.hold(connection, f"grants {dataset}")  # they are logged in the order of their rows
+    """Insert a team's access to ``dataset``, with its log entry."""
+    database.hold(connection, f"grants {dataset}")  # rows and log entries have one order
     row = {"dataset": dataset, **dict(request), "granted_by": call.actor, "at": call.at}
     insert_logged(connection, dataset_grants, row, grant_entry)
 
 
 def grant_entry(row: Any) -> LogEntry:
-    """The entry of a grant's row."""
+    """Build the log entry of a row of ``dataset_grants``."""
     body = {"dataset": row.dataset, "team": row.team, "may": row.may, "reason": row.reason}
     return LogEntry(kind="grant", subject=row.dataset, actor=row.granted_by, at=row.at, body=body)
 
 
 def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
-    """What each team may do with ``dataset`` now, by team; those that may do nothing too."""
+    """Return the newest grant of each team for ``dataset``, by team."""
     newest = (
         select(func.max(dataset_grants.c.id))
         .where(dataset_grants.c.dataset == dataset)
@@ -154,7 +154,7 @@ def grants_of(connection: Connection, dataset: str) -> list[RowMapping]:
 
 
 def may_reserve(connection: Connection, ledger: StoredLedger, team: str) -> bool:
-    """Whether ``team`` may reserve from a ledger: its own, or by the newest grant, if logged."""
+    """Return whether ``team`` owns the ledger, or its newest grant is logged and allows it."""
     if ledger.team == team:
         return True
     dataset = ledger.scope.dataset
@@ -177,15 +177,19 @@ def add_event(
     state: LedgerState,
     body: Mapping[str, Any],
     call: CommandContext,
-    **columns: Any,
+    *,
+    reservation_id: str | None = None,
+    certified_steps: int | None = None,
+    steps_run: int | None = None,
 ) -> None:
-    """Write the event that led to ``state``, and its entry in the log.
+    """Insert the event that led to ``state``, with its log entry.
 
-    Raises ``LedgerAltered`` where the event before it is not the one in the log.
+    Raises ``LedgerAltered`` if the previous event contradicts the log.
     """
     if state.seq > 1:
         require_unaltered(connection, ledger_id, scope, state.seq - 1)
     body = {**body, "state_digest": state_digest(state.written())}
+    step, follows = STEPS.get(kind, (None, None))
     row = {
         "ledger_id": ledger_id,
         "seq": state.seq,
@@ -196,13 +200,17 @@ def add_event(
         "request_digest": call.request_digest,
         "body": json.dumps(body, sort_keys=True),
         "state": state.written(),
-        **columns,
+        "reservation_id": reservation_id,
+        "certified_steps": certified_steps,
+        "step": step,
+        "follows": follows,
+        "steps_run": steps_run,
     }
     insert_logged(connection, ledger_events, row, partial(event_entry, scope))
 
 
-def repeated(connection: Connection, call: CommandContext) -> Row[Any] | None:
-    """The event of an earlier request with this key; raises ``IdempotencyKeyReused``."""
+def find_repeated(connection: Connection, call: CommandContext) -> Row[Any] | None:
+    """Return the event of an earlier request with this key; raises ``IdempotencyKeyReused``."""
     if call.idempotency_key is None:
         return None
     query = select(ledger_events).where(
@@ -225,54 +233,43 @@ _RESERVATIONS = (
     .join(ledger_events, ledger_events.c.reservation_id == reservations.c.id)
     .order_by(ledger_events.c.seq)
 )
-"""Reservations, each as often as something happened to it."""
-
-_BY_ID = reservations.c.id == bindparam("reservation")
-_RESERVATION = _RESERVATIONS.where(_BY_ID)
-_SCOPE = select(*_NAME).join(reservations, reservations.c.ledger_id == ledgers.c.id).where(_BY_ID)
-
-
-def scope_of(connection: Connection, reservation_id: str) -> LedgerScope | None:
-    """The ledger that a reservation stands in."""
-    row = connection.execute(_SCOPE, {"reservation": reservation_id}).first()
-    return None if row is None else LedgerScope.of(row)
+"""Reservations, one row for each event."""
 
 
 def find_reservation(connection: Connection, reservation_id: str) -> StoredReservation | None:
-    """The reservation of that id as it stands now."""
-    result = connection.execute(_RESERVATION, {"reservation": reservation_id})
-    return next(iter(_reservations_of(result)), None)
+    """Return the reservation of that id."""
+    query = _RESERVATIONS.where(reservations.c.id == reservation_id)
+    return next(iter(_reservations_of(connection.execute(query))), None)
 
 
 def reservations_of(connection: Connection, ledger_id: int) -> list[StoredReservation]:
-    """All reservations of a ledger, latest first."""
-    return _reservations_of(
-        connection.execute(_RESERVATIONS.where(reservations.c.ledger_id == ledger_id))
-    )
+    """Return all reservations of a ledger, latest first."""
+    query = _RESERVATIONS.where(reservations.c.ledger_id == ledger_id)
+    return _reservations_of(connection.execute(query))
 
 
 def reservations_before(
     connection: Connection, ledger_id: int, before: int | None, limit: int
 ) -> list[tuple[int, StoredReservation]]:
-    """At most ``limit`` reservations made before event number ``before``, latest first.
+    """Return at most ``limit`` reservations made before event number ``before``, latest first.
 
-    Each with the number of the event that made it.
+    Each comes with the number of its ``reserve`` event.
     """
     events = ledger_events.c
-    query = select(events.seq, events.reservation_id).where(
+    made = select(events.seq, events.reservation_id).where(
         events.ledger_id == ledger_id, events.kind == "reserve"
     )
     if before is not None:
-        query = query.where(events.seq < before)
-    rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
-    theirs = reservations.c.id.in_([row.reservation_id for row in rows])
-    stored = _reservations_of(connection.execute(_RESERVATIONS.where(theirs)))
+        made = made.where(events.seq < before)
+    rows = connection.execute(made.order_by(events.seq.desc()).limit(limit)).all()
+    query = _RESERVATIONS.where(reservations.c.id.in_([row.reservation_id for row in rows]))
+    stored = _reservations_of(connection.execute(query))
     by_id = {reservation.id: reservation for reservation in stored}
     return [(row.seq, by_id[row.reservation_id]) for row in rows]
 
 
 def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str, Cost]:
-    """The sums of what reservations that have not ended reserved, by their state."""
+    """Return the summed costs of reserved and of committed reservations, by state."""
     events = ledger_events.c
     latest = (
         select(events.reservation_id, func.max(events.step).label("step"))
@@ -296,7 +293,7 @@ def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str,
 
 
 def runs_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str, str]:
-    """The runs that reservations are of, by the reservations' ids."""
+    """Return the ids of the runs of reservations, by reservation id."""
     query = select(runs.c.reservation_id, runs.c.id).where(
         runs.c.reservation_id.in_(reservation_ids)
     )
@@ -306,15 +303,58 @@ def runs_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str,
 def states_of(
     connection: Connection, ledger_id: int, limit: int
 ) -> list[tuple[datetime, LedgerState]]:
-    """The states after the last ``limit`` events of a ledger, oldest first."""
+    """Return the times of and the states after a ledger's last ``limit`` events, oldest first."""
     events = ledger_events.c
     query = select(events.seq, events.at, events.state).where(events.ledger_id == ledger_id)
     rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
     return [(row.at, LedgerState.read(row.seq, row.state)) for row in reversed(rows)]
 
 
+# ---- reservations that block budget --------------------------------------------------
+
+
+def unused_reservations(at: datetime) -> Select[Any]:
+    """Return the query for expired reservations that have no run and were never used."""
+    made = and_(
+        ledger_events.c.reservation_id == reservations.c.id,
+        ledger_events.c.kind == "reserve",
+        ledger_events.c.at < at - UNUSED_LIFETIME,
+    )
+    return (
+        select(reservations.c.id)
+        .join(ledger_events, made)
+        .where(~exists().where(runs.c.reservation_id == reservations.c.id))
+        .where(~_has_event(reservations.c.id, "commit", "release"))
+        .order_by(ledger_events.c.at)
+    )
+
+
+def orphaned_reservations(connection: Connection, at: datetime) -> Iterator[tuple[str, str]]:
+    """Yield the id of each reservation that nothing will settle or release, and the reason."""
+    for reservation_id in connection.execute(unused_reservations(at)).scalars():
+        yield reservation_id, f"it has no run, and is older than {UNUSED_LIFETIME.days} days."
+    ended = (
+        select(runs.c.reservation_id, runs.c.id)
+        .join(run_leases, run_leases.c.run_id == runs.c.id)
+        .where(
+            run_leases.c.state == "ended",
+            ~_has_event(runs.c.reservation_id, "settle", "release"),
+        )
+    )
+    for reservation_id, run_id in connection.execute(ended):
+        yield reservation_id, f"run {run_id} has ended, and it is neither settled nor released."
+
+
+def _has_event(reservation_id: ColumnElement[str], *kinds: str) -> ColumnElement[bool]:
+    later = ledger_events.alias()
+    return exists().where(later.c.reservation_id == reservation_id, later.c.kind.in_(kinds))
+
+
+# ---- rows ----------------------------------------------------------------------------
+
+
 def _reservations_of(result: CursorResult[Any]) -> list[StoredReservation]:
-    """From rows of ``_RESERVATIONS``; the one made last comes first."""
+    """Build reservations from rows of ``_RESERVATIONS``, latest first."""
     events: dict[str, list[Row[Any]]] = {}
     for row in result:
         events.setdefault(row.id, []).append(row)
@@ -322,7 +362,7 @@ def _reservations_of(result: CursorResult[Any]) -> list[StoredReservation]:
 
 
 def _reservation(first: Row[Any], last: Row[Any]) -> StoredReservation:
-    """From the joined rows of one reservation, those of its first and its last event."""
+    """Build a reservation from the rows of its first and its last event."""
     body = json.loads(last.body)
     cost = Cost.read(json.loads(first.cost))
     charged = cost
@@ -350,7 +390,6 @@ def _reservation(first: Row[Any], last: Row[Any]) -> StoredReservation:
 
 
 def _ledger_of(row: Row[Any]) -> StoredLedger:
-    """From a row of ``_LEDGERS``."""
     return StoredLedger(
         id=row.id,
         scope=LedgerScope.of(row),

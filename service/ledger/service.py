@@ -1,10 +1,8 @@
 """The ledger service: use cases of budgets, with the accounting done before the transaction.
 
-What a certificate's run costs follows from its signed bytes, and what runs cost together
-from the ledger's rows, so that both are cached and computed once at a time.
-
-Costs and compositions are computed in the accounting pool from signed bytes. Each function takes
-JSON data or bytes and returns JSON data, so that it can run in another process and be killed there.
+The accounting pool computes the cost of a certificate's run from its signed bytes, and the
+composition of a ledger's runs from its rows. The functions for the pool take JSON data or bytes and
+return JSON data. Results are cached.
 """
 
 from __future__ import annotations
@@ -39,15 +37,20 @@ from affidavit.plan import (
     plan_from,
 )
 from affidavit.service.certificate_store import CertificateStore, StoredCertificate
-from affidavit.service.concurrency import Batcher, ComputationCache, in_thread_pool
+from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.keys import Keyring
-from affidavit.service.ledger import repository, transitions
+from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import forecast_of, ledger_of, position_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import CertificateNotUsable, CostedRun, require_usable
+from affidavit.service.ledger.store import (
+    CertificateNotUsable,
+    CostedRun,
+    LedgerStore,
+    find_repeated_reservation,
+    require_usable,
+)
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import acting_for
 
@@ -60,7 +63,7 @@ _FAILURES = (AccountantError, CertificateDiffers, RefusedPlan, ArithmeticError, 
 
 
 def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost:
-    """What the run of a certified bundle costs, whole or up to ``steps_run``."""
+    """Compute the cost of a certificate's run, whole or up to ``steps_run``."""
     predicate = statement_in(bundle)["predicate"]
     plan = plan_from(predicate["plan"])
     try:
@@ -71,7 +74,7 @@ def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost:
 
 
 def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
-    """What the run of a plan that was just certified will cost."""
+    """Compute the cost of a run of a plan that was just certified."""
     epsilon, delta = assessment.epsilon, assessment.delta
     if assessment.verdict != "certified" or epsilon is None or delta is None:
         return {"refused": f"the verdict is {assessment.verdict}"}
@@ -89,9 +92,9 @@ def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
 
 
 def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
-    """ε of all ``events``, each so many times, composed as if fixed in advance.
+    """Compose ``events`` with their counts, as if they had been fixed in advance.
 
-    Returns ``engine`` and ``epsilon`` with its two ends, or nulls where no engine reaches them.
+    Returns ``engine`` and ``epsilon`` with its two ends, or nulls if no engine supports the events.
     """
     parts = tuple(Repeated(event=parse_event(event), count=count) for event, count in events)
     try:
@@ -122,11 +125,11 @@ def _refused(failure: Exception) -> RunCost:
 
 # ---- the service ---------------------------------------------------------------------
 
-CACHE_SIZE = 512
+MAX_CACHED_RESULTS = 512
 
 
 class NotAccountable(DomainError):
-    """Nothing bounds the run's cost at the filter's orders."""
+    """No accountant bounds the run's cost at the filter's orders."""
 
     code = "not_accountable"
 
@@ -134,49 +137,43 @@ class NotAccountable(DomainError):
 class LedgerService:
     """The ledger's use cases; belongs to one event loop.
 
-    Methods raise ``DomainError``, and where they account ``AccountingTimeout`` or
-    ``AccountingFailed``. ``loopback`` allows certificates of a development key while no other
-    key exists: only this machine reaches the service then.
+    Methods raise ``DomainError``, and ``AccountingUnavailable`` if they account. ``loopback``,
+    for a service that only this machine reaches, allows certificates of a development key while
+    no other key exists.
     """
 
     def __init__(
         self,
-        ledger_store: LedgerStore,
-        store: CertificateStore,
+        store: LedgerStore,
+        certificates: CertificateStore,
         pool: AccountingPool,
         keyring: Keyring,
         *,
         loopback: bool,
     ) -> None:
-        self._ledger_store = ledger_store
-        self._store = store
+        self.store = store
+        self._certificates = certificates
         self._pool = pool
         self._keyring = keyring
         self._loopback = loopback
-        self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
-            in_thread_pool(lambda scopes: ledger_store.read(repository.find_ledgers, scopes))
-        )
-        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(CACHE_SIZE)
+        self._cache: ComputationCache[dict[str, Any]] = ComputationCache(MAX_CACHED_RESULTS)
 
     async def reserve(
         self, dataset: str | None, certificate_id: str, call: CommandContext
     ) -> tuple[StoredReservation, bool]:
-        """Reserve for a certificate of that id in the ledger of its unit and adjacency.
+        """Reserve for a certificate in the ledger of its data set, unit and adjacency.
 
-        ``dataset`` is what it must be about, None for any. A repeated request gets the first
+        The certificate must be about ``dataset``, if given. A repeated request gets the first
         response, whatever became of the certificate since.
         """
-        if call.idempotency_key is not None:
-            earlier = await run_in_threadpool(
-                self._ledger_store.read, transitions.repeated_reservation, call
-            )
-            if earlier is not None:
-                return earlier, False
+        earlier = await run_in_threadpool(self.store.read, find_repeated_reservation, call)
+        if earlier is not None:
+            return earlier, False
         run = await self.costed(dataset, certificate_id)
-        return await run_in_threadpool(self._ledger_store.reserve, run, call)
+        return await run_in_threadpool(self.store.reserve, run, call)
 
     async def costed(self, dataset: str | None, certificate_id: str) -> CostedRun:
-        """A usable certificate with what its run costs, to be reserved in a transaction.
+        """Return a usable certificate with the cost of its run, to be reserved in a transaction.
 
         Raises ``CertificateNotUsable`` or ``NotAccountable``.
         """
@@ -197,30 +194,37 @@ class LedgerService:
         )
 
     async def cost_of_steps(self, reservation: StoredReservation, steps: int) -> Cost | None:
-        """What the first ``steps`` steps of a reserved run cost; None for all of them."""
+        """Return the cost of the first ``steps`` steps of a reserved run, or None for all steps."""
         if steps >= reservation.certified_steps:
             return None
         certificate = await run_in_threadpool(self._issue_of, reservation)
         return Cost.read((await self._cost(certificate, steps))["cost"])
 
     async def ledgers(self, dataset: str, certificate_id: str | None) -> list[Ledger]:
-        """The ledgers of ``dataset``, with a forecast for the certificate in its own."""
-        stored = await run_in_threadpool(self._ledger_store.ledgers, dataset)
+        """Return the ledgers of ``dataset``, with a forecast for the certificate in its ledger."""
+        stored = await run_in_threadpool(self.store.ledgers, dataset)
         cost = None
         if certificate_id is not None and stored:
             certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
             cost = await self._cost(certificate)
-        return [await self._with_entries(ledger, cost, certificate_id) for ledger in stored]
+        result = []
+        for ledger in stored:
+            reservations = await self._reservations_of(ledger)
+            composed = await self._composed(ledger, reservations)
+            forecast = None
+            if cost is not None and certificate_id is not None:
+                forecast = await _forecast(ledger, cost, certificate_id)
+            result.append(
+                await run_in_threadpool(ledger_of, ledger, reservations, composed, forecast)
+            )
+        return result
 
     async def composed(self, ledger: StoredLedger) -> Composition:
-        """ε of all that runs or ran in a ledger, composed as if it had been fixed in advance."""
-        reservations = await run_in_threadpool(
-            self._ledger_store.read, repository.reservations_of, ledger.id
-        )
-        return await self._composed(ledger, reservations)
+        """Compose all runs of a ledger, as if they had been fixed in advance."""
+        return await self._composed(ledger, await self._reservations_of(ledger))
 
     async def forecast(self, ledger: StoredLedger, certificate_id: str) -> Forecast:
-        """How many more runs of a certificate fit into a ledger.
+        """Forecast how many more runs of a certificate fit into a ledger.
 
         Raises ``CertificateNotUsable``.
         """
@@ -236,19 +240,18 @@ class LedgerService:
         return forecast
 
     async def position(self, plan: Plan, assessment: Assessment) -> dict[str, Any] | None:
-        """Where the plan's ledger stands, for its certificate; None where it has no budget."""
+        """Return the state of the plan's ledger for its certificate, or None without a budget."""
         name = plan.dataset.name
         if name is None or assessment.verdict != "certified":
             return None
-        ledger = await self._lookups(
-            LedgerScope(dataset=name, unit=plan.dataset.unit, adjacency=plan.adjacency)
-        )
+        scope = LedgerScope(dataset=name, unit=plan.dataset.unit, adjacency=plan.adjacency)
+        ledger = await run_in_threadpool(self.store.read, repository.find_ledger, scope)
         if ledger is None:
             return None
         try:
             cost = await self._pool.run(cost_of_assessment, plan, assessment)
         except AccountingUnavailable as error:
-            # The certificate stands without it; the reservation will compute it again.
+            # The certificate is valid without it; the reservation computes it again.
             cost = {"refused": f"it could not be computed in time: {error}"}
         reason = cost.get("refused")
         return await run_in_threadpool(
@@ -259,17 +262,8 @@ class LedgerService:
             reason=reason,
         )
 
-    async def _with_entries(
-        self, ledger: StoredLedger, cost: RunCost | None, certificate_id: str | None
-    ) -> Ledger:
-        reservations = await run_in_threadpool(
-            self._ledger_store.read, repository.reservations_of, ledger.id
-        )
-        composed = await self._composed(ledger, reservations)
-        forecast = None
-        if cost is not None and certificate_id is not None:
-            forecast = await _forecast(ledger, cost, certificate_id)
-        return await run_in_threadpool(ledger_of, ledger, reservations, composed, forecast)
+    async def _reservations_of(self, ledger: StoredLedger) -> list[StoredReservation]:
+        return await run_in_threadpool(self.store.read, repository.reservations_of, ledger.id)
 
     async def _composed(
         self, ledger: StoredLedger, reservations: list[StoredReservation]
@@ -294,7 +288,7 @@ class LedgerService:
         return Composition.model_validate({**result, "delta": delta})
 
     async def _cost(self, certificate: StoredCertificate, steps: int | None = None) -> RunCost:
-        """What its run costs; raises ``NotAccountable``."""
+        """Return the cost of a certificate's run; raises ``NotAccountable``."""
         cost = await self._cache(
             f"cost {certificate.envelope_digest} {steps}",
             lambda: self._pool.run(cost_of_bundle, certificate.bundle, steps),
@@ -307,31 +301,30 @@ class LedgerService:
         return cost
 
     def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
-        # Whoever sees a ledger sees what all runs on it cost together, of whatever team.
+        # Everybody who sees a ledger sees the composition of all its runs, of every team.
         with acting_for(None), suppress(StopIteration):
             issue, untrusted = reservation.issue, reservation.untrusted
-            return self._store.issue(reservation.certificate_id, issue, untrusted=untrusted)
+            return self._certificates.issue(reservation.certificate_id, issue, untrusted=untrusted)
         raise CertificateNotUsable(
             f"the certificate of reservation {reservation.id} is not stored here.",
             "Settle in full, without steps_run.",
         )
 
     def _usable(self, dataset: str | None, certificate_id: str) -> tuple[StoredCertificate, bool]:
-        """A certificate that may be reserved for, and whether one of a development key may.
+        """Return a usable certificate, and whether a development key's certificate is allowed.
 
         Raises ``CertificateNotUsable``.
         """
         allow_untrusted = self._loopback and self._keyring.current().public.development
-        certificate = self._store.find(certificate_id)
+        certificate = self._certificates.find(certificate_id)
         if dataset is None:
             dataset = (certificate.dataset if certificate else None) or ""
-        require_usable(certificate, dataset, allow_untrusted=allow_untrusted)
-        assert certificate is not None
-        return certificate, allow_untrusted
+        usable = require_usable(certificate, dataset, allow_untrusted=allow_untrusted)
+        return usable, allow_untrusted
 
 
 async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) -> Forecast | None:
-    """The forecast, if the certificate is for the ledger's unit and adjacency."""
+    """Return the forecast, or None if the certificate has another unit or adjacency."""
     if (cost["unit"], cost["adjacency"]) != (ledger.scope.unit, ledger.scope.adjacency):
         return None
     return await run_in_threadpool(

@@ -1,63 +1,455 @@
 """The ledger store: sets budgets; reserves, commits, settles and releases the cost of runs.
 
-A run goes one way: reserved, then committed, then settled on the steps that were run, or
-released instead of committed. What it reserved counts against the budget until it is
-settled; a settled run counts permanently for what it cost.
+A run is reserved, then committed, then settled by the steps that it took, or released instead of
+committed. Its reservation counts against the budget until it is settled. A settled run counts
+permanently for its cost.
 
-Rules it keeps:
+Rules:
 
-- Everything that happens is one transaction: the check, the event and its log entry.
-- The check inside is one addition of vectors and one comparison. What a run costs was
-  computed before, outside, from its certificate.
-- The certificate is read again inside, so that one revoked meanwhile reserves nothing, and begins
-  no run that was reserved.
-- Nothing is given back on a caller's word: by hand a run is settled in full.
-- The reservation of a run is the run's: nobody commits, settles or releases it by hand.
-- An idempotency key answers a repeated request with what the first one led to, and never
-  does it twice. Committing, settling or releasing again alike needs no key for that.
-- Two processes that race end as if one had come after the other (``repository``).
+- The check, the event and its log entry are one transaction.
+- The check adds two vectors and compares once. The cost of a run is computed before the
+  transaction, from its certificate.
+- The certificate is read again in the transaction, so a certificate revoked meanwhile reserves
+  nothing and begins no run.
+- A caller's report frees no budget: a run settled by hand is charged in full.
+- The reservation of a queued run is committed, settled and released by that run only.
+- A repeated idempotency key returns the first result and changes nothing. Repeating a commit,
+  settlement or release needs no key.
+- Two concurrent processes leave the same result as one after the other (``repository``).
+- Transactions lock the certificate first and the ledger second, so they cannot deadlock.
+- An unused reservation without a run is released after a week.
 
-Reservations that nobody uses any more are released, or named by an audit. A reservation of a run
-lasts as long as the run waits. One without a run, made by hand or left behind by an earlier version
-that died between reservation and run, is released after a week.
+>>> OverBudget("The run would exceed the budget.", "Run fewer steps.").code
+'over_budget'
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec
 
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, and_, exists, select
+from sqlalchemy import Connection, RowMapping, insert
 
+from affidavit.accountants.privacy_filter import Cost, Filter
+from affidavit.service.certificate_store import StoredCertificate, current
+from affidavit.service.certificates.status import Status
 from affidavit.service.database import Store, write
-from affidavit.service.errors import WrongState
+from affidavit.service.database import hold as hold_certificate
+from affidavit.service.errors import DomainError, OtherTeam, WrongState
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, alone
-from affidavit.service.ledger import repository, transitions
+from affidavit.service.ledger import repository
+from affidavit.service.ledger.integrity import require_logged
 from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.state import (
     LedgerScope,
+    LedgerState,
     StoredLedger,
     StoredReservation,
-    ledger_events,
     reservations,
 )
-from affidavit.service.ledger.transitions import Change, CostedRun, HeldByRun, LockedReservation, P
-from affidavit.service.runs.repository import run_leases, runs
+from affidavit.service.teams import DEFAULT, may_see
+
+
+class NoBudget(DomainError):
+    """This data set, unit and adjacency have no budget."""
+
+    code = "no_budget"
+
+
+class NotGranted(DomainError):
+    """The certificate's team may read the data set's ledger, but not reserve from it."""
+
+    code = "not_granted"
+    status = 403
+
+
+class OverBudget(DomainError):
+    """The privacy filter does not admit the run on top of the spent budget."""
+
+    code = "over_budget"
+
+
+class CertificateNotUsable(DomainError):
+    """The certificate is unknown, not certified, not current, not trusted, or about other data."""
+
+    code = "certificate_not_usable"
+
+
+class HeldByRun(DomainError):
+    """The reservation belongs to a run, which alone commits, settles and releases it."""
+
+    code = "held_by_run"
+
+
+class UnknownReservation(DomainError):
+    """No reservation has this id."""
+
+    code = "not_found"
+    status = 404
+
+
+class StepsAboveCertificate(DomainError):
+    """More steps were run than the certificate covers."""
+
+    code = "steps_above_certificate"
+
+
+class RecordRequired(DomainError):
+    """Charging fewer steps than certified requires a run record that the service has verified."""
+
+    code = "record_required"
+    status = 422
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostedRun:
+    """A certificate to reserve a run of, and the cost of that run.
+
+    ``event`` is the event document of the whole run. ``certain`` tells whether the certificate
+    holds without a confidence. ``allow_untrusted`` admits a development key's certificate.
+    """
+
+    scope: LedgerScope
+    certificate: StoredCertificate
+    steps: int
+    cost: Cost
+    event: dict[str, Any]
+    certain: bool
+    allow_untrusted: bool = False
+
+
+# ---- usable certificates -------------------------------------------------------------
+
+
+def require_usable(
+    certificate: StoredCertificate | None,
+    dataset: str,
+    *,
+    allow_untrusted: bool,
+    issue: StoredCertificate | StoredReservation | None = None,
+) -> StoredCertificate:
+    """Return ``certificate`` if a run of it may begin now; else raise ``CertificateNotUsable``.
+
+    ``issue`` is the issue whose cost was computed, or a reservation of that issue. It must still
+    be the current issue.
+    """
+    if certificate is None:
+        raise _not_usable("it does not exist.", "GET /v1/certificates lists all certificates.")
+    if certificate.verdict != "certified":
+        raise _not_usable(
+            f"its verdict is {certificate.verdict}.", "Reserve for a plan that is certified."
+        )
+    if certificate.status is not Status.ACTIVE:
+        raise _not_usable(
+            f"it is {certificate.status.value.replace('_', ' ')}.", _remedy_for_status(certificate)
+        )
+    if certificate.dataset != dataset:
+        about = certificate.dataset or "a data set without a name"
+        raise _not_usable(f"it is about {about}, not {dataset}.", "Name the data set in the plan.")
+    if certificate.untrusted and not allow_untrusted:
+        raise _not_usable(
+            "it was signed by a development key.",
+            "Create a key with `affidavit keys new` and POST the plan again.",
+        )
+    if issue is not None and (issue.issue, issue.untrusted) != (
+        certificate.issue,
+        certificate.untrusted,
+    ):
+        raise _not_usable("it has been reissued since.", "Reserve again.")
+    return certificate
+
+
+def require_reserved_usable(
+    connection: Connection, reservation: StoredReservation
+) -> StoredCertificate:
+    """Return the certificate of a reservation if its run may begin now.
+
+    Raises ``CertificateNotUsable``, and ``NotGenuine`` for a tampered certificate.
+    """
+    return require_usable(
+        current(connection, reservation.certificate_id),
+        reservation.scope.dataset,
+        allow_untrusted=reservation.untrusted,
+        issue=reservation,
+    )
+
+
+def _remedy_for_status(certificate: StoredCertificate) -> str:
+    """Return how a certificate that is not active becomes usable."""
+    path = f"/v1/certificates/{certificate.id}"
+    match certificate.status:
+        case Status.AWAITING_APPROVAL:
+            return f"Ask somebody with the scope approve to approve it: POST {path}/approvals."
+        case Status.REVOKED | Status.REJECTED:
+            # Sending the plan again does not undo a person's decision.
+            return f"Ask somebody with the scope approve to reissue it: POST {path}/issues."
+        case Status.SUPERSEDED:
+            return "A later issue took its place. Send the request again."
+        case _:
+            return "POST the plan again to reissue it."
+
+
+def _not_usable(message: str, remedy: str) -> CertificateNotUsable:
+    return CertificateNotUsable(f"the certificate cannot be used: {message}", remedy)
+
+
+# ---- in the transaction of a connection ----------------------------------------------
+
+
+def get_reservation(connection: Connection, reservation_id: str) -> StoredReservation:
+    """Return the reservation of that id; raises ``UnknownReservation``."""
+    reservation = repository.find_reservation(connection, reservation_id)
+    if reservation is None:
+        raise _unknown(reservation_id)
+    return reservation
+
+
+def _unknown(reservation_id: str) -> UnknownReservation:
+    return UnknownReservation(
+        f"reservation {reservation_id} not found.", "GET /v1/ledgers/DATASET lists reservations."
+    )
+
+
+def find_repeated_reservation(
+    connection: Connection, call: CommandContext
+) -> StoredReservation | None:
+    """Return the reservation of an earlier identical request; raises ``IdempotencyKeyReused``."""
+    event = repository.find_repeated(connection, call)
+    return None if event is None else get_reservation(connection, event.reservation_id)
+
+
+def lock_for_reservation(connection: Connection, run: CostedRun) -> None:
+    """Lock the certificate and the ledger of ``run`` until the transaction ends."""
+    hold_certificate(connection, run.certificate.id)
+    repository.hold(connection, run.scope)
+
+
+def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> StoredReservation:
+    """Reserve the cost of a run, after ``lock_for_reservation``.
+
+    Raises ``CertificateNotUsable``, ``NoBudget``, ``NotGranted`` or ``OverBudget``.
+    """
+    require_usable(
+        current(connection, run.certificate.id),
+        run.scope.dataset,
+        allow_untrusted=run.allow_untrusted,
+        issue=run.certificate,
+    )
+    ledger = repository.find_ledger(connection, run.scope)
+    if ledger is None:
+        raise NoBudget(
+            f"{run.scope} has no budget; each unit and adjacency has its own ledger.",
+            "Set one: POST /v1/ledgers/DATASET/budget.",
+        )
+    if not repository.may_reserve(connection, ledger, run.certificate.team):
+        raise NotGranted(
+            f"The team {run.certificate.team} may not reserve from {run.scope.dataset}.",
+            "Ask an administrator for a grant: POST /v1/ledgers/DATASET/grants.",
+        )
+    rule = ledger.state.rule_for(ledger.filter, run.cost, certain=run.certain)
+    if rule is None:
+        raise OverBudget(
+            f"with this run {run.scope} would exceed its budget of ε = "
+            f"{ledger.state.budget.epsilon} at δ = {ledger.state.budget.delta}.",
+            "Run fewer steps or with more noise, or raise the budget.",
+        )
+    reservation_id, certificate = str(uuid.uuid4()), run.certificate
+    facts = {
+        "certificate_id": certificate.id,
+        "issue": certificate.issue,
+        "untrusted": certificate.untrusted,
+        "plan_digest": certificate.plan_digest,
+        "certified_steps": run.steps,
+        "rule": rule,
+    }
+    cost = run.cost.as_document()
+    connection.execute(
+        insert(reservations).values(
+            id=reservation_id,
+            ledger_id=ledger.id,
+            name=certificate.name,
+            team=certificate.team,
+            cost=json.dumps(cost, sort_keys=True),
+            event=json.dumps(run.event, sort_keys=True),
+            **facts,
+        )
+    )
+    repository.add_event(
+        connection,
+        ledger.id,
+        ledger.scope,
+        "reserve",
+        ledger.state.reserved(run.cost, rule),
+        {**facts, "certain": run.certain, "cost": cost},
+        call,
+        reservation_id=reservation_id,
+        certified_steps=run.steps,
+    )
+    return get_reservation(connection, reservation_id)
+
+
+def lock_reservation(
+    connection: Connection, reservation_id: str, call: CommandContext
+) -> LockedReservation:
+    """Lock the ledger of a reservation until the transaction ends.
+
+    Raises ``UnknownReservation``, also for another team's reservation in a shared ledger, and
+    ``LedgerAltered`` for a reservation that contradicts the log.
+    """
+    scope = get_reservation(connection, reservation_id).scope
+    repository.hold(connection, scope)
+    ledger = repository.find_ledger(connection, scope)
+    assert ledger is not None
+    reservation = get_reservation(connection, reservation_id)
+    if not may_see(reservation.team):
+        raise _unknown(reservation_id)
+    require_logged(connection, reservation)
+    return LockedReservation(connection, ledger, reservation, call)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedReservation:
+    """A reservation and its ledger, locked by the transaction of ``connection``.
+
+    Each change is recorded as made by ``call``, returns whether it happened now, and raises
+    ``WrongState`` if the reservation's state does not allow it.
+    """
+
+    connection: Connection
+    ledger: StoredLedger
+    reservation: StoredReservation
+    call: CommandContext
+
+    def commit(self) -> bool:
+        """Commit the reservation as its run begins."""
+        if self.reservation.state == "released":
+            raise self._wrong_state("Reserve again before the run begins.")
+        if self.reservation.state != "reserved":
+            return False
+        self._add_event("commit", self.ledger.state.committed(), {})
+        return True
+
+    def commit_usable(self) -> bool:
+        """Commit the reservation if its certificate is still usable.
+
+        Raises ``CertificateNotUsable`` besides.
+        """
+        if self.reservation.state == "reserved":
+            try:
+                require_reserved_usable(self.connection, self.reservation)
+            except CertificateNotUsable as error:
+                raise CertificateNotUsable(
+                    f"the run must not begin: {error.message}",
+                    f"Release the reservation. {error.remedy}",
+                ) from None
+        return self.commit()
+
+    def release(self, reason: str) -> bool:
+        """Release the reservation of a run that never began."""
+        reservation = self.reservation
+        if reservation.state == "released":
+            return False
+        if reservation.state != "reserved":
+            raise self._wrong_state("Settle a run that has begun, by the steps it took.")
+        state = self.ledger.state.released(reservation.cost, reservation.rule)
+        self._add_event("release", state, {"reason": reason})
+        return True
+
+    def settle(self, steps_run: int, record: str | None, cost: Cost | None) -> bool:
+        """Charge a committed run for its steps; ``cost`` is None for all of them.
+
+        Raises ``StepsAboveCertificate`` or ``RecordRequired`` besides.
+        """
+        reservation, certified = self.reservation, self.reservation.certified_steps
+        if steps_run > certified:
+            raise StepsAboveCertificate(
+                f"{steps_run} steps were run and {certified} are certified.",
+                "Stop using the results of this run: its guarantee does not hold. Tell the "
+                "auditor.",
+            )
+        if steps_run < certified and record is None:
+            raise _record_required(steps_run, certified)
+        if reservation.state == "settled":
+            if (reservation.steps_run, reservation.record) == (steps_run, record):
+                return False
+            raise self._wrong_state("A run can be settled only once.")
+        if reservation.state != "committed":
+            raise self._wrong_state("Commit it first.")
+        charged = reservation.cost
+        if cost is not None and steps_run < certified:
+            # The cost of the whole run bounds the cost of every part of it.
+            charged = charged.least(cost)
+        state = self.ledger.state.settled(reservation.cost, charged)
+        body = {"steps_run": steps_run, "record": record, "cost": charged.as_document()}
+        self._add_event("settle", state, body, steps_run=steps_run)
+        return True
+
+    def settle_by_hand(self, reported: int | None, record: str | None) -> bool:
+        """Charge in full for a run that the service did not observe. Raises like ``settle``.
+
+        The digest of a record proves nothing: only a record that the service itself holds and has
+        verified (``runs.queue.LockedRun``) reduces a charge.
+        """
+        certified = self.reservation.certified_steps
+        steps_run = certified if reported is None else reported
+        if self.reservation.state == "committed" and steps_run < certified:
+            raise _record_required(steps_run, certified)
+        return self.settle(steps_run, record, None)
+
+    def _add_event(
+        self, kind: str, state: LedgerState, body: Mapping[str, Any], steps_run: int | None = None
+    ) -> None:
+        repository.add_event(
+            self.connection,
+            self.ledger.id,
+            self.ledger.scope,
+            kind,
+            state,
+            body,
+            self.call,
+            reservation_id=self.reservation.id,
+            certified_steps=self.reservation.certified_steps,
+            steps_run=steps_run,
+        )
+
+    def _wrong_state(self, remedy: str) -> WrongState:
+        return WrongState(f"reservation {self.reservation.id} is {self.reservation.state}.", remedy)
+
+
+def _record_required(steps_run: int, certified: int) -> RecordRequired:
+    return RecordRequired(
+        f"charging {steps_run} of {certified} steps requires a run record.",
+        "Settle without steps_run for the full charge. Fewer steps are charged to a run of a queue "
+        "(POST /v1/runs, which takes the reservation), whose worker sends its signed record.",
+    )
+
+
+# ---- the store -----------------------------------------------------------------------
+
+P = ParamSpec("P")
+Change = Callable[Concatenate[LockedReservation, P], bool]
+"""A method of ``LockedReservation``."""
+
+MAX_EXPIRED = 1000
+"""Reservations released in one round of ``LedgerStore.expire``."""
 
 
 class LedgerStore(Store):
-    """The ledgers; ``repository`` and ``transitions`` have what is read of them."""
+    """The ledgers."""
 
     def ledgers(self, dataset: str | None = None) -> list[StoredLedger]:
-        """The ledgers of ``dataset``, or all of them."""
+        """Return the ledgers of ``dataset``, or all ledgers."""
         return self.read(repository.all_ledgers, dataset)
 
     def reservation(self, reservation_id: str) -> StoredReservation:
-        """The reservation of that id; raises ``UnknownReservation``."""
-        return self.read(transitions.get_reservation, reservation_id)
+        """Return the reservation of that id; raises ``UnknownReservation``."""
+        return self.read(get_reservation, reservation_id)
 
     def set_budget(
         self,
@@ -69,18 +461,18 @@ class LedgerStore(Store):
         team: str | None = None,
         approve: Approve = alone,
     ) -> tuple[StoredLedger, bool]:
-        """Set a version of the budget of ``scope``; the first one begins its ledger, of ``team``.
+        """Set a version of the budget of ``scope``; the first version opens its ledger.
 
-        ``epsilon`` and ``delta`` are decimals. Returns the ledger, and whether this call
-        set it (or an earlier one with its idempotency key). Raises ``OtherTeam``.
+        ``epsilon`` and ``delta`` are decimals. ``team`` owns the data set from its first budget on.
+        Returns the ledger, and whether this call set the budget. Raises ``OtherTeam``.
         """
 
         def work(connection: Connection) -> tuple[StoredLedger, bool]:
             repository.hold(connection, scope)
-            created = not transitions.is_repeated(connection, call)
+            created = repository.find_repeated(connection, call) is None
             if created:
                 approve(connection)
-                transitions.set_budget(connection, scope, epsilon, delta, reason, call, team)
+                _set_budget(connection, scope, epsilon, delta, reason, call, team)
             ledger = repository.find_ledger(connection, scope)
             assert ledger is not None
             return ledger, created
@@ -94,7 +486,7 @@ class LedgerStore(Store):
         call: CommandContext,
         approve: Approve = alone,
     ) -> list[RowMapping]:
-        """Let a team reserve from ``dataset``, read its ledger, or do nothing any more."""
+        """Set a team's access to ``dataset``; return the grants of all teams."""
 
         def work(connection: Connection) -> list[RowMapping]:
             approve(connection)
@@ -104,18 +496,18 @@ class LedgerStore(Store):
         return write(self._engine, work)
 
     def reserve(self, run: CostedRun, call: CommandContext) -> tuple[StoredReservation, bool]:
-        """Reserve the cost of a certified run.
+        """Reserve the cost of a certified run; return whether this call made the reservation.
 
         Raises ``NoBudget``, ``NotGranted``, ``OverBudget``, ``CertificateNotUsable`` or
-        ``IdempotencyKeyReused``. Returns the reservation and whether it was made now.
+        ``IdempotencyKeyReused``.
         """
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
-            transitions.hold_for(connection, run)
-            earlier = transitions.repeated_reservation(connection, call)
+            lock_for_reservation(connection, run)
+            earlier = find_repeated_reservation(connection, call)
             if earlier is not None:
                 return earlier, False
-            return transitions.reserve_usable(connection, run, call), True
+            return reserve(connection, run, call), True
 
         return write(self._engine, work)
 
@@ -127,71 +519,74 @@ class LedgerStore(Store):
         *values: P.args,
         **named: P.kwargs,
     ) -> tuple[StoredReservation, bool]:
-        """The reservation after ``change``, and whether that happened now.
+        """Apply ``change`` to a reservation; return the result and whether this call changed it.
 
-        Raises ``UnknownReservation``, ``HeldByRun``, and what ``change`` does.
+        Raises ``UnknownReservation``, ``HeldByRun``, ``IdempotencyKeyReused``, and the errors of
+        ``change``.
         """
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
-            return transitions.apply(connection, reservation_id, call, change, *values, **named)
+            hold_certificate(connection, get_reservation(connection, reservation_id).certificate_id)
+            locked = lock_reservation(connection, reservation_id, call)
+            run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
+            if run_id is not None:
+                raise HeldByRun(
+                    f"reservation {reservation_id} belongs to run {run_id}, which commits, "
+                    "settles and releases it by its record.",
+                    f"Cancel the run instead: POST /v1/runs/{run_id}/cancel.",
+                )
+            if repository.find_repeated(connection, call) is not None:
+                return locked.reservation, False
+            happened = change(locked, *values, **named)
+            return get_reservation(connection, reservation_id), happened
 
         return write(self._engine, work)
 
-
-# ---- reservations that expire --------------------------------------------------------
-
-LIFETIME = timedelta(days=7)
-ACTOR = "service:expiry"
-MAX_EXPIRED = 1000
-"""Reservations of one round."""
-
-
-def expire_reservations(writer: Engine, reader: Engine, at: datetime) -> int:
-    """Release unused reservations older than ``LIFETIME`` that have no run; returns how many."""
-    with reader.connect() as connection:
-        expired = connection.execute(_without_run(at).limit(MAX_EXPIRED)).scalars().all()
-    released = 0
-    for reservation_id in expired:
-        # A run may have been queued on it since, or it was used.
-        with suppress(HeldByRun, WrongState), writer.begin() as connection:
-            call = CommandContext(actor=ACTOR, at=at)
-            _, happened = transitions.apply(
-                connection, reservation_id, call, LockedReservation.release, "expired"
-            )
-            released += happened
-    return released
+    def expire(self, at: datetime) -> int:
+        """Release unused reservations without a run that are older than a week; return how many."""
+        with self._reader.connect() as connection:
+            unused = repository.unused_reservations(at).limit(MAX_EXPIRED)
+            expired = connection.execute(unused).scalars().all()
+        call = CommandContext(actor="service:expiry", at=at)
+        released = 0
+        for reservation_id in expired:
+            # A run may have been queued on it since, or it was used.
+            with suppress(HeldByRun, WrongState):
+                _, happened = self.change(
+                    reservation_id, call, LockedReservation.release, "expired"
+                )
+                released += happened
+        return released
 
 
-def orphans(connection: Connection, at: datetime) -> Iterator[tuple[str, str]]:
-    """Reservations that block budget and that nobody will settle, each with the reason."""
-    for reservation_id in connection.execute(_without_run(at)).scalars():
-        yield reservation_id, f"it has no run, and is older than {LIFETIME.days} days."
-    ended = (
-        select(runs.c.reservation_id, runs.c.id)
-        .join(run_leases, run_leases.c.run_id == runs.c.id)
-        .where(run_leases.c.state == "ended", ~_has(runs.c.reservation_id, "settle", "release"))
-    )
-    for reservation_id, run_id in connection.execute(ended):
-        yield reservation_id, f"run {run_id} has ended, and it is neither settled nor released."
-
-
-def _without_run(at: datetime) -> Select[Any]:
-    """Unused reservations older than ``LIFETIME`` without a run."""
-    made = and_(
-        ledger_events.c.reservation_id == reservations.c.id,
-        ledger_events.c.kind == "reserve",
-        ledger_events.c.at < at - LIFETIME,
-    )
-    return (
-        select(reservations.c.id)
-        .join(ledger_events, made)
-        .where(~exists().where(runs.c.reservation_id == reservations.c.id))
-        .where(~_has(reservations.c.id, "commit", "release"))
-        .order_by(ledger_events.c.at)
-    )
-
-
-def _has(reservation_id: ColumnElement[str], *kinds: str) -> ColumnElement[bool]:
-    """Whether one of these events happened to a reservation."""
-    later = ledger_events.alias()
-    return exists().where(later.c.reservation_id == reservation_id, later.c.kind.in_(kinds))
+def _set_budget(
+    connection: Connection,
+    scope: LedgerScope,
+    epsilon: str,
+    delta: str,
+    reason: str,
+    call: CommandContext,
+    team: str | None,
+) -> None:
+    owners = {ledger.team for ledger in repository.all_ledgers(connection, scope.dataset)}
+    owner = next(iter(owners), team or DEFAULT)
+    if team not in (None, owner):
+        raise OtherTeam(
+            f"{scope.dataset} belongs to the team {owner}.",
+            "Leave `team` out, or grant the team access: POST /v1/ledgers/DATASET/grants.",
+        )
+    ledger = repository.find_ledger(connection, scope)
+    if ledger is None:
+        filter_ = Filter.start(float(epsilon), float(delta))
+        state = LedgerState.first(epsilon, delta, filter_)
+        ledger_id = repository.add_ledger(connection, scope, owner, filter_, call.at)
+    else:
+        state, ledger_id = ledger.state.with_budget(epsilon, delta), ledger.id
+    body = {
+        "version": state.budget.number,
+        "epsilon": epsilon,
+        "delta": delta,
+        "reason": reason,
+        **({} if owner == DEFAULT else {"team": owner}),
+    }
+    repository.add_event(connection, ledger_id, scope, "budget", state, body, call)

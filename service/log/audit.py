@@ -39,14 +39,13 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.service.certificate_tables import certificate_facets, certificates, signing_keys
+from affidavit.service.certificates.status import approvals, revocations, same_issue
 from affidavit.service.clock import now_of
 from affidavit.service.genuine import UNREADABLE, SignedContents
 from affidavit.service.keys import keysets, revoked_keys
 from affidavit.service.ledger.integrity import check_ledgers
-from affidavit.service.ledger.repository import grant_entry
+from affidavit.service.ledger.repository import grant_entry, orphaned_reservations
 from affidavit.service.ledger.state import dataset_grants, ledger_events, reservations
-from affidavit.service.ledger.store import orphans
-from affidavit.service.lifecycle.status import approvals, revocations, same_issue
 from affidavit.service.log.entries import (
     log_checkpoints,
     log_entries,
@@ -317,7 +316,7 @@ def _audit_ledgers(connection: Connection) -> Iterator[AuditFinding]:
         yield AuditFinding(
             "ledger", f"{fault.ledger} {fault.seq}", f"{fault.code}: {fault.message}"
         )
-    for reservation_id, why in orphans(connection, now_of(connection)):
+    for reservation_id, why in orphaned_reservations(connection, now_of(connection)):
         yield AuditFinding("orphan", f"reservation {reservation_id}", why)
 
 

@@ -30,8 +30,11 @@ from affidavit.service.database import open_engine
 from affidavit.service.errors import OperatorError
 from affidavit.service.keys import Keyring
 from affidavit.service.log.audit import AuditFinding
-from affidavit.service.log.checkpoint_publisher import FileDestination, request_timestamp
-from affidavit.service.log.cosignatures import Cosignatures
+from affidavit.service.log.checkpoint_publisher import (
+    Cosignatures,
+    FileDestination,
+    request_timestamp,
+)
 from affidavit.service.log.stored_tree import LogDamaged, key_of, last_checkpoint, require_superset
 from affidavit.service.operation.database_admin import require_head
 from affidavit.service.settings import Settings

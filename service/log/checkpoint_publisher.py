@@ -25,22 +25,34 @@ Reference: C2SP, tlog-witness.md.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import httpx
+from sqlalchemy import func, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import encode_base64, write_atomically
-from affidavit.certificate.log import BadNote, Checkpoint, WitnessKey, read_checkpoint
+from affidavit.certificate.log import (
+    BadNote,
+    Checkpoint,
+    WitnessKey,
+    parse_note,
+    read_checkpoint,
+    timestamp_line,
+)
 from affidavit.client import read_at_most
 from affidavit.plan import Reason
+from affidavit.service.database import Store
 from affidavit.service.errors import OperatorError
-from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
-from affidavit.service.log.reader import LogReader
+from affidavit.service.log.entries import log_checkpoints, log_cosignatures
+from affidavit.service.log.reader import STAMPS, LogReader
 from affidavit.service.log.stored_tree import LogDamaged, NotLogged, StoredCheckpoint
 
 TIMEOUT = 10.0
@@ -63,6 +75,48 @@ class PublishError(OperatorError):
 
 class Contradicted(PublishError):
     """A witness saw more of the log than there is, or another one."""
+
+
+class NotCosigned(Exception):
+    """The witness's answer holds no valid cosignature of its key; the text says why."""
+
+
+class Cosignatures(Store):
+    """The cosignatures of checkpoints."""
+
+    def keep(self, note: str, answer: str, witness: WitnessKey) -> None:
+        """Store the earliest line of ``witness`` in ``answer`` under the checkpoint ``note``.
+
+        Raises ``NotCosigned``, and ``BadNote`` for an answer or a cosignature that is none.
+        """
+        lines = [line for line in answer.splitlines() if line.startswith(f"— {witness.name} ")]
+        signed = parse_note(note + "".join(f"{line}\n" for line in lines))
+        at = witness.cosigned(signed)
+        if at is None:
+            raise NotCosigned(f"the answer has no cosignature of {witness.name}")
+        own = (line for line in signed.signatures if line.key_hash == witness.key_hash)
+        first = min(own, key=lambda line: line.signature)  # which begins with the time
+        self._keep(note, str(witness), str(type(signed)("", (first,))).lstrip("\n"), at)
+
+    def keep_timestamp(self, note: str, reply: bytes) -> None:
+        """Store a time-stamping authority's reply for the checkpoint ``note``."""
+        from rfc3161_client import decode_timestamp_response
+
+        at = decode_timestamp_response(reply).tst_info.gen_time
+        witness = f"{STAMPS}{hashlib.sha256(reply).hexdigest()}"
+        self._keep(note, witness, timestamp_line(reply), at)
+
+    def _keep(self, note: str, witness: str, line: str, at: datetime) -> None:
+        with self._reader.connect() as connection:
+            checkpoint_id = connection.execute(
+                select(func.max(log_checkpoints.c.id)).where(log_checkpoints.c.note == note)
+            ).scalar_one()
+        row = {"checkpoint_id": checkpoint_id, "witness": witness, "line": line}
+        try:
+            with self._writer.begin() as connection:
+                connection.execute(insert(log_cosignatures).values(**row, cosigned_at=at))
+        except IntegrityError:
+            return  # another replica had it cosigned too
 
 
 class FileDestination:

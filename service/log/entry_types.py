@@ -20,6 +20,12 @@ from sqlalchemy import Select, Table, select
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.status import (
+    approval_entry,
+    approvals,
+    revocation_entry,
+    revocations,
+)
 from affidavit.service.identity.four_eyes import admin_proposals, proposal_entry
 from affidavit.service.identity.tokens import token_entry, token_revocations, tokens
 from affidavit.service.keys import keysets
@@ -27,7 +33,6 @@ from affidavit.service.ledger.integrity import ENTRY_KINDS
 from affidavit.service.ledger.integrity import event_entry as ledger_event_entry
 from affidavit.service.ledger.repository import grant_entry
 from affidavit.service.ledger.state import LedgerScope, dataset_grants, ledger_events, ledgers
-from affidavit.service.lifecycle.status import approvals, revocations
 from affidavit.service.log.entries import entry_of
 from affidavit.service.policies.store import (
     policies,
@@ -97,28 +102,6 @@ def _fields(*names: str) -> Projection:
 def _where(field: str, value: str, projection: Projection = dict) -> Projection:
     """What ``projection`` takes of bodies whose ``field`` is ``value``; None for others."""
     return lambda body: projection(body) if body.get(field) == value else None
-
-
-def approval_entry(row: Any) -> LogEntry:
-    """The entry of an approval or a rejection."""
-    body = {
-        "issue": row.issue,
-        "envelope": row.envelope_digest,
-        "decision": row.decision,
-        "comment": row.comment,
-    }
-    return _entry("approval", row.certificate_id, row.approver, row.at, body)
-
-
-def revocation_entry(row: Any) -> LogEntry:
-    """The entry of a revocation."""
-    body = {
-        "issue": row.issue,
-        "envelope": row.envelope_digest,
-        "code": row.code,
-        "reason": row.reason,
-    }
-    return _entry("revocation", row.certificate_id, row.revoked_by, row.at, body)
 
 
 def _keyset(row: Any) -> LogEntry:

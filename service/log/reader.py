@@ -1,10 +1,18 @@
 """Read the log: checkpoints, entries, and proofs built from the stored hashes.
 
-Nothing after the last checkpoint is shown: an entry that is not signed is not in the log
-yet. Every proof is verified before it is returned, so that a damaged table is reported here
-and does not confuse whoever verifies the proof.
+Entries after the last checkpoint are not shown, because they are not signed yet. Every proof is
+verified before it is returned, so a damaged table is reported here. Tiles are returned unverified:
+readers verify them against a signed checkpoint.
 
-Tiles are read as they are: whoever follows the log verifies them against a signed checkpoint.
+Two rules choose the checkpoint to serve, because verifiers with a trust policy accept only
+cosigned ones:
+
+- by default, the newest cosigned checkpoint, unless it is much older than the newest of all; or a
+  slightly older one with more cosignatures;
+- for a certificate whose key was revoked since, the oldest checkpoint with the most cosignatures
+  from before the revocation, which proves that the certificate is not backdated.
+
+Reference: C2SP, tlog-cosignature.md.
 """
 
 from __future__ import annotations
@@ -12,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, select
+from sqlalchemy import Connection, Engine, bindparam, case, func, select
 
 from affidavit.certificate.log import (
     TILE_HEIGHT,
@@ -33,14 +42,23 @@ from affidavit.certificate.log import (
     verify_inclusion,
 )
 from affidavit.plan import canonical_json
+from affidavit.service.certificate_tables import signing_keys
+from affidavit.service.clock import now_of
 from affidavit.service.database import Store, reader
-from affidavit.service.log.cosignatures import from_before, published, revoked_since
-from affidavit.service.log.entries import entry_of, log_entries, log_leaves
+from affidavit.service.keys import revoked_keys
+from affidavit.service.log.entries import (
+    entry_of,
+    log_checkpoints,
+    log_cosignatures,
+    log_entries,
+    log_leaves,
+)
 from affidavit.service.log.stored_tree import (
     LogDamaged,
     NotLogged,
     StoredCheckpoint,
     last_checkpoint,
+    open_stored,
     read_hashes,
 )
 
@@ -211,6 +229,82 @@ def _prove_consistency(connection: Connection, first: int, second: int) -> Consi
 
 def _places(path: Sequence[Range]) -> list[Place]:
     return [place for part in path for place in places(part)]
+
+
+# ---- the checkpoint that is served ---------------------------------------------------
+
+PATIENCE = timedelta(minutes=10)
+"""For how long the newest cosigned checkpoint stands for a newer one that nobody cosigned."""
+COMPLETION = timedelta(seconds=30)
+"""For how long one with more cosignatures stands for a newer one, which may get them yet."""
+STAMPS = "timestamp+"
+"""How what stands for the witness of a timestamp begins."""
+
+
+_STAMPED = log_cosignatures.c.witness.startswith(STAMPS)
+_WITNESSES = func.sum(case((_STAMPED, 0), else_=1))
+# However many timestamps there are, they say less than one more witness.
+_STANDING = 2 * _WITNESSES + func.max(case((_STAMPED, 1), else_=0))
+_ID = log_cosignatures.c.checkpoint_id
+_NEWEST = (
+    select(
+        _ID.label("id"),
+        func.max(log_checkpoints.c.signed_at).label("signed_at"),
+        _STANDING.label("standing"),
+    )
+    .join_from(log_cosignatures, log_checkpoints)
+    .group_by(_ID)
+    .order_by(_ID.desc())
+    .limit(100)
+)
+
+
+def published(connection: Connection, newest: StoredCheckpoint) -> StoredCheckpoint:
+    """The checkpoint for everybody, with its cosignatures; ``newest`` where nobody cosigns."""
+    signed_at = newest.checkpoint.signed_at
+    complete = now_of(connection) - COMPLETION
+    chosen: Any = None
+    for row in connection.execute(_NEWEST).all():
+        if signed_at is None or row.signed_at < signed_at - PATIENCE:
+            break
+        if chosen is None or row.standing > chosen.standing:
+            chosen = row
+        if row.standing > 1 and row.signed_at <= complete:
+            break
+    return newest if chosen is None else _with_lines(connection, chosen.id)
+
+
+def from_before(
+    connection: Connection, leaf_index: int, since: datetime
+) -> StoredCheckpoint | None:
+    """A checkpoint with that leaf that witnesses cosigned before ``since``; None if none is."""
+    first = select(func.min(log_checkpoints.c.id)).where(log_checkpoints.c.tree_size > leaf_index)
+    query = (
+        select(_ID)
+        .where(first.scalar_subquery() <= _ID, log_cosignatures.c.cosigned_at < since)
+        .group_by(_ID)
+        .order_by(_STANDING.desc(), _ID)
+        .limit(1)
+    )
+    chosen = connection.execute(query).scalar()
+    return None if chosen is None else _with_lines(connection, chosen)
+
+
+def revoked_since(connection: Connection, key_id: str) -> datetime | None:
+    """From when on a published keyset revokes the key."""
+    query = select(func.min(revoked_keys.c.since)).where(revoked_keys.c.key_id == key_id)
+    since: datetime | None = connection.execute(query).scalar_one()
+    return since
+
+
+def _with_lines(connection: Connection, checkpoint_id: int) -> StoredCheckpoint:
+    query = select(log_checkpoints.c.note, signing_keys.c.record).join(signing_keys)
+    row = connection.execute(query.where(log_checkpoints.c.id == checkpoint_id)).one()
+    of_it = log_cosignatures.c.checkpoint_id == checkpoint_id
+    lines = connection.execute(
+        select(log_cosignatures.c.line).where(of_it).order_by(log_cosignatures.c.witness)
+    ).scalars()
+    return open_stored(row.note + "".join(lines), row.record)
 
 
 # ---- tiles ---------------------------------------------------------------------------

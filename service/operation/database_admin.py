@@ -38,16 +38,15 @@ from sqlalchemy.engine import make_url
 from affidavit.certificate import fsync_directory
 from affidavit.service import keys
 from affidavit.service.certificate_tables import metadata
+from affidavit.service.certificates import certifications, status
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
 from affidavit.service.errors import OperatorError, SettingsError
 from affidavit.service.identity import four_eyes, tokens
 from affidavit.service.ledger import state
-from affidavit.service.lifecycle import status
 from affidavit.service.log import entries
 from affidavit.service.pages import sessions
 from affidavit.service.policies import store
 from affidavit.service.runs import repository
-from affidavit.service.use_cases import certifications
 
 MODULES = (
     tokens,

@@ -25,8 +25,7 @@ from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import SAFE, Guard, not_known, open_to_all
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.openid_sign_in import Attempt, CodeFlow
-from affidavit.service.identity.provider_tokens import ProviderUnavailable
+from affidavit.service.identity.openid import Attempt, CodeFlow, ProviderUnavailable
 from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import SubmittedForm, read_form, require_form_token

@@ -14,16 +14,26 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import ColumnElement, Connection, select
 
+from affidavit.certificate import statement_in
 from affidavit.plan import find_changes, plan_from
 from affidavit.service.certificate_store import StoredCertificate, current, get
 from affidavit.service.certificate_tables import certificates, requests
+from affidavit.service.certificates.decisions import (
+    DecisionRefused,
+    DecisionRequest,
+    approve,
+    history,
+)
+from affidavit.service.certificates.status import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    Status,
+    key_revoked_at,
+)
 from affidavit.service.database import page_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import MalformedRequest
-from affidavit.service.lifecycle.decisions import DecisionRefused, approve, history
-from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.models import DecisionRequest
-from affidavit.service.lifecycle.status import REJECTED, REVOKED, SUPERSEDED, Status, key_revoked_at
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import label_of
@@ -154,7 +164,7 @@ def approval_request(connection: Connection, certificate_id: str) -> dict[str, A
     """
     certificate = get(connection, certificate_id)
     base = _base(connection, certificate)
-    predicate = statement_of(certificate)["predicate"]
+    predicate = statement_in(certificate.bundle)["predicate"]
     return {
         "line": _line(certificate),
         "envelope": certificate.envelope_digest,
@@ -173,7 +183,8 @@ def approval_request(connection: Connection, certificate_id: str) -> dict[str, A
 def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[FieldChange, ...]:
     """The fields in which the plans of two certificates differ."""
     first, second = (
-        plan_from(statement_of(certificate)["predicate"]["plan"]) for certificate in (before, after)
+        plan_from(statement_in(certificate.bundle)["predicate"]["plan"])
+        for certificate in (before, after)
     )
     return tuple(
         FieldChange(
@@ -209,7 +220,7 @@ def _base(connection: Connection, certificate: StoredCertificate) -> StoredCerti
 
 def _guarantee(certificate: StoredCertificate) -> dict[str, Any]:
     """A certificate's guarantee, as far as a comparison needs it."""
-    predicate = statement_of(certificate)["predicate"]
+    predicate = statement_in(certificate.bundle)["predicate"]
     noise = (predicate.get("noise_multiplier") or {}).get("joint")
     return {
         "id": certificate.id,

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.certificate import statement_in
 from affidavit.certificate.charts import Chart
 from affidavit.plan import MalformedPlan
 from affidavit.service.certificate_store import StoredCertificate
+from affidavit.service.certificates.preview_plan import diagnosis_of
+from affidavit.service.certificates.status import Status
 from affidavit.service.dependencies import Services, TheServices
-from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader
@@ -26,7 +27,6 @@ from affidavit.service.pages.response import Rows, download, is_fragment, page, 
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
 from affidavit.service.routing import CertificateId
-from affidavit.service.use_cases.diagnose_claim import diagnosis_of
 
 ONE = "/certificates/{certificate_id}"
 WIDTH, HEIGHT = 360, 300
@@ -137,7 +137,7 @@ def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> R
 def registry(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """An entry for the OpenDP deployments registry, to be completed."""
     stored = services.store.get(certificate_id)
-    predicate = statement_of(stored)["predicate"]
+    predicate = statement_in(stored.bundle)["predicate"]
     if stored.verdict != "certified" or predicate["guarantee"] is None:
         raise Problem(409, "not_certified", "only a certified guarantee can be registered.")
     if stored.status is not Status.ACTIVE:
@@ -164,7 +164,7 @@ async def diagnosis(
 
 
 async def _diagnose(services: Services, stored: StoredCertificate, claimed: str) -> Diagnosis:
-    plan = statement_of(stored)["predicate"]["plan"]
+    plan = statement_in(stored.bundle)["predicate"]["plan"]
     about: dict[str, Any] = {"id": stored.id, "name": stored.name, "claimed": claimed}
     question = {"plan": {**plan, "claim": None}, "claimed_epsilon": claimed}
     try:

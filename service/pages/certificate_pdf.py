@@ -24,7 +24,7 @@ from operator import attrgetter
 from fpdf import FPDF, XPos, YPos
 
 from affidavit.certificate.charts import Chart, draw
-from affidavit.service.lifecycle.status import Status
+from affidavit.service.certificates.status import Status
 from affidavit.service.pages.certificate_view import VERIFY, CertificateView
 from affidavit.service.pages.text import capitalized, moment, shortened, visible
 

@@ -38,16 +38,15 @@ from affidavit.certificate import (
     PublicKey,
     VerificationError,
     read_keyset,
+    statement_in,
     verdict_sentence,
     verify,
 )
 from affidavit.service.certificate_store import StoredCertificate
 from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.decisions import Issue, history
+from affidavit.service.certificates.status import SUPERSEDED, Status
 from affidavit.service.dependencies import Services
-from affidavit.service.lifecycle.decisions import history
-from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.models import Issue
-from affidavit.service.lifecycle.status import SUPERSEDED, Status
 from affidavit.service.log.reader import joined
 from affidavit.service.pages.response import view_of
 from affidavit.service.pages.runs import read_provenance
@@ -488,7 +487,7 @@ def certificate_view(
     services: Services, certificate: StoredCertificate, now: datetime
 ) -> CertificateView:
     """The page of ``certificate``."""
-    predicate = statement_of(certificate)["predicate"]
+    predicate = statement_in(certificate.bundle)["predicate"]
     with services.engine.connect() as connection:
         runs, _ = repository.page(connection, None, MAX_RUNS, certificate_id=certificate.id)
         neighbour = _neighbour(connection, certificate)

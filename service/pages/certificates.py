@@ -43,10 +43,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.plan import OptimizerName
 from affidavit.service.certificate_tables import certificate_facets, certificates, saved_views
-from affidavit.service.database import any_of, page_of, reader, writer
-from affidavit.service.dependencies import TheServices
-from affidavit.service.keys import revoked_keys
-from affidavit.service.lifecycle.status import (
+from affidavit.service.certificates.status import (
     REJECTED,
     REVOKED,
     SUPERSEDED,
@@ -57,6 +54,9 @@ from affidavit.service.lifecycle.status import (
     same_issue,
     status_at,
 )
+from affidavit.service.database import any_of, page_of, reader, writer
+from affidavit.service.dependencies import TheServices
+from affidavit.service.keys import revoked_keys
 from affidavit.service.models import QueryModel, Verdict
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.forms import SubmittedForm

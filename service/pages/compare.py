@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, ChangeEffect, Contribution, PlanComparison
 from affidavit.certificate.charts import Band, Chart, Line
 from affidavit.plan import Plan, Reason, as_document
+from affidavit.service.certificates.draw_certificate import plan_of
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
@@ -29,7 +30,6 @@ from affidavit.service.pages.plan_form import label_of, parse, yaml_of
 from affidavit.service.pages.response import Rows, action, page, respond
 from affidavit.service.pages.text import ADJACENCIES, draft_sentence, query, readable, up
 from affidavit.service.problems import Problem
-from affidavit.service.use_cases.draw_certificate import plan_of
 
 router = APIRouter()
 

@@ -23,6 +23,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.plan import MalformedPlan, Plan, Reason, as_document, digest
 from affidavit.service import certificate_store
+from affidavit.service.certificates.draw_certificate import NoCurve, plan_of
+from affidavit.service.certificates.preview_plan import (
+    LONGEST,
+    NoisePoint,
+    Pictures,
+    Preview,
+    ReadDocument,
+)
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor
@@ -55,14 +63,6 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import down, draft_sentence, up
-from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
-from affidavit.service.use_cases.preview_plan import (
-    LONGEST,
-    NoisePoint,
-    Pictures,
-    Preview,
-    ReadDocument,
-)
 
 router = APIRouter()
 

@@ -18,11 +18,11 @@ from affidavit.certificate.charts import Axis, Chart, Line
 from affidavit.client import Proposal
 from affidavit.plan import Reason
 from affidavit.service.certificate_tables import certificates
+from affidavit.service.certificates.status import Status, status_at
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import reservations
-from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting

@@ -42,10 +42,9 @@ from affidavit.service.pages.response import (
     view_of,
 )
 from affidavit.service.pages.text import up
-from affidavit.service.policies.models import WaiverRequest
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.service import Simulation as PolicySimulation
-from affidavit.service.policies.service import revoke, simulate
+from affidavit.service.policies.service import WaiverRequest, revoke, simulate
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import (

@@ -1,47 +1,69 @@
 """Change and try out policies: activate a version, grant and revoke waivers, simulate a draft.
 
-An active policy judges every plan of its data sets from the moment it is stored. The versions
-of a policy count up from 1 without gaps, so that two people cannot overwrite each other's
-changes unseen, and no data set comes under two policies. Certificates keep naming the version
-that judged them; a plan that is sent again gets a new certificate, because the policy is part
-of the request.
+An active policy applies to every plan of its data sets as soon as it is stored. Versions of a
+policy count up from 1 without gaps, so that two people cannot overwrite each other's changes. One
+policy at most covers a data set. Certificates keep the version that they were evaluated by. The
+policy is part of the request, so a plan that is sent again gets a new certificate.
 
-Waivers take four eyes: whoever grants one is neither its owner nor a requester of the plan
-that it is for, and a waiver never applies to a plan that its granter submits (that is checked
-whenever a plan is judged, because it can be submitted later). Revoking a waiver also revokes
-the certificates that rely on it, in the same transaction.
+Waivers take four eyes: the granter is neither the owner nor a requester of the plan. A waiver never
+applies to a plan that its granter submits, which is checked whenever a plan is evaluated. Revoking
+a waiver revokes the certificates that rely on it in the same transaction.
 
-A simulation judges the stored certificates by a draft policy, from what they say and without
-accounting, and stores nothing. Waivers are left out: each is granted for one version of a
-policy and would not apply to the draft.
+A simulation evaluates the stored certificates by a draft policy. It accounts nothing and stores
+nothing. It ignores waivers, because each is granted for one version of a policy.
+
+>>> WaiverRequest.from_data({"rule": "under_noised", "policy": "nlg"})
+Traceback (most recent call last):
+affidavit.service.errors.MalformedRequest: invalid_value at /rule: ...
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
 
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection, insert
 
-from affidavit.certificate import SigningPort, format_instant
-from affidavit.certificate.policy import BUILT_IN, Policy, PolicyFacts, Waiver, violations
-from affidavit.plan import Reason
+from affidavit.certificate import Instant, SigningPort, format_instant, parse_instant, statement_in
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    Explanation,
+    Person,
+    Policy,
+    PolicyFacts,
+    WaivableRule,
+    Waiver,
+    violations,
+)
+from affidavit.client import (
+    Page,
+    PolicyDocument,
+    PolicyReference,
+    PolicySummary,
+    PolicyVersion,
+    ResponseModel,
+)
+from affidavit.plan import Name, Reason
 from affidavit.service.certificate_store import (
     CertificateStore,
     StoredCertificate,
     current,
     has_requested,
 )
+from affidavit.service.certificates.decisions import insert_revocation
+from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.database import hold
 from affidavit.service.errors import DomainError, OtherTeam
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.identity.four_eyes import Approve, alone
-from affidavit.service.lifecycle.decisions import insert_revocation
-from affidavit.service.lifecycle.issuance import statement_of
-from affidavit.service.lifecycle.status import DECIDED, Status
+from affidavit.service.ledger.models import TeamName
 from affidavit.service.log.entries import append
-from affidavit.service.policies.models import WaiverRequest
-from affidavit.service.policies.policy_set import PolicyConflict
+from affidavit.service.models import Digest, ProblemReason, RequestModel, Verdict
+from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.store import (
     PolicyStore,
     StoredPolicy,
@@ -54,6 +76,122 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.problems import Problem
 from affidavit.service.teams import may_see
+
+WaiverStatus = Literal["in_force", "expired", "revoked"]
+
+
+def summary_of(stored: StoredPolicy, policies: PolicySet) -> PolicySummary:
+    """The response for ``stored``."""
+    return PolicySummary(**_fields_of(stored, policies))
+
+
+def version_of(stored: StoredPolicy, policies: PolicySet) -> PolicyVersion:
+    """The response for ``stored``, with its document and statement."""
+    return PolicyVersion(
+        **_fields_of(stored, policies),
+        policy=PolicyDocument(stored.policy.as_document()),
+        envelope=None if stored.envelope is None else json.loads(stored.envelope),
+    )
+
+
+def _fields_of(stored: StoredPolicy, policies: PolicySet) -> dict[str, Any]:
+    return {
+        **stored.policy.reference(),
+        "datasets": stored.policy.as_document()["datasets"],
+        "active": policies.is_active(stored.policy),
+        "created_by": stored.created_by,
+        "created_at": stored.created_at,
+    }
+
+
+class WaiverRequest(RequestModel):
+    """A waiver to grant; who grants it, and when, follows from the request."""
+
+    noun = "a waiver"
+    guide = "docs/how-to/policies.md"
+    error_code = "malformed_waiver"
+
+    rule: WaivableRule
+    policy: Name
+    plan_digest: Digest | None = None
+    dataset: Name | None = None
+    owner: Person
+    reason: Explanation
+    expires_at: Instant
+    team: TeamName | None = None
+
+    @model_validator(mode="after")
+    def _has_one_scope(self) -> Self:
+        if (self.plan_digest is None) == (self.dataset is None):
+            raise PydanticCustomError("scope", "give either plan_digest or dataset")
+        return self
+
+    @property
+    def expires(self) -> datetime:
+        """When it expires."""
+        return parse_instant(self.expires_at)
+
+
+class WaiverRevocation(ResponseModel):
+    """Who revoked a waiver, when and why."""
+
+    by: str
+    at: datetime
+    reason: str
+
+
+class WaiverView(ResponseModel):
+    """A waiver with its status, its signed envelope and its revocation."""
+
+    id: Digest
+    status: WaiverStatus
+    waiver: dict[str, Any]
+    revoked: WaiverRevocation | None
+    envelope: dict[str, Any]
+
+    @classmethod
+    def of(cls, stored: StoredWaiver, now: datetime) -> Self:
+        """``stored`` with its status at ``now``."""
+        revoked = None
+        if stored.revoked_at is not None:
+            revoked = {
+                "by": stored.revoked_by,
+                "at": stored.revoked_at,
+                "reason": stored.revocation_reason,
+            }
+        return cls.model_validate(
+            {
+                "id": stored.waiver.id,
+                "status": stored.status_at(now),
+                "waiver": stored.waiver.as_document(),
+                "revoked": revoked,
+                "envelope": json.loads(stored.envelope),
+            }
+        )
+
+
+class VerdictChange(ResponseModel):
+    """A certificate whose verdict a draft policy would change, and why."""
+
+    certificate_id: Digest
+    plan_digest: Digest
+    name: str | None
+    dataset: str | None
+    verdict: Verdict
+    would_be: Verdict
+    reasons: list[ProblemReason]
+
+
+class SimulationResult(Page[VerdictChange]):
+    """What a draft would change on one page of certificates; ``next`` takes the same body."""
+
+    policy: PolicyReference
+    judged: int = Field(
+        ge=0, description="Certificates of this page that would come under the policy."
+    )
+
+
+# ---- use cases -----------------------------------------------------------------------
 
 MAX_VALIDITY = timedelta(days=366)
 """How long a waiver may be valid."""
@@ -302,7 +440,7 @@ def simulate(
 
 
 def _judge(draft: Policy, certificate: StoredCertificate) -> SimulatedChange:
-    facts = PolicyFacts.said_in(statement_of(certificate)["predicate"], budget="fits")
+    facts = PolicyFacts.said_in(statement_in(certificate.bundle)["predicate"], budget="fits")
     reasons = violations(draft, facts) if facts.verdict == "certified" else ()
     would_be = "refused" if reasons else facts.verdict
     return SimulatedChange(certificate=certificate, would_be=would_be, reasons=reasons)

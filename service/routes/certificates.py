@@ -19,13 +19,23 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.client import Certification, Page, Revocation
 from affidavit.plan import Name, Syntax
 from affidavit.service.certificate_store import PlanRequest, StoredCertificate, no_such
+from affidavit.service.certificates.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
+from affidavit.service.certificates.decisions import (
+    DecisionRequest,
+    Issue,
+    RevocationRequest,
+    approve,
+    history,
+    reissue,
+    revoke,
+)
+from affidavit.service.certificates.draw_certificate import CurvesText, NoCurve
+from affidavit.service.certificates.preview_plan import diagnosis_of
+from affidavit.service.certificates.status import Status
+from affidavit.service.certificates.submit_plan import result_document
 from affidavit.service.dependencies import Services, TheServices
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.lifecycle.decisions import approve, history, reissue, revoke
-from affidavit.service.lifecycle.issuance import result_document
-from affidavit.service.lifecycle.models import DecisionRequest, Issue, RevocationRequest
-from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.models import (
     UUID,
@@ -49,9 +59,6 @@ from affidavit.service.routing import (
     read_body,
     syntax_of_body,
 )
-from affidavit.service.use_cases.certifications import LOST, MAX_SECONDS, WAIT_SECONDS
-from affidavit.service.use_cases.diagnose_claim import diagnosis_of
-from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
 SVG = "image/svg+xml"
 

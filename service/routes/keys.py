@@ -12,11 +12,11 @@ from fastapi.responses import Response
 
 from affidavit.certificate import read_keyset
 from affidavit.client import PublishedKeyset, ResponseModel
+from affidavit.service.certificates.status_lists import SignedStatusList
 from affidavit.service.dependencies import TheServices
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.keys import SignedKeysetEnvelope
-from affidavit.service.lifecycle.models import SignedStatusList
 from affidavit.service.models import Object
 from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem

@@ -27,7 +27,7 @@ from affidavit.service.ledger.models import (
     summary_of,
 )
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
-from affidavit.service.ledger.transitions import LockedReservation
+from affidavit.service.ledger.store import LockedReservation
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem

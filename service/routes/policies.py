@@ -18,21 +18,19 @@ from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import body, problems
-from affidavit.service.policies.models import (
+from affidavit.service.policies.service import (
+    SimulatedChange,
     SimulationResult,
     VerdictChange,
     WaiverRequest,
     WaiverView,
-    summary_of,
-    version_of,
-)
-from affidavit.service.policies.service import (
-    SimulatedChange,
     activate,
     grant,
     no_such_waiver,
     revoke,
     simulate,
+    summary_of,
+    version_of,
 )
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.problems import Problem

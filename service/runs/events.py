@@ -33,7 +33,6 @@ from affidavit.client import ResponseModel, RunProgress, StepsSpent
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.service import LedgerService
-from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.models import event_of
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import ENDED, STATES, StoredRun, rounded_up
@@ -71,10 +70,9 @@ class EventId(NamedTuple):
 class RunEvents:
     """The streams of one process; belongs to one event loop."""
 
-    def __init__(self, queue: RunQueue, ledger: LedgerService, ledger_store: LedgerStore) -> None:
+    def __init__(self, queue: RunQueue, ledger: LedgerService) -> None:
         self._queue = queue
         self._ledger = ledger
-        self._ledger_store = ledger_store
         self._watchers: Counter[str] = Counter()
         self._stopping = False
 
@@ -142,7 +140,7 @@ class RunEvents:
         counted, spent = rounded_up(steps, run.certified_steps), None
         with suppress(AccountingUnavailable, DomainError, TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                find = self._ledger_store.reservation
+                find = self._ledger.store.reservation
                 reservation = await run_in_threadpool(find, run.reservation_id)
                 cost = await self._ledger.cost_of_steps(reservation, counted)
                 charge = charge_of(reservation.cost if cost is None else cost)

@@ -37,8 +37,11 @@ from affidavit.service.database import Store
 from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger import transitions
-from affidavit.service.ledger.transitions import LockedReservation
+from affidavit.service.ledger.store import (
+    LockedReservation,
+    lock_reservation,
+    require_reserved_usable,
+)
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import (
     CompletionRequest,
@@ -270,14 +273,14 @@ class LockedRun:
             message = f"the reservation is {reservation.state}."
             return {"code": "reservation_not_usable", "message": message}
         try:
-            transitions.require_reserved_usable(self.connection, reservation)
+            require_reserved_usable(self.connection, reservation)
         except DomainError as refusal:
             return {"code": refusal.code, "message": refusal.message}
         held.commit()
         return None
 
     def _held(self) -> LockedReservation:
-        return transitions.hold_reservation(self.connection, self.run.reservation_id, self.call)
+        return lock_reservation(self.connection, self.run.reservation_id, self.call)
 
     def _granted(self, wants: int) -> int:
         """How many steps may be charged from now on: never fewer, and none uncertified.

@@ -43,10 +43,14 @@ from affidavit.service.database import hold as hold_certificate
 from affidavit.service.errors import DomainError
 from affidavit.service.fair_queue import leave_turn
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import LedgerService
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import CostedRun
+from affidavit.service.ledger.store import (
+    CostedRun,
+    lock_for_reservation,
+    lock_reservation,
+    require_reserved_usable,
+    reserve,
+)
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs import repository
 from affidavit.service.runs.models import CompletionRequest, RunRequest
@@ -91,7 +95,6 @@ class RunService:
     def __init__(
         self,
         queue: RunQueue,
-        ledger_store: LedgerStore,
         ledger: LedgerService,
         store: CertificateStore,
         worker_keys: Path,
@@ -101,7 +104,6 @@ class RunService:
         spreads: bool,
     ) -> None:
         self.queue = queue
-        self._ledger_store = ledger_store
         self._ledger = ledger
         self._store = store
         self._pool = pool
@@ -130,7 +132,7 @@ class RunService:
         if request.reservation is None:
             costed = await self._ledger.costed(None, request.certificate)
             return await run_in_threadpool(self._enqueue, request, costed, call)
-        reservation = await run_in_threadpool(self._ledger_store.reservation, request.reservation)
+        reservation = await run_in_threadpool(self._ledger.store.reservation, request.reservation)
         if reservation.reserved_by != call.actor and not any_reservation:
             raise ReservationNotUsable(
                 "this reservation was made by somebody else.", "Leave `reservation` out."
@@ -144,13 +146,13 @@ class RunService:
         try:
             with self.queue.writing() as connection:
                 if isinstance(reservation, CostedRun):
-                    transitions.hold_for(connection, reservation)
+                    lock_for_reservation(connection, reservation)
                 if (earlier := repository.repeated(connection, call)) is not None:
                     return earlier, False
                 if isinstance(reservation, CostedRun):
                     # The run has the key; its reservation is no request of its own.
                     unkeyed = CommandContext(actor=call.actor, at=call.at)
-                    reservation = transitions.reserve_usable(connection, reservation, unkeyed).id
+                    reservation = reserve(connection, reservation, unkeyed).id
                 return _enqueue(connection, request, reservation, call), True
         except IntegrityError:
             if (earlier := self.queue.read(repository.repeated, call)) is not None:
@@ -185,7 +187,7 @@ class RunService:
         checked = await self._pool.run(check_record, sent) if sent.parts else None
         cost = None
         if checked is not None and checked.steps_to_charge < run.certified_steps:
-            store = self._ledger_store
+            store = self._ledger.store
             reservation = await run_in_threadpool(store.reservation, run.reservation_id)
             cost = await self._ledger.cost_of_steps(reservation, checked.steps_to_charge)
         complete = LockedRun.complete
@@ -225,7 +227,7 @@ def _enqueue(
     """Queue a run on its own reservation and a usable certificate; raises ``DomainError``."""
     hold_certificate(connection, request.certificate)
     # Held, so that it is not released meanwhile.
-    reservation = transitions.hold_reservation(connection, reservation_id, call).reservation
+    reservation = lock_reservation(connection, reservation_id, call).reservation
     if reservation.certificate_id != request.certificate:
         raise ReservationNotUsable(
             f"reservation {reservation_id} is not for this certificate.",
@@ -235,7 +237,7 @@ def _enqueue(
         raise ReservationNotUsable(
             f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
         )
-    certificate = transitions.require_reserved_usable(connection, reservation)
+    certificate = require_reserved_usable(connection, reservation)
     _require_search(request, certificate.bundle)
     run_id, document = str(uuid.uuid4()), request.model_dump(mode="json")
     same = {"queue": request.queue, "requested_at": call.at}

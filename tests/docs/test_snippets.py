@@ -18,7 +18,7 @@ from affidavit.plan import Plan, parse_plan, plan_from
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, perform
 
 ELSEWHERE = {
-    "how-to/approvals-and-revocation.md": "tests/service/lifecycle/test_page.py",
+    "how-to/approvals-and-revocation.md": "tests/service/certificates/test_page.py",
     "how-to/backup-and-restore.md": "tests/service/operation/test_backup.py",
     "how-to/gate.md": "tests/docs/test_gate_page.py",
     "how-to/guard.md": "tests/gate/guard/test_guide.py",

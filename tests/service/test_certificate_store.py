@@ -26,9 +26,9 @@ from affidavit.service.certificate_tables import (
     requests,
     signing_keys,
 )
+from affidavit.service.certificates.status import Status
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.genuine import signed_columns
-from affidavit.service.lifecycle.status import Status
 from affidavit.service.operation.database_admin import (
     SchemaNotAtHead,
     head,

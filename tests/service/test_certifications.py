@@ -16,14 +16,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from affidavit.service import fair_queue, pool
+from affidavit.service.certificates import certifications
+from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.errors import AccountingTimeout
 from affidavit.service.fair_queue import CALLER, NOBODY, Use
 from affidavit.service.middleware import RequestMiddleware
 from affidavit.service.operation.telemetry import Metrics
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
-from affidavit.service.use_cases import certifications
-from affidavit.service.use_cases.certifications import Certifications
 from tests.waiting import wait_until
 
 Plan = Callable[..., dict[str, Any]]
@@ -79,7 +79,7 @@ def test_a_client_that_waits_gets_the_certificate(client: TestClient, plan: Plan
 def test_a_certification_that_fails_says_why(
     client: TestClient, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("affidavit.service.use_cases.submit_plan.MAX_WAITING", 0)
+    monkeypatch.setattr("affidavit.service.certificates.submit_plan.MAX_WAITING", 0)
     document = ended(client, certify(client, plan()).headers["location"])
     assert (document["state"], document["certificate"]) == ("failed", None)
     assert (document["problem"]["status"], document["problem"]["code"]) == (503, "too_busy")

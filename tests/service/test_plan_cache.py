@@ -10,9 +10,9 @@ import pytest
 
 from affidavit.certificate.policy import Policy
 from affidavit.plan import MalformedPlan, Syntax
+from affidavit.service.certificates import submit_plan
+from affidavit.service.certificates.submit_plan import CachedPlan, PlanCache
 from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
-from affidavit.service.use_cases import submit_plan
-from affidavit.service.use_cases.submit_plan import CachedPlan, PlanCache
 
 
 def read(plans: PlanCache, body: bytes, syntax: Syntax = "json") -> CachedPlan:

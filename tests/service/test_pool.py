@@ -140,7 +140,7 @@ def test_a_fault_of_ours_is_a_500_that_tells_nothing(
 def test_too_many_waiting_are_turned_away(
     client: TestClient, plan: Plan, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("affidavit.service.use_cases.submit_plan.MAX_WAITING", 0)
+    monkeypatch.setattr("affidavit.service.certificates.submit_plan.MAX_WAITING", 0)
     answer = post(client, plan())
     assert answer.status_code == 503
     assert answer.json()["code"] == "too_busy"

@@ -10,9 +10,9 @@ import pytest
 
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
+from affidavit.service.certificates.preview_plan import PreviewPlan
 from affidavit.service.errors import AccountingTimeout
 from affidavit.service.policies.policy_set import CertificationRequest, PolicySet
-from affidavit.service.use_cases.preview_plan import PreviewPlan
 
 PlanOf = Callable[..., Plan]
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from affidavit.certificate import KeyStore
-from affidavit.service.dispatch.engine import EngineUnavailable
+from affidavit.service.dispatch.engines import EngineUnavailable
 from affidavit.service.dispatch.kubernetes_jobs import AdmissionCheck, judge_by
 from tests.service.runs.conftest import Yard
 

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from affidavit.plan import load_yaml
-from affidavit.service.dispatch.engine import Job
-from affidavit.service.dispatch.engines import RayJobs, Slurm, engine_of
+from affidavit.service.dispatch.engines import Job, RayJobs, Slurm, engine_of
 from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
 from affidavit.service.errors import SettingsError
 from affidavit.service.settings import Settings

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.service.dispatch.engine import EngineUnavailable, Job
-from affidavit.service.dispatch.engines import Slurm
+from affidavit.service.dispatch.engines import EngineUnavailable, Job, Slurm
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.waiting import wait_until
 

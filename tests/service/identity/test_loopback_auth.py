@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.service.identity.loopback_auth import (
+from affidavit.service.identity.authentication import (
     ANONYMOUS,
     FORWARDED,
     came_directly,

@@ -14,9 +14,8 @@ import jwt
 import pytest
 
 from affidavit.service.errors import SettingsError
-from affidavit.service.identity import provider_tokens
-from affidavit.service.identity.provider import provider_of
-from affidavit.service.identity.provider_tokens import (
+from affidavit.service.identity import openid
+from affidavit.service.identity.openid import (
     FRESH_SECONDS,
     REREAD_SECONDS,
     RETRY_SECONDS,
@@ -26,6 +25,7 @@ from affidavit.service.identity.provider_tokens import (
     UnknownKey,
     keys_of,
 )
+from affidavit.service.identity.provider import provider_of
 from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     EC,
@@ -296,7 +296,7 @@ def test_an_answer_that_is_no_key_document_lets_nobody_in(
 def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     server: ProviderServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider_tokens, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(openid, "READ_SECONDS", 0.1)
     server.delay = 1.0
     start = time.monotonic()
     with pytest.raises(ProviderUnavailable):

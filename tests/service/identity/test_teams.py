@@ -17,8 +17,8 @@ from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.errors import SettingsError
 from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.provider import provider_of
-from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.ledger.state import dataset_grants
 from affidavit.service.log.audit import audit, snapshot

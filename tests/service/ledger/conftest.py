@@ -14,14 +14,18 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
 from affidavit.service.certificate_store import CertificateStore, PlanRequest, StoredCertificate
+from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger import transitions
 from affidavit.service.ledger.service import cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, StoredReservation
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import CostedRun, LockedReservation
-from affidavit.service.lifecycle.issuance import sign
+from affidavit.service.ledger.store import (
+    CostedRun,
+    LedgerStore,
+    LockedReservation,
+    get_reservation,
+    lock_reservation,
+)
 
 TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()
@@ -96,9 +100,9 @@ class Bench:
     ) -> StoredReservation:
         """A reservation settled as by a run whose record the service has judged."""
         with writer(self.engine).begin() as connection:
-            held = transitions.hold_reservation(connection, reservation_id, call())
+            held = lock_reservation(connection, reservation_id, call())
             held.settle(steps, record, cost)
-            return transitions.get_reservation(connection, reservation_id)
+            return get_reservation(connection, reservation_id)
 
     def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: LedgerScope = TOY) -> None:
         """Set a version of the budget."""

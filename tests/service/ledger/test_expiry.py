@@ -7,23 +7,23 @@ from typing import Any
 
 from sqlalchemy import text
 
-from affidavit.service.database import reader, writer
-from affidavit.service.ledger.store import LIFETIME, expire_reservations, orphans
+from affidavit.service.ledger.repository import UNUSED_LIFETIME, orphaned_reservations
+from affidavit.service.ledger.store import LedgerStore
 from tests.service.replay import replay
 from tests.service.runs.conftest import Yard
 from tests.service.runs.conftest import yard as yard
 
 NOW = datetime.now(UTC)
-LATER = NOW + LIFETIME + timedelta(hours=1)
+LATER = NOW + UNUSED_LIFETIME + timedelta(hours=1)
 
 
 def expired(yard: Yard, at: datetime) -> int:
-    return expire_reservations(writer(yard.engine), reader(yard.engine), at)
+    return LedgerStore(yard.engine).expire(at)
 
 
 def named(yard: Yard, at: datetime) -> set[str]:
     with yard.engine.connect() as connection:
-        return {reservation for reservation, _ in orphans(connection, at)}
+        return {reservation for reservation, _ in orphaned_reservations(connection, at)}
 
 
 def test_only_what_has_no_run_and_was_never_used_expires(yard: Yard) -> None:
@@ -35,7 +35,7 @@ def test_only_what_has_no_run_and_was_never_used_expires(yard: Yard) -> None:
     assert yard.ask("POST", f"/v1/reservations/{used}/commit", "work", {}).is_success
     assert yard.ask("POST", f"/v1/reservations/{released}/release", "submit", {}).is_success
     waiting = yard.request(certificate).json()
-    assert expired(yard, NOW + LIFETIME - timedelta(hours=1)) == 0
+    assert expired(yard, NOW + UNUSED_LIFETIME - timedelta(hours=1)) == 0
     assert named(yard, NOW) == set()
     assert named(yard, LATER) == {unused}
     assert expired(yard, LATER) == 1
@@ -53,14 +53,14 @@ def test_a_run_that_is_queued_meanwhile_keeps_its_reservation(yard: Yard) -> Non
     path = "/v1/ledgers/toy/reservations"
     unused = yard.ask("POST", path, "submit", {"certificate": certificate}).json()["id"]
 
-    class Late:
+    class Late(LedgerStore):
         """Another client is quicker, once it is known what to release."""
 
-        def begin(self) -> Any:
+        def change(self, *values: Any, **named: Any) -> Any:
             assert yard.request(certificate, reservation=unused).status_code == 201
-            return writer(yard.engine).begin()
+            return super().change(*values, **named)
 
-    assert expire_reservations(Late(), reader(yard.engine), LATER) == 0  # type: ignore[arg-type]
+    assert Late(yard.engine).expire(LATER) == 0
     assert yard.charged({"reservation": unused})[0] == "reserved"
 
 

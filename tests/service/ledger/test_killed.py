@@ -12,8 +12,7 @@ from sqlalchemy import func, select
 
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import ledger_events, reservations
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import LockedReservation
+from affidavit.service.ledger.store import LedgerStore, LockedReservation
 from affidavit.service.log.entries import log_entries
 from tests.service.children import killed, on
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of

@@ -15,15 +15,24 @@ from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import development_key
+from affidavit.service.certificates.status import Status
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
-from affidavit.service.ledger import repository, transitions
+from affidavit.service.ledger import repository
 from affidavit.service.ledger.models import position_of, summary_of
 from affidavit.service.ledger.service import composition, cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope, ledger_events, ledgers, reservations
-from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.ledger.transitions import CostedRun, require_usable
-from affidavit.service.lifecycle.status import Status
+from affidavit.service.ledger.store import (
+    CertificateNotUsable,
+    CostedRun,
+    LedgerStore,
+    NoBudget,
+    OverBudget,
+    RecordRequired,
+    StepsAboveCertificate,
+    UnknownReservation,
+    require_usable,
+)
 from affidavit.service.log.entries import log_entries
 from affidavit.service.pages.datasets import spent_chart
 from tests.service import children
@@ -47,7 +56,7 @@ def fill(bench: Bench, claim: CostedRun) -> int:
     while True:
         try:
             bench.ledger.reserve(claim, call())
-        except transitions.OverBudget:
+        except OverBudget:
             return admitted
         admitted += 1
 
@@ -93,7 +102,7 @@ def test_steps_of_the_first_runs_kind_fill_a_budget_to_their_composition(bench: 
     together = composition([(better.event, fits + 1)], 1e-5)["epsilon"]
     assert float(together["upper"]) <= stored.spent_epsilon() <= 3
     assert float(together["lower"]) > 0.9 * 3
-    with pytest.raises(transitions.OverBudget):
+    with pytest.raises(OverBudget):
         bench.ledger.reserve(claim, call())
     assert not replay(bench.engine)
 
@@ -121,14 +130,14 @@ def test_a_replay_finds_steps_that_a_cost_leaves_out(bench: Bench) -> None:
 
 
 def test_without_a_budget_nothing_is_reserved(bench: Bench) -> None:
-    with pytest.raises(transitions.NoBudget):
+    with pytest.raises(NoBudget):
         bench.ledger.reserve(bench.claim(), call())
 
 
 def test_another_unit_or_adjacency_is_another_ledger(bench: Bench) -> None:
     bench.budget()
     other = bench.claim(adjacency="zero_out")
-    with pytest.raises(transitions.NoBudget, match="toy/example/zero_out"):
+    with pytest.raises(NoBudget, match="toy/example/zero_out"):
         bench.ledger.reserve(other, call())
     bench.budget(scope=replace(TOY, adjacency="zero_out"))
     bench.ledger.reserve(other, call())
@@ -147,11 +156,11 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     result, _ = bench.ledger.reserve(claim, call())
     assert result.rule == "alone"
     tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
-    with pytest.raises(transitions.OverBudget):
+    with pytest.raises(OverBudget):
         bench.ledger.reserve(tiny, call())
     bench.release(result.id, "")
     assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
-    with pytest.raises(transitions.OverBudget):
+    with pytest.raises(OverBudget):
         bench.ledger.reserve(claim, call())
     assert not replay(bench.engine)
 
@@ -207,7 +216,7 @@ def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench)
     assert stored is not None
     assert stored.state.exhausted(stored.filter)
     assert stored.state.budget.number == 2
-    with pytest.raises(transitions.OverBudget):
+    with pytest.raises(OverBudget):
         bench.ledger.reserve(claim, call())
     bench.budget("8")
     bench.ledger.reserve(claim, call())
@@ -229,7 +238,7 @@ def test_each_status_that_is_not_usable_has_the_remedy_that_works(
     bench: Bench, status: Status, remedy: str
 ) -> None:
     certificate = replace(bench.certified(), status=status)
-    with pytest.raises(transitions.CertificateNotUsable) as refused:
+    with pytest.raises(CertificateNotUsable) as refused:
         require_usable(certificate, "toy", allow_untrusted=False)
     assert status.value.replace("_", " ") in refused.value.message
     assert remedy.format(id=certificate.id) in refused.value.remedy
@@ -248,14 +257,14 @@ def test_a_certificate_that_is_not_for_this_is_refused(
 ) -> None:
     bench.budget()
     good = bench.claim()
-    with pytest.raises(transitions.CertificateNotUsable, match=why):
+    with pytest.raises(CertificateNotUsable, match=why):
         bench.ledger.reserve(replace(good, certificate=bench.certified(**changes)), call())
 
 
 def test_a_development_keys_certificate_needs_an_embedded_service(bench: Bench) -> None:
     bench.budget()
     claim = claim_of(bench.certified(key=development_key()))
-    with pytest.raises(transitions.CertificateNotUsable, match="development key"):
+    with pytest.raises(CertificateNotUsable, match="development key"):
         bench.ledger.reserve(claim, call())
     bench.ledger.reserve(replace(claim, allow_untrusted=True), call())
 
@@ -285,7 +294,7 @@ def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
     bench.commit(result.id)
     for record in (None, RECORD):
         for steps in (0, 4, 9):
-            with pytest.raises(transitions.RecordRequired):
+            with pytest.raises(RecordRequired):
                 bench.settle(result.id, steps, record)
     assert state(bench).spent == claim.cost
     settled, _ = bench.settle(result.id, 10, None)
@@ -297,7 +306,7 @@ def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
     bench.commit(result.id)
-    with pytest.raises(transitions.StepsAboveCertificate):
+    with pytest.raises(StepsAboveCertificate):
         bench.settle(result.id, 11, RECORD)
     settled = bench.settled_by_record(result.id, 9, RECORD, claim.cost.times(5))
     assert settled.charged == claim.cost
@@ -334,7 +343,7 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
     assert not bench.release(two.id, "")[1]
     with pytest.raises(WrongState):
         bench.commit(two.id)
-    with pytest.raises(transitions.UnknownReservation):
+    with pytest.raises(UnknownReservation):
         bench.commit("00000000-0000-0000-0000-000000000000")
     assert state(bench).spent == claim.cost
 
@@ -379,7 +388,7 @@ def reserve_all(ledger: LedgerStore, claim: CostedRun, tries: int) -> int:
         barrier.wait()
         try:
             ledger.reserve(claim, call())
-        except transitions.OverBudget:
+        except OverBudget:
             return False
         return True
 
@@ -445,14 +454,14 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
     bench.budget("2.5")
     for check in ("hold", "require_unaltered"):
         monkeypatch.setattr(f"affidavit.service.ledger.repository.{check}", lambda *_: None)
-    monkeypatch.setattr("affidavit.service.ledger.transitions.hold_certificate", lambda *_: None)
+    monkeypatch.setattr("affidavit.service.ledger.store.hold_certificate", lambda *_: None)
     barrier = Barrier(16)
 
     def attempt(_: int) -> str:
         barrier.wait()
         try:
             bench.ledger.reserve(claim, call())
-        except transitions.OverBudget:
+        except OverBudget:
             return "refused"
         except IntegrityError:
             return "lost the race"
@@ -551,7 +560,7 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
     forged = bench.ledger.read(repository.find_ledger, TOY)
     assert forged is not None
     many = replace(claim, cost=claim.cost.times(3))
-    with pytest.raises(transitions.OverBudget):
+    with pytest.raises(OverBudget):
         bench.ledger.reserve(many, call())
     generous = LedgerStore(bench.engine)
     with pytest.MonkeyPatch.context() as patched:

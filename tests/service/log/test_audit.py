@@ -21,15 +21,14 @@ from affidavit.certificate import (
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.certificate_store import CertificateStore, PlanRequest
+from affidavit.service.certificates.decisions import RevocationRequest, revoke
+from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor, CommandContext, Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys import KeysetStore
 from affidavit.service.ledger.models import GrantRequest
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.lifecycle.decisions import revoke
-from affidavit.service.lifecycle.issuance import sign
-from affidavit.service.lifecycle.models import RevocationRequest
 from affidavit.service.log.entries import append
 from tests.service.log.conftest import KEY, NOON, Log
 

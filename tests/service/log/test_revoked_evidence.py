@@ -33,7 +33,7 @@ from affidavit.certificate.verification.trust_policy import Timestamps, Witnesse
 from affidavit.service.__main__ import main
 from affidavit.service.database import writer
 from affidavit.service.keys import KeysetStore
-from affidavit.service.log.cosignatures import Cosignatures
+from affidavit.service.log.checkpoint_publisher import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion
 from tests.certificate.log.logged import NOW, certified, key_for

@@ -22,14 +22,15 @@ from affidavit.certificate.log import (
 )
 from affidavit.service.database import open_engine
 from affidavit.service.errors import OperatorError
-from affidavit.service.log import checkpoint_publisher, cosignatures, witness_server
+from affidavit.service.log import checkpoint_publisher, reader, witness_server
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,
+    Cosignatures,
     PublishError,
     WitnessDestination,
     destinations,
 )
-from affidavit.service.log.cosignatures import Cosignatures, from_before
+from affidavit.service.log.reader import from_before
 from affidavit.service.log.witness_server import FolderWitness, WitnessFolder, witness_app
 from tests.service.log.conftest import KEY, ORIGIN, Log
 
@@ -148,11 +149,11 @@ def test_one_with_more_witnesses_stands_for_a_newer_one_for_a_while(
     one = log.grow(1)
     cosigned(one.note, 0)
     assert log.reader.published().checkpoint == both.checkpoint
-    monkeypatch.setattr(cosignatures, "COMPLETION", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "COMPLETION", timedelta(seconds=-5))
     assert log.reader.published().checkpoint == one.checkpoint
     newest = log.grow(1)
     assert log.reader.published().checkpoint == one.checkpoint
-    monkeypatch.setattr(cosignatures, "PATIENCE", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "PATIENCE", timedelta(seconds=-5))
     assert log.reader.published().checkpoint == newest.checkpoint
 
 
@@ -161,7 +162,7 @@ def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
 ) -> None:
     keys, now = [SigningKey.generate() for _ in range(2)], datetime.now(UTC)
     store = Cosignatures(log.engine)
-    monkeypatch.setattr(cosignatures, "COMPLETION", timedelta(seconds=-5))
+    monkeypatch.setattr(reader, "COMPLETION", timedelta(seconds=-5))
 
     def cosigned(note: str, *names: int) -> str:
         for name in names:
@@ -174,7 +175,7 @@ def test_neither_timestamps_nor_a_witness_alone_hide_what_more_witnesses_saw(
     stamped = log.grow(1).note
     for note in (alone[0], stamped):
         for number in range(3):  # as keep_timestamp stores them
-            store._keep(note, f"{cosignatures.STAMPS}{number}", timestamp_line(b"%d" % number), now)
+            store._keep(note, f"{reader.STAMPS}{number}", timestamp_line(b"%d" % number), now)
     assert log.reader.published().note.startswith(both)
     with log.engine.connect() as connection:
         before = from_before(connection, 0, now + timedelta(hours=1))

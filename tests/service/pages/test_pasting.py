@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from affidavit.plan import as_document, digest, parse_plan, plan_from
+from affidavit.service.certificates.preview_plan import LONGEST, PreviewPlan, read_document
 from affidavit.service.pages.plan_form import PlanForm, parse
-from affidavit.service.use_cases.preview_plan import LONGEST, PreviewPlan, read_document
 
 SCRIPT = """
 from opacus import PrivacyEngine

@@ -20,7 +20,7 @@ from sqlalchemy import text
 from affidavit.certificate import SigningKey
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import CommandContext
-from affidavit.service.ledger import transitions
+from affidavit.service.ledger.store import lock_reservation
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.runs.models import CompletionRequest
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS
@@ -130,7 +130,7 @@ def test_a_charge_that_no_worker_signed_for_is_found(yard: Yard) -> None:
     run, _ = begun(yard)
     call = CommandContext(actor="token:work", at=datetime.now(UTC))
     with writer(yard.engine).begin() as connection:
-        held = transitions.hold_reservation(connection, run["reservation"], call)
+        held = lock_reservation(connection, run["reservation"], call)
         held.settle(1, digest(), None)
     assert not replay(yard.engine)
     assert not yard.altered()
@@ -344,7 +344,7 @@ def stopped_by(yard: Yard, what: str) -> None:
     if what == "settled":  # which nobody can over HTTP
         with writer(yard.engine).begin() as connection:
             call = CommandContext(actor="owner", at=datetime.now(UTC))
-            held = transitions.hold_reservation(connection, run["reservation"], call)
+            held = lock_reservation(connection, run["reservation"], call)
             held.settle(STEPS, None, None)
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})

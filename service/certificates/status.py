@@ -12,7 +12,7 @@
 =====================  ===============================================================
 
 ``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
-reissue (``affidavit.service.lifecycle.decisions``); they never turn into ``expired``. They
+reissue (``affidavit.service.certificates.decisions``); they never turn into ``expired``. They
 apply to one issue; a revocation also to all issues before it.
 
 It follows from append-only tables:
@@ -36,6 +36,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
+from affidavit.certificate.log import LogEntry
 from affidavit.service.certificate_tables import (
     Sequence,
     UtcDateTime,
@@ -81,6 +82,32 @@ status_lists = sa.Table(
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.CheckConstraint("sequence > 0", name="status_lists_sequence_positive"),
 )
+
+
+def approval_entry(row: Any) -> LogEntry:
+    """The entry of an approval or a rejection."""
+    body = {
+        "issue": row.issue,
+        "envelope": row.envelope_digest,
+        "decision": row.decision,
+        "comment": row.comment,
+    }
+    return LogEntry(
+        kind="approval", subject=row.certificate_id, actor=row.approver, at=row.at, body=body
+    )
+
+
+def revocation_entry(row: Any) -> LogEntry:
+    """The entry of a revocation."""
+    body = {
+        "issue": row.issue,
+        "envelope": row.envelope_digest,
+        "code": row.code,
+        "reason": row.reason,
+    }
+    return LogEntry(
+        kind="revocation", subject=row.certificate_id, actor=row.revoked_by, at=row.at, body=body
+    )
 
 
 class Status(StrEnum):

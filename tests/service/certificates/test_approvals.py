@@ -25,8 +25,8 @@ from affidavit.service.certificate_tables import certificates, insert_signing_ke
 from affidavit.service.database import writer
 from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.log.entries import append_certificates, log_entries, log_pending
+from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
-from tests.service.lifecycle.conftest import Company
 
 NONE = "sha256:" + "0" * 64
 

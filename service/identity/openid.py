@@ -1,42 +1,51 @@
-"""Tokens of the OpenID provider, and the keys that they are verified with (JWKS, RFC 7517).
+"""Tokens of the OpenID provider, the keys that verify them (JWKS, RFC 7517), and sign-in.
 
-Checked before anything in a token counts: the signature, by a key that the provider's document
-has under the token's ``kid`` and with that key's algorithm; ``iss`` and ``aud``, exactly;
-``exp``, ``nbf`` and ``iat`` by the database's clock, with a minute for clocks that differ. Keys or
-addresses that
-a token brings along (``jwk``, ``jku``, ``x5c``, ``x5u``) are not looked at, and one that
-lists extensions as critical (``crit``) is refused, for none is understood here.
+A token is accepted only after these checks: the signature, by the key with the token's ``kid`` in
+the provider's document and with that key's algorithm; ``iss`` and ``aud``, exactly; ``exp``,
+``nbf`` and ``iat`` by the database's clock, with a minute of leeway. Keys and addresses in the
+token (``jwk``, ``jku``, ``x5c``, ``x5u``) are ignored. A token with critical extensions (``crit``)
+is refused, because none is supported.
 
-The holder's name is ``sub``, which a provider never gives to somebody else; an address or
-a display name can change hands. Groups that the operator's table does not list allow
-nothing.
+The holder's name is ``sub``, which a provider never reassigns; addresses and display names can
+change hands. Groups that the operator has not listed allow nothing.
 
-Rules for the keys:
+Rules for keys:
 
-- Only public keys for signatures, of an algorithm of the list, are taken; a symmetric key
-  in the document is no key. A key decides with which algorithm it is used, never a token.
-- Keys count for five minutes and are then read again. While they cannot be read, the last
-  ones go on counting for an hour, and then nobody is let in any more.
-- A key that is not there makes us read again at most twice a minute, however many tokens
-  name keys that nobody has; meanwhile they are refused.
-- One thread reads at a time, for five seconds and 256 KiB at most, and follows no redirect.
+- Only public signature keys of a listed algorithm are used. The key determines the algorithm, never
+  the token.
+- Keys are read again after five minutes. If that fails, the last ones are used for an hour.
+- An unknown key id causes at most two reads a minute.
+- One thread reads at a time, for at most five seconds and 256 KiB, and follows no redirect.
 
-PyJWT's own client of such documents bounds neither size nor redirects, reads no file, and keeps
-no keys while the provider is down; so the keys are read here and PyJWT verifies.
+PyJWT's own client bounds neither size nor redirects, reads no file, and keeps no keys while the
+provider is down. So this module reads the keys, and PyJWT verifies the tokens.
+
+Sign-in is the authorization code flow with PKCE. The browser goes to the provider with a ``state``
+(binds the response to this browser), a ``nonce`` (binds the token to this sign-in) and the hash of
+a secret (binds the code to this service). It returns with a code, which the service exchanges for
+an ID token. That token is verified like a bearer token, with this client as its audience.
+
+References: OpenID Connect Core 1.0, 3.1; RFC 7636 (PKCE, S256); RFC 9207 (``iss`` in the
+response); RFC 9700, 2.1.1 (best current practice).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 import jwt
@@ -44,7 +53,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from affidavit.client import read_at_most
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
-from affidavit.service.identity.provider import Provider
+from affidavit.service.identity.provider import Provider, SignInClient
 
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
@@ -320,3 +329,138 @@ def _name(subject: str) -> str:
             f"the token's sub is not 1 to {LONGEST_SUBJECT} visible ASCII characters."
         )
     return f"oidc:{subject}"
+
+
+# ---- signing in ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One sign-in on its way: what only this browser knows, and where it goes afterwards."""
+
+    state: str
+    nonce: str
+    verifier: str
+    next: str
+
+    @classmethod
+    def new(cls, to: str) -> Attempt:
+        """A fresh one."""
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        return cls(state, nonce, verifier, to)
+
+    def packed(self) -> str:
+        """As text for a cookie."""
+        fields = [self.state, self.nonce, self.verifier, self.next]
+        return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
+
+    @classmethod
+    def unpacked(cls, text: str) -> Attempt | None:
+        """The attempt that ``packed`` wrote; None for anything else."""
+        try:
+            fields = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
+        except (ValueError, RecursionError):
+            return None
+        whole = isinstance(fields, list) and len(fields) == 4
+        return cls(*fields) if whole and all(isinstance(field, str) for field in fields) else None
+
+
+class CodeFlow:
+    """The flow of one client with one provider.
+
+    Methods raise ``AuthenticationError`` and ``ProviderUnavailable``.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        client: SignInClient,
+        keys: ProviderKeys,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._issuer = provider.issuer
+        self._client = client
+        self._tokens = ProviderTokens(replace(provider, audience=client.client_id), keys, now)
+
+    def leave(self, attempt: Attempt, back: str) -> str:
+        """Where to send the browser; it comes back to ``back``."""
+        challenge = hashlib.sha256(attempt.verifier.encode()).digest()
+        query = urlencode(
+            {
+                "response_type": "code",
+                "client_id": self._client.client_id,
+                "redirect_uri": back,
+                "scope": self._client.scope,
+                "state": attempt.state,
+                "nonce": attempt.nonce,
+                "code_challenge": base64.urlsafe_b64encode(challenge).rstrip(b"=").decode(),
+                "code_challenge_method": "S256",
+            }
+        )
+        url = self._client.authorization_url
+        return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
+
+    def arrive(
+        self, attempt: Attempt | None, answered: Mapping[str, str], back: str
+    ) -> tuple[Actor, ...]:
+        """Who signed in, once for each of their teams. Raises ``AuthenticationError``."""
+        if attempt is None or not _same(attempt.state, answered.get("state", "")):
+            raise AuthenticationError(
+                "sign_in_not_begun", "this sign-in did not start in this browser; sign in again."
+            )
+        if answered.get("iss", self._issuer) != self._issuer:
+            raise invalid_token("the response came from another provider; sign in again.")
+        code = answered.get("code", "")
+        if not code:
+            raise AuthenticationError(
+                "sign_in_refused", "the provider denied the sign-in; sign in again."
+            )
+        token = self._exchange(code, attempt.verifier, back)
+        claims = self._tokens.claims(token)
+        if not _same(str(claims.get("nonce", "")), attempt.nonce):
+            raise invalid_token("the token belongs to another sign-in; sign in again.")
+        if claims.get("azp", self._client.client_id) != self._client.client_id:
+            raise invalid_token("the token was issued to another client.")
+        actors = self._tokens.actors_of(claims)
+        if not actors[0].scopes:
+            raise AuthenticationError(
+                "no_scopes", "none of your groups may use this service; ask an administrator."
+            )
+        return actors
+
+    def _exchange(self, code: str, verifier: str, back: str) -> str:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": back,
+            "code_verifier": verifier,
+        }
+        headers = {"accept": "application/json"}
+        client = self._client
+        if client.client_secret:
+            # RFC 6749, 2.3.1: both are written as in a form before they are joined.
+            pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
+            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form["client_id"] = client.client_id
+        try:
+            status, content = fetch("POST", client.token_url, data=form, headers=headers)
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL):
+            raise ProviderUnavailable from None
+        if status in (400, 401):
+            raise AuthenticationError(
+                "sign_in_refused",
+                "the provider does not accept the authorization code; sign in again.",
+            )
+        try:
+            answered: Any = json.loads(content) if status == httpx.codes.OK else None
+        except (ValueError, RecursionError):
+            answered = None
+        token = answered.get("id_token") if isinstance(answered, dict) else None
+        if not isinstance(token, str):
+            raise ProviderUnavailable
+        return token
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -25,13 +25,21 @@ import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, SigningPort
-from affidavit.certificate.policy import Waiver, judge, lacks_requirements, with_requirements
+from affidavit.certificate import Approvals, Assessment, SigningPort, issue
+from affidavit.certificate.policy import (
+    AS_PROVED,
+    PolicyEvaluation,
+    Waiver,
+    judge,
+    lacks_requirements,
+    with_requirements,
+)
 from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.certificate_store import (
     CertificateStore,
@@ -43,13 +51,13 @@ from affidavit.service.certificate_store import (
     expired,
     find_and_record,
 )
+from affidavit.service.certificates.status import DECIDED, Status
 from affidavit.service.clock import MAX_SKEW
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.fair_queue import another_turn
+from affidavit.service.genuine import signed_columns
 from affidavit.service.keys import Keyring
-from affidavit.service.lifecycle.issuance import sign
-from affidavit.service.lifecycle.status import DECIDED, Status
 from affidavit.service.policies.policy_set import (
     CertificationRequest,
     Head,
@@ -59,7 +67,7 @@ from affidavit.service.policies.policy_set import (
 )
 from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
-from affidavit.service.teams import DEFAULT, acting_for
+from affidavit.service.teams import DEFAULT, acting_for, in_id
 
 # ---- plans parsed before -------------------------------------------------------------
 
@@ -372,6 +380,65 @@ class SubmitPlan:
                 record_waivers(connection, item.certificate.id, item.waivers, self._keyring.now())
 
         return revalidate
+
+
+def sign(
+    assessment: Assessment,
+    key: SigningPort,
+    *,
+    requester: str,
+    issued_at: datetime,
+    former: StoredCertificate | None,
+    under: PolicyEvaluation = AS_PROVED,
+    ledger: Mapping[str, Any] | None = None,
+    team: str = DEFAULT,
+) -> StoredCertificate:
+    """Sign the assessment of a plan as the issue after ``former``, or as the first.
+
+    ``under`` is what ``judge`` returned together with ``assessment``; ``ledger`` is the
+    position of the data set's budget, ``team`` whose certificate it is.
+    """
+    certificate = issue(
+        assessment,
+        key,
+        requester=requester,
+        issued_at=issued_at,
+        under=under,
+        former=former,
+        ledger=ledger,
+        team=in_id(team),
+    )
+    result, predicate = certificate.as_result(assessment), certificate.statement["predicate"]
+    approved = Approvals.of(predicate).complete
+    return StoredCertificate(
+        **signed_columns(predicate),
+        status=Status.ACTIVE if approved else Status.AWAITING_APPROVAL,
+        epsilon_upper=(result["epsilon"] or {}).get("upper"),
+        delta=(result["delta"] or {}).get("upper"),
+        created_at=issued_at,
+        envelope_digest=certificate.envelope_digest,
+        key_id=key.key_id,
+        bundle=certificate.bundle,
+        result=json.dumps(result, allow_nan=False),
+        team=team,
+    )
+
+
+def result_document(certificate: StoredCertificate) -> str:
+    """Return the result document of an issue, with its number, digest and status.
+
+    The result is stored as text whose last field is ``certificate``. The current facts are appended
+    to that field, so the text is not parsed for every response. Raises ``ValueError`` for a text
+    with another last field.
+    """
+    if not certificate.result.endswith("}}"):
+        raise ValueError("this is not a result that ends with its certificate")
+    facts = {
+        "issue": certificate.issue,
+        "envelope_digest": certificate.envelope_digest,
+        "status": certificate.status.value,
+    }
+    return f"{certificate.result[:-2]}, {json.dumps(facts)[1:]}}}"
 
 
 def _is_pending_budget(certificate: StoredCertificate) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy import Connection, Engine, Row, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 
@@ -26,19 +27,20 @@ from affidavit.certificate import (
     read_envelope,
     sign_status,
 )
+from affidavit.client import ResponseModel
 from affidavit.plan import digest_of, load_json
 from affidavit.service.certificate_tables import UtcDateTime, certificates, signing_keys
-from affidavit.service.database import Store
-from affidavit.service.keys import Keyring, keysets
-from affidavit.service.lifecycle.status import (
+from affidavit.service.certificates.status import (
     COVERED,
     REVOKED,
     SUPERSEDED,
+    revocation_entry,
     revocations,
     status_lists,
 )
+from affidavit.service.database import Store
+from affidavit.service.keys import Keyring, keysets
 from affidavit.service.log.entries import log_entries
-from affidavit.service.log.entry_types import revocation_entry
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.teams import acting_for
 
@@ -46,6 +48,16 @@ VALIDITY = timedelta(hours=1)
 MAX_AGE = timedelta(minutes=5)
 LISTED_AFTER = timedelta(days=1)
 """How long an issue stays listed after its validity; a verifier's clock can be slow."""
+
+
+class SignedStatusList(ResponseModel):
+    """A DSSE envelope; its payload is the status list, which is valid for an hour."""
+
+    payload: str
+    payload_type: Literal["application/vnd.affidavit.status-list.v1+json"] = Field(
+        alias="payloadType"
+    )
+    signatures: list[dict[str, str]]
 
 
 class StatusLists(Store):

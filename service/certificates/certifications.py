@@ -26,10 +26,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.certificate_tables import UtcDateTime, metadata
+from affidavit.service.certificates.submit_plan import Submission
 from affidavit.service.database import Store
 from affidavit.service.errors import TooBusy
 from affidavit.service.problems import Problem, problem_of_error
-from affidavit.service.use_cases.submit_plan import Submission
 
 WAIT_SECONDS = 30
 """How long a request is held whose client does not say."""

@@ -1,13 +1,14 @@
-"""Preview a plan before it is submitted: read a document as one, assess, draw and compare it.
+"""Preview a plan and diagnose a claim, without certifying anything.
 
-Nothing here is signed, stored or logged. A preview is accounted in the same processes as a
-certificate, under the same time limit, and the latest ones are kept in memory. It is accounted
-by one engine, as ``affidavit check`` does, unless the policy of its data set asks for a second
-opinion.
+Results are neither signed, stored nor logged. They are computed in the accounting pool under the
+time limit of a certificate, and the latest are cached. One engine accounts for a preview, as in
+``affidavit check``, unless the policy of its data set requires a second opinion.
 
-A pasted document is a plan, a training script, a notebook, or another library's JSON. The text is
-parsed and never run, no other file is read, and it happens in an accounting process that is killed
-past its time limit. What a document does not say must be given, as in the gate.
+A pasted document is a plan, a training script, a notebook, or another library's JSON. Its text is
+parsed in an accounting process and never run, and no other file is read. Missing fields must be
+entered, as in the gate.
+
+A diagnosis names the known mistakes that lead from a plan to a claimed number that it cannot have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import opacus_noise_multiplier
@@ -31,6 +33,7 @@ from affidavit.certificate import (
     path_trials,
 )
 from affidavit.certificate.charts import Chart
+from affidavit.certificate.diagnosis import diagnose
 from affidavit.certificate.policy import (
     Policy,
     PolicyEvaluation,
@@ -39,15 +42,30 @@ from affidavit.certificate.policy import (
     with_requirements,
 )
 from affidavit.importers import LIBRARIES, Partial, imported, imported_document
-from affidavit.plan import MalformedPlan, Plan, Reason, digest, load_json, load_yaml, plan_from
+from affidavit.plan import (
+    Claim,
+    Claimed,
+    Kind,
+    MalformedPlan,
+    Plan,
+    Reason,
+    StrictModel,
+    Syntax,
+    digest,
+    find_claim_conflicts,
+    load_json,
+    load_yaml,
+    locate_in_document,
+    plan_from,
+)
+from affidavit.service.certificates.draw_certificate import Charts, NoCurve, curve_charts_of
+from affidavit.service.certificates.submit_plan import Position
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.policies.policy_set import budget_status
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.teams import DEFAULT, acting_for
-from affidavit.service.use_cases.draw_certificate import Charts, NoCurve, curve_charts_of
-from affidavit.service.use_cases.submit_plan import Position
 
 MAX_RESULTS = 256
 """Results kept in memory, some 10 KB each; of curves some 20 KB."""
@@ -336,3 +354,72 @@ def _refused(code: str, message: str) -> ReadDocument:
         code=code, message=message, remedy="Paste the part that makes the private call."
     )
     return ReadDocument(reasons=(reason,))
+
+
+# ---- diagnose a claim ----------------------------------------------------------------
+
+
+class _Question(StrictModel):
+    plan: dict[str, Any]
+    claimed_epsilon: Claimed | None = None
+    claimed_noise_multiplier: Claimed | None = None
+
+
+_QUESTION = Kind("a diagnosis", lambda: dict.fromkeys(_Question.model_fields, ""), "/openapi.json")
+
+
+async def diagnosis_of(pool: AccountingPool, body: bytes, syntax: Syntax) -> dict[str, Any]:
+    """The diagnosis that ``body`` asks for.
+
+    Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
+    """
+    plan, claim = await run_in_threadpool(question, body, syntax)
+    return await pool.run(answer, plan, claim)
+
+
+def answer(plan: Plan, claim: Claim) -> dict[str, Any]:
+    """The result document, which unlike the diagnosis itself can leave its process."""
+    return diagnose(plan, claim).as_result()
+
+
+def question(body: bytes, syntax: Syntax) -> tuple[Plan, Claim]:
+    """The plan and the claim of a request; raises ``MalformedPlan`` with positions."""
+    document = load_yaml(body) if syntax == "yaml" else load_json(body)
+    try:
+        return _read(document.data)
+    except MalformedPlan as error:
+        raise MalformedPlan(*locate_in_document(error.reasons, document)) from None
+
+
+def _read(data: Any) -> tuple[Plan, Claim]:
+    try:
+        asks = _Question.model_validate(data)
+    except ValidationError as error:
+        raise MalformedPlan(*_QUESTION.reasons(error, data)) from None
+    try:
+        plan = plan_from(asks.plan)
+    except MalformedPlan as error:
+        raise MalformedPlan(*map(_inside, error.reasons)) from None
+    claim = _claim(asks, plan)
+    if reasons := tuple(find_claim_conflicts(claim, plan)):
+        raise MalformedPlan(*map(_inside, reasons))
+    return plan, claim
+
+
+def _claim(asks: _Question, plan: Plan) -> Claim:
+    claims = [asks.claimed_epsilon, asks.claimed_noise_multiplier]
+    missing = claims.count(None)
+    if missing == 2 and plan.claim is not None:
+        return plan.claim
+    if missing != 1:
+        raise MalformedPlan.with_reason(
+            code="missing_field" if missing else "conflict",
+            pointer="" if missing else "/claimed_noise_multiplier",
+            message="a diagnosis takes exactly one claim.",
+            remedy="Give claimed_epsilon or claimed_noise_multiplier.",
+        )
+    return Claim(epsilon=claims[0], noise_multiplier=claims[1])
+
+
+def _inside(reason: Reason) -> Reason:
+    return replace(reason, pointer="/plan" + reason.pointer)

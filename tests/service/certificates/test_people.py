@@ -10,9 +10,9 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
 from affidavit.service.identity.tokens import TokenError
+from tests.service.certificates.conftest import Company
+from tests.service.certificates.test_approvals import insert_approval, predicate
 from tests.service.conftest import ON_SQLITE, token_for, tokens_for
-from tests.service.lifecycle.conftest import Company
-from tests.service.lifecycle.test_approvals import insert_approval, predicate
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from affidavit.service.log.audit import audit, snapshot
-from tests.service.lifecycle.conftest import Company
-from tests.service.lifecycle.test_approvals import insert_approval
+from tests.service.certificates.conftest import Company
+from tests.service.certificates.test_approvals import insert_approval
 
 
 def findings(company: Company) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affidavit.service import keys
-from tests.service.lifecycle.conftest import Company
+from tests.service.certificates.conftest import Company
 
 Plan = Callable[..., dict[str, Any]]
 

@@ -1,34 +1,46 @@
-"""Decisions about a certificate: approve, reject, revoke, and issue again.
+r"""Decisions about a certificate: approve, reject, revoke and reissue.
 
-Approving takes four eyes. An approver names the digest of the envelope that they reviewed,
-so that it cannot be exchanged in between. Nobody decides about a certificate that they ever
-requested, under any policy or waiver, nor twice; the database itself refuses that too, for
-whoever can write to it. With the last required approval, the statement is signed again with
-all approvals in it, in the same transaction: a certificate is never approved and not issued.
-One rejection ends it.
+Approval takes four eyes. An approver names the digest of the envelope that they reviewed, so that
+it cannot be replaced in between. A requester of the certificate cannot approve it, under any policy
+or waiver, and nobody can approve twice; the database enforces both. With the last required
+approval, the same transaction signs the statement again with all approvals in it. One rejection
+ends the issue.
 
-A revocation withdraws the current issue and every issue before it. It is a row, an entry in
-the log, and a line in every status list until a day after the validity of what it revokes
-ends. Nothing undoes it. Whoever may revoke may revoke what they requested themselves: taking
-a certificate out of use needs one pair of eyes, and the sooner the better.
+A revocation withdraws the current issue and every earlier one. It is a row, a log entry, and a line
+in every status list until a day after the validity of the revoked issue. It cannot be undone. A
+requester may revoke their own certificate, because revocation takes one person.
 
-A plan that is sent again never brings back a revoked or rejected certificate, because a
-retry in a pipeline must not undo a person's decision. Whoever may approve can reissue it: the
-plan is accounted again under the policies in force, and signed as the next issue. They count
-as a requester, so that others must give the approvals that it requires.
+Sending the plan again never restores a revoked or rejected certificate, so that a retry in a
+pipeline does not undo a person's decision. An approver can reissue it: the plan is accounted again
+under the policies in force, and signed as the next issue. The approver then counts as a requester.
+
+>>> DecisionRequest.from_data({"decision": "approve", "envelope": "sha256:1"})
+Traceback (most recent call last):
+affidavit.service.errors.MalformedRequest: invalid_value at /envelope: ...
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection, Engine, Select, Table, select
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Approval, Approvals, KeyFailure, format_instant
-from affidavit.client import Revocation
+from affidavit.certificate import (
+    Approval,
+    Approvals,
+    KeyFailure,
+    SigningPort,
+    format_instant,
+    issue_approved,
+    statement_in,
+)
+from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.certificate_store import (
     PlanRequest,
@@ -41,28 +53,96 @@ from affidavit.service.certificate_store import (
     no_such,
 )
 from affidavit.service.certificate_tables import requests
+from affidavit.service.certificates.draw_certificate import plan_of
+from affidavit.service.certificates.status import (
+    DECIDED,
+    Status,
+    approval_entry,
+    approvals,
+    revocation_entry,
+    revocations,
+)
+from affidavit.service.certificates.submit_plan import Submission, SubmitPlan
 from affidavit.service.database import hold, write, writer
 from affidavit.service.errors import DomainError
-from affidavit.service.genuine import NotGenuine
+from affidavit.service.genuine import NotGenuine, signed_columns
 from affidavit.service.identity.actor import Actor, CommandContext
 from affidavit.service.keys import Keyring
-from affidavit.service.lifecycle.issuance import sign_approved, statement_of
-from affidavit.service.lifecycle.models import (
-    Decision,
-    DecisionRequest,
-    Issue,
-    IssueApprovals,
-    RevocationRequest,
-)
-from affidavit.service.lifecycle.status import DECIDED, Status, approvals, revocations
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.entries import insert_logged, logged
-from affidavit.service.log.entry_types import ENTRY_TYPES, approval_entry, revocation_entry
+from affidavit.service.log.entry_types import ENTRY_TYPES
 from affidavit.service.log.stored_tree import LogDamaged
+from affidavit.service.models import Comment, Digest, RequestModel
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.teams import acting_for
-from affidavit.service.use_cases.draw_certificate import plan_of
-from affidavit.service.use_cases.submit_plan import Submission, SubmitPlan
+
+GUIDE = "docs/how-to/approvals-and-revocation.md"
+
+Verb = Literal["approve", "reject"]
+
+
+class DecisionRequest(RequestModel):
+    """An approval or a rejection of the envelope with this digest."""
+
+    noun = "a decision"
+    guide = GUIDE
+    error_code = "malformed_decision"
+
+    decision: Verb = "approve"
+    envelope: Digest = Field(description="The envelope_digest of the issue that was reviewed.")
+    comment: Comment = Field("", description="Required to reject.")
+
+    @model_validator(mode="after")
+    def _rejection_has_a_comment(self) -> Self:
+        if self.decision == "reject" and not self.comment.strip():
+            raise PydanticCustomError("no_reason", "a rejection needs a comment that says why")
+        return self
+
+
+class RevocationRequest(RequestModel):
+    """A revocation of the current issue; with ``envelope``, only if it is still current."""
+
+    noun = "a revocation"
+    guide = GUIDE
+    error_code = "malformed_decision"
+
+    code: RevocationCode
+    reason: Annotated[Comment, Field(min_length=1)]
+    envelope: Digest | None = Field(None, description="Revoke only if this is still current.")
+
+
+class Decision(ResponseModel):
+    """A decision about an issue."""
+
+    decision: Verb
+    approver: str
+    at: datetime
+    comment: str
+
+
+class IssueApprovals(ResponseModel):
+    """The approvals that an issue requires, and the decisions about it."""
+
+    required: int
+    decisions: list[Decision]
+
+
+class Issue(ResponseModel):
+    """An issue of a certificate with its status, its decisions and its revocation."""
+
+    issue: int = Field(ge=1)
+    untrusted: bool
+    status: Status
+    verdict: str
+    envelope_digest: Digest
+    key_id: str
+    created_at: datetime
+    not_after: datetime
+    approvals: IssueApprovals
+    revocation: Revocation | None
+
+
+# ---- Approve or reject ---------------------------------------------------------------
 
 REISSUABLE = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
 
@@ -114,7 +194,7 @@ def _issue(
     connection: Connection, keyring: Keyring, pending: StoredCertificate, at: datetime
 ) -> StoredCertificate | None:
     """The issue with its approvals, if none is missing."""
-    required = Approvals.of(statement_of(pending)["predicate"]).required
+    required = Approvals.of(statement_in(pending.bundle)["predicate"]).required
     collected = Approvals(required, _approvals_of(connection, pending))
     if not collected.complete:
         return None
@@ -122,9 +202,30 @@ def _issue(
     key = keyring.current()
     if key.public.development is not pending.untrusted:
         raise KeyFailure("a development key cannot sign a trusted certificate, nor the reverse.")
-    issued = sign_approved(pending, collected, key, at)
+    issued = _sign_approved(pending, collected, key, at)
     insert_issues(connection, [(issued, pending)], key.public.as_record())
     return issued
+
+
+def _sign_approved(
+    pending: StoredCertificate, approvals: Approvals, key: SigningPort, at: datetime
+) -> StoredCertificate:
+    """Sign ``pending`` with its ``approvals`` as the next issue."""
+    certificate = issue_approved(
+        statement_in(pending.bundle), key, approvals=approvals, issued_at=at, former=pending
+    )
+    document = json.loads(pending.result)
+    document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}
+    return replace(
+        pending,
+        **signed_columns(certificate.statement["predicate"]),
+        status=Status.ACTIVE,
+        created_at=at,
+        envelope_digest=certificate.envelope_digest,
+        key_id=key.key_id,
+        bundle=certificate.bundle,
+        result=json.dumps(document, allow_nan=False),
+    )
 
 
 def _require_signed_here(keyring: Keyring, pending: StoredCertificate) -> None:

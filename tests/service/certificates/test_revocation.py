@@ -19,10 +19,10 @@ from affidavit.certificate import (
     read_envelope,
     verify,
 )
-from affidavit.service.lifecycle import status_lists as lists
+from affidavit.service.certificates import status_lists as lists
 from affidavit.service.log.entries import log_entries
+from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
-from tests.service.lifecycle.conftest import Company
 
 
 def content(raw: bytes) -> dict[str, Any]:

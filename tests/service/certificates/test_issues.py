@@ -15,11 +15,11 @@ from sqlalchemy import Engine, event, func, select
 from affidavit.certificate import VerificationError, read_envelope, verify
 from affidavit.service.certificate_store import CertificateStore, ConcurrentUpdate
 from affidavit.service.certificate_tables import certificates, requests
+from affidavit.service.certificates.status import Status
 from affidavit.service.database import open_engine
-from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.entries import log_entries
+from tests.service.certificates.conftest import Company
 from tests.service.conftest import ON_SQLITE
-from tests.service.lifecycle.conftest import Company
 from tests.service.test_certificate_store import KEY, REQUEST, certificate
 
 YEAR = timedelta(days=366)

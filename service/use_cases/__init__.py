@@ -1,1 +1,0 @@
-"""What the service does, one file a use case; routes only translate to and from HTTP."""
