@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from affidavit.gate.console import err, read_file, refuse, say, stop, write
 from affidavit.gate.exit_codes import Exit
-from affidavit.importers import LIBRARIES, imported
+from affidavit.importers import LIBRARIES, import_file
 from affidavit.plan import MalformedPlan, plan_from, with_fields
 
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
@@ -79,7 +79,7 @@ def init(
 
 
 def _read_script(script: Path) -> dict[str, Any]:
-    partial = imported(str(script), read_file(script))
+    partial = import_file(str(script), read_file(script))
     if partial is None:
         stop(f"{script} makes no private call of {', '.join(LIBRARIES)}.")
     for assumption in partial.assumed:

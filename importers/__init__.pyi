@@ -1,8 +1,8 @@
-from .base import Broken as Broken
-from .base import Partial as Partial
-from .base import Span as Span
-from .directives import key_of as key_of
+from .directives import directive_key as directive_key
 from .documents import LIBRARIES as LIBRARIES
-from .documents import imported as imported
-from .documents import imported_document as imported_document
+from .documents import import_document as import_document
+from .documents import import_file as import_file
 from .dp_event import DP_EVENT_REMEDIES as DP_EVENT_REMEDIES
+from .partial_plan import BrokenObligation as BrokenObligation
+from .partial_plan import PartialPlan as PartialPlan
+from .partial_plan import SourceSpan as SourceSpan

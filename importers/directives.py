@@ -16,12 +16,12 @@ import re
 import tokenize
 from typing import Any
 
-from affidavit.importers.base import malformed
+from affidavit.importers.partial_plan import malformed_plan
 from affidavit.plan import MalformedPlan
 
-LINE = re.compile(r"#\s*affidavit:\s*(.*)")
-PAIR = re.compile(r"([a-z_]+)\s*=\s*([^\s,]+)")
-FIELDS: dict[str, tuple[str, ...]] = {
+DIRECTIVE = re.compile(r"#\s*affidavit:\s*(.*)")
+KEY_VALUE = re.compile(r"([a-z_]+)\s*=\s*([^\s,]+)")
+DIRECTIVE_FIELDS: dict[str, tuple[str, ...]] = {
     "dataset_size": ("dataset", "size"),
     "unit": ("dataset", "unit"),
     "adjacency": ("adjacency",),
@@ -41,33 +41,38 @@ FIELDS: dict[str, tuple[str, ...]] = {
 """Keys, with the plan field that each states."""
 
 
-def stated_in(source: str) -> dict[str, Any]:
+def read_directives(source: str) -> dict[str, Any]:
     """The values that comments state, by key; raises ``MalformedPlan``."""
     stated: dict[str, Any] = {}
     for line, comment in _comments(source):
-        match = LINE.match(comment)
+        match = DIRECTIVE.match(comment)
         if match is None:
             continue
-        pairs = PAIR.findall(match[1])
-        if not pairs or PAIR.sub("", match[1]).strip(" ,"):
-            raise _wrong(line, f"{match[1]!r} is not a list of key=value.")
+        pairs = KEY_VALUE.findall(match[1])
+        if not pairs or KEY_VALUE.sub("", match[1]).strip(" ,"):
+            raise _wrong_directive(line, f"{match[1]!r} is not a list of key=value.")
         for key, text in pairs:
-            if key not in FIELDS:
-                raise _wrong(line, f"{key} is an unknown key.")
+            if key not in DIRECTIVE_FIELDS:
+                raise _wrong_directive(line, f"{key} is an unknown key.")
             value = _value(text)
             if stated.setdefault(key, value) != value:
-                raise _wrong(line, f"{key} is stated twice, as {stated[key]} and {value}.")
+                raise _wrong_directive(
+                    line, f"{key} is stated twice, as {stated[key]} and {value}."
+                )
     return stated
 
 
-def key_of(pointer: str) -> str | None:
+def directive_key(pointer: str) -> str | None:
     """The key that states the plan field at ``pointer``, if there is one.
 
     >>> key_of("/dataset/size"), key_of("/dataset"), key_of("/optimizer")
     ('dataset_size', 'dataset_size', None)
     """
     path = tuple(part for part in pointer.split("/")[1:] if not part.isdigit())
-    return next((key for key, field in FIELDS.items() if path and field[: len(path)] == path), None)
+    return next(
+        (key for key, field in DIRECTIVE_FIELDS.items() if path and field[: len(path)] == path),
+        None,
+    )
 
 
 def _comments(source: str) -> list[tuple[int, str]]:
@@ -87,10 +92,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _wrong(line: int, message: str) -> MalformedPlan:
-    return malformed(
+def _wrong_directive(line: int, message: str) -> MalformedPlan:
+    return malformed_plan(
         "wrong_statement",
         f"# affidavit: {message}",
-        f"Use key=value with one of {', '.join(FIELDS)}.",
+        f"Use key=value with one of {', '.join(DIRECTIVE_FIELDS)}.",
         line,
     )

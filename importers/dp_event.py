@@ -13,19 +13,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from affidavit.importers.base import (
-    Partial,
+from affidavit.importers.names import load_facts
+from affidavit.importers.partial_plan import (
+    PartialPlan,
     not_imported,
-    only,
-    positive,
-    share,
-    whole,
+    require_known_fields,
+    require_positive,
+    require_positive_integer,
+    require_probability,
 )
-from affidavit.importers.names import facts
 
-KIND = "DpEvent"
-_KINDS = facts("dp_events.toml")
-FIELDS: dict[str, list[str]] = _KINDS["fields"]
+DOCUMENT_KIND = "DpEvent"
+_KINDS = load_facts("dp_events.toml")
+EVENT_FIELDS: dict[str, list[str]] = _KINDS["fields"]
 """The kinds that are read, with their fields."""
 DP_EVENT_REMEDIES: dict[str, str] = _KINDS["remedies"]
 """What to do about other kinds of dp-accounting's."""
@@ -40,7 +40,7 @@ def recognises(document: Any) -> bool:
     return isinstance(document, dict) and str(document.get("class_name", "")).endswith("DpEvent")
 
 
-def read(document: dict[str, Any]) -> Partial:
+def read(document: dict[str, Any]) -> PartialPlan:
     """The phases of the event; raises ``MalformedPlan``."""
     phases: list[Phase] = []
     extra: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def read(document: dict[str, Any]) -> Partial:
         extra.append(_selection(document))
     if not phases:
         raise not_imported(
-            KIND,
+            DOCUMENT_KIND,
             "it has no Gaussian event.",
             "Account for it with affidavit.PrivacyAccountant; plans describe training.",
         )
@@ -68,12 +68,14 @@ def read(document: dict[str, Any]) -> Partial:
     sizes = {phase.pop("_size") for phase in phases if "_size" in phase}
     data.pop("_size", None)
     if len(sizes) > 1:
-        raise not_imported(KIND, "its samples are of several data sets.", "Write a plan instead.")
+        raise not_imported(
+            DOCUMENT_KIND, "its samples are of several data sets.", "Write a plan instead."
+        )
     if sizes:
         data["dataset"] = {"size": sizes.pop()}
     if extra:
         data["extra"] = extra
-    return Partial(kind=KIND, data=data, assumed=tuple(assumed))
+    return PartialPlan(kind=DOCUMENT_KIND, data=data, assumed=tuple(assumed))
 
 
 def _walk(
@@ -81,7 +83,9 @@ def _walk(
 ) -> None:
     name = _name(event)
     if depth > 16 or len(phases) + len(extra) > MAX_PARTS:
-        raise not_imported(KIND, "it is nested too deeply, or too long.", "Write a plan instead.")
+        raise not_imported(
+            DOCUMENT_KIND, "it is nested too deeply, or too long.", "Write a plan instead."
+        )
     match name:
         case "NoOpDpEvent":
             return
@@ -89,7 +93,7 @@ def _walk(
             for part in _list(event):
                 _walk(part, times, phases, extra, depth + 1)
         case "SelfComposedDpEvent":
-            _walk(event["event"], times * _times(event), phases, extra, depth + 1)
+            _walk(event["event"], times * _iterations(event), phases, extra, depth + 1)
         case "GaussianDpEvent":
             phases.append(_phase({"scheme": "full_batch"}, times, [_release(event, 1, 0)]))
         case "LaplaceDpEvent":
@@ -119,7 +123,7 @@ def _walk(
             phases.append(phase | {"_size": _count(event, "dataset_size")})
         case _:
             raise not_imported(
-                KIND,
+                DOCUMENT_KIND,
                 f"{name} is not a supported kind.",
                 DP_EVENT_REMEDIES.get(
                     name, "Write a plan instead; `affidavit schema` lists its fields."
@@ -134,10 +138,10 @@ def _selection(event: dict[str, Any]) -> dict[str, Any]:
         "kind": "repeat_and_select",
         "name": "selection",
         "distribution": names.get(shape, "truncated_negative_binomial"),
-        "mean": positive(KIND, "RepeatAndSelectDpEvent: mean", event["mean"]),
+        "mean": require_positive(DOCUMENT_KIND, "RepeatAndSelectDpEvent: mean", event["mean"]),
     }
     if shape not in names:
-        selection["shape"] = positive(KIND, "RepeatAndSelectDpEvent: shape", shape)
+        selection["shape"] = require_positive(DOCUMENT_KIND, "RepeatAndSelectDpEvent: shape", shape)
     return selection
 
 
@@ -147,13 +151,13 @@ def _releases(event: Any, times: int) -> list[dict[str, Any]]:
         case "GaussianDpEvent":
             return [_release(event, times, 0)]
         case "SelfComposedDpEvent":
-            return _releases(event["event"], times * _times(event))
+            return _releases(event["event"], times * _iterations(event))
         case "ComposedDpEvent":
             releases = [release for part in _list(event) for release in _releases(part, times)]
             return [release | {"name": f"block-{index}"} for index, release in enumerate(releases)]
         case other:
             raise not_imported(
-                KIND, f"{other} inside a sample is not supported.", "Write a plan instead."
+                DOCUMENT_KIND, f"{other} inside a sample is not supported.", "Write a plan instead."
             )
 
 
@@ -173,40 +177,50 @@ def _phase(sampling: dict[str, Any], steps: int, releases: list[dict[str, Any]])
 def _name(event: Any) -> str:
     """The kind of an event, after checking that it has exactly the fields of that kind."""
     if not isinstance(event, dict) or not isinstance(event.get("class_name"), str):
-        raise not_imported(KIND, "a part of it has no class_name.", "Write the whole named tuple.")
+        raise not_imported(
+            DOCUMENT_KIND, "a part of it has no class_name.", "Write the whole named tuple."
+        )
     name: str = event["class_name"]
     if not str(event.get("module_name", "dp_accounting")).startswith("dp_accounting"):
         raise not_imported(
-            KIND, f"{name[:80]} is not a dp-accounting event.", "Write a plan instead."
+            DOCUMENT_KIND, f"{name[:80]} is not a dp-accounting event.", "Write a plan instead."
         )
-    if name not in FIELDS:
+    if name not in EVENT_FIELDS:
         return name[:80]
-    only(f"{KIND}: {name}", event, ("module_name", "class_name", *FIELDS[name]))
-    for field in FIELDS[name]:
+    require_known_fields(
+        f"{DOCUMENT_KIND}: {name}", event, ("module_name", "class_name", *EVENT_FIELDS[name])
+    )
+    for field in EVENT_FIELDS[name]:
         if event.get(field) is None:
-            raise not_imported(KIND, f"{name}: {field} is missing.", "Write the whole named tuple.")
+            raise not_imported(
+                DOCUMENT_KIND, f"{name}: {field} is missing.", "Write the whole named tuple."
+            )
     return name
 
 
 def _list(event: dict[str, Any]) -> list[Any]:
     events = event["events"]
     if not isinstance(events, list):
-        raise not_imported(KIND, "events is not a list.", "Write the whole named tuple.")
+        raise not_imported(DOCUMENT_KIND, "events is not a list.", "Write the whole named tuple.")
     return events
 
 
 def _noise(event: dict[str, Any]) -> float:
-    return positive(KIND, f"{event['class_name']}: noise_multiplier", event["noise_multiplier"])
+    return require_positive(
+        DOCUMENT_KIND, f"{event['class_name']}: noise_multiplier", event["noise_multiplier"]
+    )
 
 
 def _probability(event: dict[str, Any]) -> float:
     field = "sampling_probability"
-    return share(KIND, f"{event['class_name']}: {field}", event[field])
+    return require_probability(DOCUMENT_KIND, f"{event['class_name']}: {field}", event[field])
 
 
 def _count(event: dict[str, Any], field: str) -> int:
-    return whole(KIND, f"{event['class_name']}: {field}", event[field])
+    return require_positive_integer(DOCUMENT_KIND, f"{event['class_name']}: {field}", event[field])
 
 
-def _times(event: dict[str, Any]) -> int:
-    return whole(KIND, f"{event['class_name']}: count", event["count"], MAX_COUNT)
+def _iterations(event: dict[str, Any]) -> int:
+    return require_positive_integer(
+        DOCUMENT_KIND, f"{event['class_name']}: count", event["count"], MAX_COUNT
+    )

@@ -23,21 +23,21 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from affidavit.importers.base import (
-    Calibrate,
-    Partial,
-    as_it_is,
+from affidavit.importers.names import NAMES
+from affidavit.importers.partial_plan import (
+    NoiseCalibration,
+    PartialPlan,
     is_number,
     not_imported,
-    only,
-    positive,
-    share,
-    whole,
+    require_known_fields,
+    require_positive,
+    require_positive_integer,
+    require_probability,
+    unchanged,
 )
-from affidavit.importers.names import NAMES
 from affidavit.plan import schedule
 
-KIND = "jax-privacy plan"
+DOCUMENT_KIND = "jax-privacy plan"
 RELATIONS = {
     "ADD_OR_REMOVE_ONE": "add_remove",
     "REPLACE_ONE": "replace_one",
@@ -57,47 +57,55 @@ def recognises_participations(document: Any) -> bool:
     return isinstance(document, dict) and required <= document.keys()
 
 
-def read_participations(document: dict[str, Any]) -> Partial:
+def read_participations(document: dict[str, Any]) -> PartialPlan:
     """The plan fields of a ``BandMFConfig``; raises ``MalformedPlan``."""
-    only(KIND, document, NAMES["jax_participations_fields"])
-    steps = whole(KIND, "iterations", document["iterations"])
+    require_known_fields(DOCUMENT_KIND, document, NAMES["jax_participations_fields"])
+    steps = require_positive_integer(DOCUMENT_KIND, "iterations", document["iterations"])
     bands = len(_normalised(document["strategy"]))
-    positive(KIND, "noise_multiplier", document.get("noise_multiplier"))
+    require_positive(DOCUMENT_KIND, "noise_multiplier", document.get("noise_multiplier"))
     field = "expected_participations"
-    rate = Fraction(positive(KIND, field, document[field])) * bands / steps
+    rate = Fraction(require_positive(DOCUMENT_KIND, field, document[field])) * bands / steps
     public = document.get("num_examples") is not None
     rest = {key: value for key, value in document.items() if key != field}
     return read(
         {
             **rest,
-            "sampling_prob": share(KIND, "the sampling probability", schedule.double_up(rate)),
+            "sampling_prob": require_probability(
+                DOCUMENT_KIND, "the sampling probability", schedule.double_up(rate)
+            ),
             "partition_type": "EQUAL_SPLIT" if public else "INDEPENDENT",
             "neighboring_relation": "REPLACE_SPECIAL" if public else "ADD_OR_REMOVE_ONE",
         }
     )
 
 
-def read(document: dict[str, Any]) -> Partial:
+def read(document: dict[str, Any]) -> PartialPlan:
     """The plan fields of the configuration; raises ``MalformedPlan``."""
-    only(KIND, document, (*NAMES["jax_plan_fields"], *NAMES["jax_ignored_fields"]))
+    require_known_fields(
+        DOCUMENT_KIND, document, (*NAMES["jax_plan_fields"], *NAMES["jax_ignored_fields"])
+    )
     if document.get("column_normalize", False) is not False:
         raise not_imported(
-            KIND, "column_normalize is not supported.", "Give the normalised matrix in a plan."
+            DOCUMENT_KIND,
+            "column_normalize is not supported.",
+            "Give the normalised matrix in a plan.",
         )
-    steps = whole(KIND, "iterations", document["iterations"])
+    steps = require_positive_integer(DOCUMENT_KIND, "iterations", document["iterations"])
     strategy = _normalised(document["strategy"])
     bands = len(strategy)
     if bands > steps:
         raise not_imported(
-            KIND, "strategy is longer than iterations.", "Give the value that was used."
+            DOCUMENT_KIND, "strategy is longer than iterations.", "Give the value that was used."
         )
     release = {
         "name": "all",
-        "clip_norm": positive(KIND, "l2_clip_norm", document.get("l2_clip_norm", 1.0)),
+        "clip_norm": require_positive(
+            DOCUMENT_KIND, "l2_clip_norm", document.get("l2_clip_norm", 1.0)
+        ),
     }
     noise = document.get("noise_multiplier")
     if noise is not None:
-        release["noise_multiplier"] = positive(KIND, "noise_multiplier", noise)
+        release["noise_multiplier"] = require_positive(DOCUMENT_KIND, "noise_multiplier", noise)
     data: dict[str, Any] = {
         "steps": steps,
         "releases": [release],
@@ -109,7 +117,7 @@ def read(document: dict[str, Any]) -> Partial:
     in_turn = _splits_equally(document) and bands > 1
     if in_turn and relation == "add_remove":
         raise not_imported(
-            KIND,
+            DOCUMENT_KIND,
             "partition_type is EQUAL_SPLIT, which is incompatible with ADD_OR_REMOVE_ONE.",
             "Use INDEPENDENT, or REPLACE_SPECIAL.",
         )
@@ -119,44 +127,50 @@ def read(document: dict[str, Any]) -> Partial:
         data["dataset"] = {"size": size}
     if target := _target(document):
         data["target"] = target
-    return Partial(
-        kind=KIND,
+    return PartialPlan(
+        kind=DOCUMENT_KIND,
         data=data,
         assumed=_assumed(document),
         excluded=(("adjacency", ("add_remove",)),) if in_turn else (),
-        finish=partial(_with_lots, rate=document["sampling_prob"]) if bands > 1 else as_it_is,
+        finish=partial(_with_lots, rate=document["sampling_prob"]) if bands > 1 else unchanged,
     )
 
 
 def _normalised(strategy: Any) -> list[float]:
     """The coefficients divided by their norm, rounded away from zero so that the norm is >= 1."""
     if not isinstance(strategy, list) or not strategy or not all(map(is_number, strategy)):
-        raise not_imported(KIND, "strategy is not a list of coefficients.", "Write it out.")
+        raise not_imported(
+            DOCUMENT_KIND, "strategy is not a list of coefficients.", "Write it out."
+        )
     norm = math.hypot(*strategy)
     if strategy[0] == 0 or not math.isfinite(norm):
         raise not_imported(
-            KIND, "strategy has no inverse, or is out of range.", "Give the value that was used."
+            DOCUMENT_KIND,
+            "strategy has no inverse, or is out of range.",
+            "Give the value that was used.",
         )
     least = math.nextafter(norm, 0)
     return [math.nextafter(c / least, math.copysign(math.inf, c)) if c else 0.0 for c in strategy]
 
 
 def _sampling(document: dict[str, Any], bands: int) -> dict[str, Any]:
-    rate = share(KIND, "sampling_prob", document["sampling_prob"])
+    rate = require_probability(DOCUMENT_KIND, "sampling_prob", document["sampling_prob"])
     most = document.get("truncated_batch_size")
     if bands > 1 and most is not None:
         raise not_imported(
-            KIND, "truncated lots of cyclic groups are not supported.", "Remove the truncation."
+            DOCUMENT_KIND,
+            "truncated lots of cyclic groups are not supported.",
+            "Remove the truncation.",
         )
     if bands > 1:
         return {"scheme": "cyclic_poisson", "groups": bands}
     if most is not None:
-        lots = whole(KIND, "truncated_batch_size", most)
+        lots = require_positive_integer(DOCUMENT_KIND, "truncated_batch_size", most)
         return {"scheme": "truncated_poisson", "probability": rate, "max_lot_size": lots}
     return {"scheme": "poisson", "probability": rate}
 
 
-def _with_lots(plan: dict[str, Any], _: Calibrate | None, rate: float) -> dict[str, Any]:
+def _with_lots(plan: dict[str, Any], _: NoiseCalibration | None, rate: float) -> dict[str, Any]:
     """The plan of groups in turn, whose lots follow from ``rate`` and the size of the data set."""
     size, sampling = plan.get("dataset", {}).get("size"), plan["sampling"]
     if not isinstance(size, int):
@@ -165,7 +179,7 @@ def _with_lots(plan: dict[str, Any], _: Calibrate | None, rate: float) -> dict[s
     lots = sampling.get("lot_size", math.ceil(least))
     if isinstance(lots, int) and lots < least:
         raise not_imported(
-            KIND,
+            DOCUMENT_KIND,
             f"lot_size is given as {lots}, but sampling_prob makes lots of {least:.6g}.",
             "Leave lot_size out: it follows from dataset.size.",
         )
@@ -174,15 +188,15 @@ def _with_lots(plan: dict[str, Any], _: Calibrate | None, rate: float) -> dict[s
 
 def _size(document: dict[str, Any]) -> int | None:
     size = document.get("num_examples")
-    return None if size is None else whole(KIND, "num_examples", size)
+    return None if size is None else require_positive_integer(DOCUMENT_KIND, "num_examples", size)
 
 
 def _target(document: dict[str, Any]) -> dict[str, float]:
     target = {}
     if (epsilon := document.get("epsilon")) is not None:
-        target["epsilon"] = positive(KIND, "epsilon", epsilon)
+        target["epsilon"] = require_positive(DOCUMENT_KIND, "epsilon", epsilon)
     if (delta := document.get("delta")) is not None:
-        target["delta"] = share(KIND, "delta", delta)
+        target["delta"] = require_probability(DOCUMENT_KIND, "delta", delta)
     return target
 
 
@@ -190,7 +204,9 @@ def _relation(document: dict[str, Any]) -> str | None:
     relations = (document.get(key) for key in ("accountant", "neighboring_relation"))
     adjacencies = {_adjacency(relation) for relation in relations if relation is not None}
     if len(adjacencies) > 1:
-        raise not_imported(KIND, "accountant and neighboring_relation differ.", "Keep one of them.")
+        raise not_imported(
+            DOCUMENT_KIND, "accountant and neighboring_relation differ.", "Keep one of them."
+        )
     return adjacencies.pop() if adjacencies else None
 
 
@@ -198,7 +214,9 @@ def _splits_equally(document: dict[str, Any]) -> bool:
     """Whether groups have equal size, so that adding a record moves others."""
     partition = str(document.get("partition_type", "EQUAL_SPLIT")).rpartition(".")[2]
     if partition not in ("EQUAL_SPLIT", "INDEPENDENT"):
-        raise not_imported(KIND, "partition_type is unknown.", "Use EQUAL_SPLIT or INDEPENDENT.")
+        raise not_imported(
+            DOCUMENT_KIND, "partition_type is unknown.", "Use EQUAL_SPLIT or INDEPENDENT."
+        )
     return partition == "EQUAL_SPLIT"
 
 
@@ -208,7 +226,7 @@ def _adjacency(accountant: Any) -> str:
     relation = RELATIONS.get(str(accountant).rpartition(".")[2])
     if relation is None:
         raise not_imported(
-            KIND,
+            DOCUMENT_KIND,
             "accountant is not a neighbouring relation.",
             f"Use one of {', '.join(RELATIONS)}.",
         )

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from affidavit.importers.base import Broken, is_number
-from affidavit.importers.names import facts
+from affidavit.importers.names import load_facts
+from affidavit.importers.partial_plan import BrokenObligation, is_number
 from affidavit.plan import Scheme, StrictModel
 
 NOT_SHUFFLED = tuple(
@@ -45,7 +45,7 @@ class Call(StrictModel):
     accounts: bool = False
 
 
-Requirement = Literal["given", "number", "lot_size", "gaussian"] | tuple[Any, ...]
+ArgumentRequirement = Literal["given", "number", "lot_size", "gaussian"] | tuple[Any, ...]
 """What a value has to be; a list has the values that are as good as none."""
 
 
@@ -55,11 +55,11 @@ class Rule(StrictModel):
     Where one is otherwise, or is not settled, ``broken`` applies.
     """
 
-    holds: Mapping[str, Requirement]
-    broken: Broken
+    holds: Mapping[str, ArgumentRequirement]
+    broken: BrokenObligation
 
 
-def satisfies(value: Any, requirement: Requirement, lot: Any) -> bool:
+def satisfies_requirement(value: Any, requirement: ArgumentRequirement, lot: Any) -> bool:
     """Whether the ``value`` of an argument, None if left out, is as a rule requires.
 
     ``lot`` is the lot size, None if unknown.
@@ -103,12 +103,12 @@ class Library(StrictModel):
     yields_to: tuple[str, ...] = ()
     trains: bool = True
     rules: tuple[Rule, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenObligation, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def _load() -> tuple[Library, ...]:
-    sections = facts("libraries.toml")
+    sections = load_facts("libraries.toml")
     return tuple(
         Library(**{"key": key} | sections.get(own.pop("like", ""), {}) | own)
         for key, own in sections.items()
@@ -116,10 +116,10 @@ def _load() -> tuple[Library, ...]:
 
 
 FAULTS = {
-    key: Broken(
+    key: BrokenObligation(
         **{"code": key, "schemes": NOT_SHUFFLED if own.pop("poisson_alone", False) else None} | own
     )
-    for key, own in facts("faults.toml").items()
+    for key, own in load_facts("faults.toml").items()
 }
 """What a script may do so that its claim does not hold, whatever its library."""
 LIBRARIES = _load()

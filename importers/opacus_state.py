@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.importers.base import (
-    Partial,
+from affidavit.importers.partial_plan import (
+    PartialPlan,
     not_imported,
-    only,
-    positive,
-    share,
-    whole,
+    require_known_fields,
+    require_positive,
+    require_positive_integer,
+    require_probability,
 )
 
-KIND = "Opacus accountant state"
-ENTRY = 3
+DOCUMENT_KIND = "Opacus accountant state"
+HISTORY_FIELDS = 3
 """Values in an entry of the history: noise, rate and steps."""
 
 
@@ -27,21 +27,23 @@ def recognises(document: Any) -> bool:
     return isinstance(document, dict) and {"history", "mechanism"} <= document.keys()
 
 
-def read(document: dict[str, Any]) -> Partial:
+def read(document: dict[str, Any]) -> PartialPlan:
     """A phase for each entry of the history; raises ``MalformedPlan``."""
-    only(KIND, document, ("history", "mechanism"))
+    require_known_fields(DOCUMENT_KIND, document, ("history", "mechanism"))
     if not isinstance(document["mechanism"], str):
-        raise not_imported(KIND, "mechanism is not a name.", "Save it with Opacus.")
+        raise not_imported(DOCUMENT_KIND, "mechanism is not a name.", "Save it with Opacus.")
     history = document["history"]
     if not isinstance(history, list) or not history:
-        raise not_imported(KIND, "its history is empty.", "Save it after training.")
-    if not all(isinstance(entry, list) and len(entry) == ENTRY for entry in history):
+        raise not_imported(DOCUMENT_KIND, "its history is empty.", "Save it after training.")
+    if not all(isinstance(entry, list) and len(entry) == HISTORY_FIELDS for entry in history):
         raise not_imported(
-            KIND, "its history is not a list of [noise, rate, steps].", "Save it with Opacus."
+            DOCUMENT_KIND,
+            "its history is not a list of [noise, rate, steps].",
+            "Save it with Opacus.",
         )
     phases = [_phase(f"history {index}", *entry) for index, entry in enumerate(history)]
-    return Partial(
-        kind=KIND,
+    return PartialPlan(
+        kind=DOCUMENT_KIND,
         data=dict(phases[0]) if len(phases) == 1 else {"phases": phases},
         assumed=(
             "Opacus: all parameters are taken as one release with one clip norm; with per-layer "
@@ -51,9 +53,11 @@ def read(document: dict[str, Any]) -> Partial:
 
 
 def _phase(where: str, noise: Any, rate: Any, steps: Any) -> dict[str, Any]:
-    multiplier = positive(KIND, f"{where}: noise_multiplier", noise)
+    multiplier = require_positive(DOCUMENT_KIND, f"{where}: noise_multiplier", noise)
     return {
-        "sampling": {"probability": share(KIND, f"{where}: sample_rate", rate)},
-        "steps": whole(KIND, f"{where}: num_steps", steps),
+        "sampling": {
+            "probability": require_probability(DOCUMENT_KIND, f"{where}: sample_rate", rate)
+        },
+        "steps": require_positive_integer(DOCUMENT_KIND, f"{where}: num_steps", steps),
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": multiplier}],
     }

@@ -39,7 +39,7 @@ from affidavit.certificate import (
 from affidavit.certificate import certify as assess
 from affidavit.certificate import verify as verify_bundle
 from affidavit.gate import read_bytes
-from affidavit.importers import imported_document
+from affidavit.importers import import_document
 from affidavit.library.bounds import Bound, bound_of
 from affidavit.library.certification import Certification, NotCertified
 from affidavit.library.privacy_curve import Curve, curve_of
@@ -103,7 +103,7 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
 
 
 def _of_document(document: Any, fields: PlanFields) -> Plan:
-    partial = imported_document(document)
+    partial = import_document(document)
     if partial is not None:
         document = partial.completed(with_fields({}, **fields), partial.kind)
     elif isinstance(document, Mapping):

@@ -22,7 +22,14 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from affidavit.gate.checking.discovery import given_for, plan_in
 from affidavit.gate.plan_io import read_bytes
-from affidavit.importers import LIBRARIES, Broken, Partial, Span, imported, key_of
+from affidavit.importers import (
+    LIBRARIES,
+    BrokenObligation,
+    PartialPlan,
+    SourceSpan,
+    directive_key,
+    import_file,
+)
 from affidavit.mechanisms import load_noise_files
 from affidavit.plan import (
     MAX_JSON_BYTES,
@@ -192,9 +199,9 @@ class Source:
     syntax: Syntax = "yaml"
     assumed: tuple[str, ...] = field(default=())
     imported: str | None = None
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenObligation, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    literals: tuple[tuple[str, Span], ...] = ()
+    literals: tuple[tuple[str, SourceSpan], ...] = ()
 
     @property
     def name(self) -> str:
@@ -261,7 +268,11 @@ class Source:
                 for pointer, text in self.unread
                 if pointer.startswith(reason.pointer) or reason.pointer.startswith(pointer)
             )
-            key = "scheme=... lot_size" if reason.pointer == "/sampling" else key_of(reason.pointer)
+            key = (
+                "scheme=... lot_size"
+                if reason.pointer == "/sampling"
+                else directive_key(reason.pointer)
+            )
             if key is not None:
                 remedy = (
                     f'Add the line "# affidavit: {key}=...", or set it in '
@@ -311,7 +322,7 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
         yield from _in_toml(name, raw, explicit=explicit)
         return
     folder = None if name == "-" else Path(name).parent
-    if (partial := imported(kind, raw, folder, explicit=explicit)) is not None:
+    if (partial := import_file(kind, raw, folder, explicit=explicit)) is not None:
         yield _complete(name, raw, partial)
         return
     if kind.endswith((".py", ".ipynb")):
@@ -356,7 +367,7 @@ def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
         raise _no_plan("the file has no [tool.affidavit.plan] table.")
 
 
-def _complete(name: str, raw: bytes, partial: Partial) -> Source:
+def _complete(name: str, raw: bytes, partial: PartialPlan) -> Source:
     """An imported plan, completed with the fields of pyproject.toml."""
     from affidavit.accountants import opacus_noise_multiplier  # imports the accountants, slowly
 

@@ -41,7 +41,7 @@ from affidavit.certificate.policy import (
     lacks_requirements,
     with_requirements,
 )
-from affidavit.importers import LIBRARIES, Partial, imported, imported_document
+from affidavit.importers import LIBRARIES, PartialPlan, import_document, import_file
 from affidavit.plan import (
     Claim,
     Claimed,
@@ -266,7 +266,7 @@ class ReadDocument:
 
 def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
     """In the pool: what ``text`` says, completed with the fields ``entered``."""
-    partial: Partial | None = None
+    partial: PartialPlan | None = None
     try:
         plan, partial = _recognised(text)
         document = (
@@ -295,27 +295,27 @@ def read_document(text: str, entered: Mapping[str, Any]) -> ReadDocument:
     )
 
 
-def _recognised(text: str) -> tuple[Any, Partial | None]:
+def _recognised(text: str) -> tuple[Any, PartialPlan | None]:
     """The document as a plan, or the fields of another library's; raises ``MalformedPlan``."""
     raw = text.encode("utf-8", "replace")
     if text.lstrip().startswith("{"):
         data = load_json(raw).data
         if "cells" in data:
-            return None, _called(imported("notebook.ipynb", raw))
-        return data, imported_document(data)
+            return None, _called(import_file("notebook.ipynb", raw))
+        return data, import_document(data)
     try:
         data = load_yaml(raw).data
     except MalformedPlan as error:
-        partial = imported("script.py", raw)
+        partial = import_file("script.py", raw)
         if partial is None:
             raise error
         return None, partial
     if isinstance(data, dict) and not FIELDS.isdisjoint(data):
         return data, None
-    return None, _called(imported("script.py", raw))
+    return None, _called(import_file("script.py", raw))
 
 
-def _called(partial: Partial | None) -> Partial:
+def _called(partial: PartialPlan | None) -> PartialPlan:
     if partial is None:
         raise MalformedPlan(_no_plan())
     return partial
@@ -329,7 +329,7 @@ def _no_plan() -> Reason:
     )
 
 
-def _with_unread(reasons: tuple[Reason, ...], partial: Partial) -> tuple[Reason, ...]:
+def _with_unread(reasons: tuple[Reason, ...], partial: PartialPlan) -> tuple[Reason, ...]:
     """``reasons``, each with the expressions that could not be read, where there are some."""
     return tuple(
         replace(

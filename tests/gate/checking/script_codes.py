@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 
 
 def codes_of(text: str) -> set[str]:
     """The codes of the faults in a script, but for the divisor, which most of them make private."""
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     return {item.code for item in partial.broken} - {"private_divisor"}

@@ -9,7 +9,7 @@ import pytest
 from opacus.accountants.utils import get_noise_multiplier
 
 from affidavit.accountants import opacus_noise_multiplier
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 
 RECORDS, BATCH, EPOCHS = 1003, 100, 4
@@ -37,7 +37,7 @@ TARGET = "target_epsilon=3.0, target_delta=1e-5, "
 
 def plan_of(arguments: str, before: str = "", change: tuple[str, str] = ("", "")) -> dict[str, Any]:
     text = SCRIPT.format(arguments=TARGET + arguments, before=before).replace(*change)
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     return partial.completed({}, "train.py", opacus_noise_multiplier)
 

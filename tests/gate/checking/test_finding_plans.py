@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import script_callers
+from affidavit.importers.scripts import linking
 
 WEAK = """\
 version: 1
@@ -248,8 +248,8 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
 
 def test_what_is_no_file_is_passed_over(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("pipe.py")
-    monkeypatch.setattr(script_callers, "_imported", lambda *_: frozenset())
-    assert list(script_callers._imports()) == []
+    monkeypatch.setattr(linking, "_imported_words", lambda *_: frozenset())
+    assert list(linking._imported_words_by_file()) == []
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")

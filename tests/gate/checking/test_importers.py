@@ -12,7 +12,8 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.importers import jax_privacy, script_importer
+from affidavit.importers import jax_privacy
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(2.3395)
@@ -433,7 +434,7 @@ def _script(before: str, noise: str, more: str = "") -> str:
 
 @pytest.mark.parametrize(("before", "noise"), KNOWN)
 def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
-    partial = script_importer.read(_script(before, noise).encode())
+    partial = importer.read(_script(before, noise).encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     defaults = any("at their defaults: noise_multiplier" in item for item in partial.assumed)
@@ -469,7 +470,7 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
 )
 def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:
     with pytest.raises(MalformedPlan) as refused:
-        script_importer.read(script.encode())
+        importer.read(script.encode())
     assert [reason.code for reason in refused.value.reasons] == ["not_imported"]
 
 

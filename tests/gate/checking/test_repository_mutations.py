@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import script_importer
-from affidavit.importers.base import Partial
+from affidavit.importers.partial_plan import PartialPlan
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.test_repositories import CASES
 
@@ -42,10 +42,10 @@ CERTIFIED = [
 ]
 
 
-def _read(case: dict[str, Any], text: str) -> Partial | None:
+def _read(case: dict[str, Any], text: str) -> PartialPlan | None:
     lines = "".join(f"# affidavit: {line}\n" for line in case["lines"])
     try:
-        return script_importer.read((text + lines).encode())
+        return importer.read((text + lines).encode())
     except MalformedPlan:
         return None
 

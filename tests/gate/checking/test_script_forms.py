@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 
 HEAD = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
@@ -105,7 +105,7 @@ def noise_of(form: str) -> Any:
     for name, content in files.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
-    partial = script_importer.read(text.encode(), Path(), name="train.py")
+    partial = importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     return partial.data["releases"][0]["noise_multiplier"]
 
@@ -248,9 +248,9 @@ def test_a_constructor_has_what_every_file_gives_it(main: str, noise: float | No
     Path("lib/train.py").write_text(text)
     if noise is None:
         with pytest.raises(MalformedPlan):
-            script_importer.read(text.encode(), Path("lib"), name="train.py")
+            importer.read(text.encode(), Path("lib"), name="train.py")
         return
-    partial = script_importer.read(text.encode(), Path("lib"), name="train.py")
+    partial = importer.read(text.encode(), Path("lib"), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == noise
 
@@ -264,14 +264,14 @@ def test_what_only_another_file_runs_is_read_as_that_file() -> None:
     main = "from train import train\nfor i in range(9):\n    train(x, 4.0)\n"
     for here, there, epochs in (("", main, 18), ("train(x, 4.0)\n", "x = 1\n", 2)):
         Path("main.py").write_text(there)
-        partial = script_importer.read((text + here).encode(), Path(), name="train.py")
+        partial = importer.read((text + here).encode(), Path(), name="train.py")
         assert partial is not None
         assert partial.data["releases"][0]["noise_multiplier"] == 4.0
         assert partial.data["epochs"] == epochs
     for change, why in (("", "several files"), ("o.noise_multiplier = 1\n", r"main\.py")):
         Path("main.py").write_text(main + change)
         with pytest.raises(MalformedPlan, match=why):
-            script_importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
+            importer.read((text + "train(x, 4.0)\n").encode(), Path(), name="train.py")
 
 
 ARGS = """\
@@ -313,9 +313,9 @@ def test_an_object_is_followed_into_functions_of_other_files(
     text = HEAD + "from helper import h\n" + before + "\no = " + USE.format(noise=noise)
     if not is_read:
         with pytest.raises(MalformedPlan):
-            script_importer.read(text.encode(), Path(), name="train.py")
+            importer.read(text.encode(), Path(), name="train.py")
         return
-    partial = script_importer.read(text.encode(), Path(), name="train.py")
+    partial = importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
 
@@ -340,9 +340,9 @@ def test_settings_that_an_object_holds_are_read(change: str, is_read: bool) -> N
     )  # fmt: skip
     if not is_read:
         with pytest.raises(MalformedPlan):
-            script_importer.read(text.encode())
+            importer.read(text.encode())
         return
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
 
@@ -353,7 +353,7 @@ def test_the_repository_of_a_library_is_not_that_of_the_script() -> None:
         "from opacus import PrivacyEngine\ne = PrivacyEngine(m, batch_size=6, sample_size=60,"
         " noise_multiplier=4.0, max_grad_norm=1.0)\ne.attach(o)\n"
     )
-    partial = script_importer.read(text.encode(), Path(), name="train.py")
+    partial = importer.read(text.encode(), Path(), name="train.py")
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
 
@@ -379,9 +379,9 @@ def test_arguments_that_a_dictionary_unpacks_are_read(settings: str, noise: floa
     text = HEAD + settings + "o = DPKerasSGDOptimizer(num_microbatches=6, **dp)\n"
     if noise is None:
         with pytest.raises(MalformedPlan):
-            script_importer.read(text.encode())
+            importer.read(text.encode())
         return
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == noise
 
@@ -401,6 +401,6 @@ def test_a_loader_with_the_options_of_a_device_is_read(options: str, lot: int | 
         "m, o, loader = PrivacyEngine().make_private(module=m, optimizer=o, data_loader=loader, "
         "noise_multiplier=1.0, max_grad_norm=1.0)\n"
     )
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data["sampling"].get("lot_size") == lot

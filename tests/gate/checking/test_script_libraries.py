@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import codes_of
 
@@ -38,7 +38,7 @@ TOLD = (
 
 
 def data_of(text: str) -> dict[str, Any]:
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     return partial.data
 
@@ -58,7 +58,7 @@ def data_of(text: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_the_noise_of_jax_and_first_libraries_is_read(text: str, code: str) -> None:
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data["releases"][0] == {"name": "all", "clip_norm": 2, "noise_multiplier": 4.0}
     assert {item.code for item in partial.broken} == {"private_divisor", code} - {""}
@@ -103,7 +103,7 @@ def test_each_record_of_pyvacy_is_a_microbatch(
             + "for e in range(3):\n"
             + "".join(f"    {line}\n" for line in ("for lot" + loop).splitlines())
         )
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data["sampling"]["lot_size"] == 6
     assert partial.data.get("steps") == steps
@@ -132,7 +132,7 @@ def test_lots_are_drawn_with_the_probability_that_the_engine_is_given(
         assert data_of(text)["sampling"] == {"probability": 0.1}
     else:
         with pytest.raises(MalformedPlan, match="draws the lots"):
-            script_importer.read(text.encode())
+            importer.read(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_lots_are_drawn_with_the_probability_that_the_engine_is_given(
 def test_layers_losses_and_hooks_of_keras_keep_records_apart(text: str, code: str | None) -> None:
     rows = "x, y = load()\n"
     fit = "" if ".fit(" in text else FIT
-    partial = script_importer.read((KERAS + OPTIMIZER + rows + text + "use(o)\n" + fit).encode())
+    partial = importer.read((KERAS + OPTIMIZER + rows + text + "use(o)\n" + fit).encode())
     assert partial is not None
     assert {item.code for item in partial.broken} == ({code} if code else set())
 
@@ -260,7 +260,7 @@ def test_steps_of_keras_that_a_script_takes_itself_are_followed(
     part: str, text: str, code: str | None
 ) -> None:
     parts = {"lot": "pass", "after": "pass", "end": "pass"} | {part: text}
-    partial = script_importer.read((KERAS + OPTIMIZER + TAPE.format(**parts)).encode())
+    partial = importer.read((KERAS + OPTIMIZER + TAPE.format(**parts)).encode())
     assert partial is not None
     codes = {item.code for item in partial.broken} - {"microbatches"}
     assert codes == ({code} if code else set())
@@ -269,7 +269,7 @@ def test_steps_of_keras_that_a_script_takes_itself_are_followed(
 @pytest.mark.parametrize(("key", "broken"), [("loss", True), ("val_loss", False)])
 def test_the_history_of_own_records_stops_nothing(key: str, broken: bool) -> None:
     loop = f"for e in range(3):\n    h = {FIT}    if h.history['{key}'][0] < 1: break\n"
-    partial = script_importer.read((KERAS + OPTIMIZER + loop).encode())
+    partial = importer.read((KERAS + OPTIMIZER + loop).encode())
     assert partial is not None
     assert ("data_dependent_stop" in {item.code for item in partial.broken}) == broken
 
@@ -312,7 +312,7 @@ def test_a_trainer_keeps_a_model_by_what_is_not_trained_on() -> None:
     )
     for data, code in (("val", set()), ("rows.select(range(9))", {"data_dependent_stop"})):
         given = f"model=m, train_dataset=rows, eval_dataset={data})\ntrainer.train()\n"
-        partial = script_importer.read(text.replace("model=m)\n", given).encode())
+        partial = importer.read(text.replace("model=m)\n", given).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} & {"data_dependent_stop"} == code
 
@@ -368,9 +368,7 @@ def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int])
     ],
 )
 def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
-    partial = script_importer.read(
-        (KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode()
-    )
+    partial = importer.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
     assert partial is not None
     notes = [item for item in partial.assumed if "seeds" in item or "weights" in item]
     assert [note in item for item in notes if note] == ([True] if note else [])
@@ -393,7 +391,7 @@ GIN = (
 
 def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
     (folder / "a.gin").write_text("S = 4.0\ntrain.sigma = %S  # noise\nother.sigma = 8\n")
-    partial = script_importer.read(GIN.encode(), folder)
+    partial = importer.read(GIN.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     for text, change in (
@@ -402,7 +400,7 @@ def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
     ):
         (folder / "a.gin").write_text(f"{text}train.sigma = 4.0\n")
         with pytest.raises(MalformedPlan):
-            script_importer.read(change.encode(), folder)
+            importer.read(change.encode(), folder)
 
 
 FLOWER = (
@@ -421,26 +419,26 @@ def test_the_run_configuration_of_flower_is_read(folder: Path) -> None:
         "[tool.flwr.app.config]\nsigma = 4.0\n[tool.flwr.app.config.rounds]\nall = 30\n"
     )
     (folder / "app").mkdir()
-    partial = script_importer.read(FLOWER.encode(), folder / "app")
+    partial = importer.read(FLOWER.encode(), folder / "app")
     assert partial is not None
     assert partial.data["steps"] == 30
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     changed = FLOWER.replace("    s = ", "    context.run_config['sigma'] = 0.1\n    s = ")
     with pytest.raises(MalformedPlan):
-        script_importer.read(changed.encode(), folder / "app")
+        importer.read(changed.encode(), folder / "app")
 
 
 def test_files_that_gin_includes_are_read_in_their_order(folder: Path) -> None:
     (folder / "a.gin").write_text("train.sigma = 1.0\ninclude 'b.gin'\n")
     (folder / "b.gin").write_text("include 'c.gin'\ntrain.sigma = 4.0\n")
     (folder / "c.gin").write_text("train.sigma = 9.0\n")
-    partial = script_importer.read(GIN.encode(), folder)
+    partial = importer.read(GIN.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     for line in ("import other\n", "include 'a.gin'\n", "scope/train.sigma = 0.1\n"):
         (folder / "c.gin").write_text(line)
         with pytest.raises(MalformedPlan):
-            script_importer.read(GIN.encode(), folder)
+            importer.read(GIN.encode(), folder)
 
 
 HYDRA = (
@@ -467,7 +465,7 @@ def test_a_configuration_that_more_may_set_is_not_read(
     (folder / "c.yaml").write_text(f"defaults: {defaults}\nsigma: 4.0\n")
     text = HYDRA.replace("    o = ", body + "    o = ")
     with pytest.raises(MalformedPlan):
-        script_importer.read(text.encode(), folder)
+        importer.read(text.encode(), folder)
 
 
 @pytest.mark.parametrize(
@@ -484,14 +482,14 @@ def test_a_configuration_that_more_may_set_is_not_read(
     ],
 )  # fmt: skip
 def test_a_private_call_that_does_not_train_is_named(text: str, code: str) -> None:
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert code in {item.code for item in partial.broken}
 
 
 def test_the_optimiser_of_the_other_branch_is_another() -> None:
     text = KERAS + "if private:\n    " + OPTIMIZER + "else:\n    o = keras.SGD()\n"
-    partial = script_importer.read((text + "model.compile(optimizer=o)\n" + FIT).encode())
+    partial = importer.read((text + "model.compile(optimizer=o)\n" + FIT).encode())
     assert partial is not None
     assert partial.broken == ()
 
@@ -500,12 +498,12 @@ def test_a_value_of_another_module_is_read_unless_some_module_sets_it(folder: Pa
     text = "import settings\nimport other\n" + KERAS + OPTIMIZER.replace("4.0", "settings.S") + FIT
     (folder / "settings.py").write_text("S = 2 * 2.0\n")
     (folder / "other.py").write_text("")
-    partial = script_importer.read(text.encode(), folder)
+    partial = importer.read(text.encode(), folder)
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     (folder / "other.py").write_text("import settings\nsettings.S = 0.1\n")
     with pytest.raises(MalformedPlan):
-        script_importer.read(text.encode(), folder)
+        importer.read(text.encode(), folder)
     (folder / "other.py").write_text("")
     with pytest.raises(MalformedPlan):
-        script_importer.read((text + "settings.S = 0.1\n").encode(), folder)
+        importer.read((text + "settings.S = 0.1\n").encode(), folder)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from affidavit.importers import script_importer
-from affidavit.importers.documents import source_of
+from affidavit.importers.documents import notebook_source
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import codes_of
 
@@ -53,7 +53,7 @@ def test_a_change_of_what_releases_the_lots_does_not_pass(line: str, code: str |
 def test_of_several_private_calls_the_one_that_settled_conditions_let_run_is_read() -> None:
     other = PRIVATE.replace("noise_multiplier=1.0", "noise_multiplier=9.0")
     text = "sigma = -1.0\nif sigma > 0 and sigma < 5:\n    " + other + "else:\n    " + PRIVATE
-    partial = script_importer.read((HEAD + text + EACH + "        optimizer.step()\n").encode())
+    partial = importer.read((HEAD + text + EACH + "        optimizer.step()\n").encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 1.0
     assert partial.data["sampling"]["lot_size"] == 6
@@ -329,18 +329,18 @@ def test_names_that_accelerate_wraps_and_keeps_are_read(before: bool) -> None:
     parts = [wrap + "m, o, loader = accelerator.prepare(m, o, loader)\n", PRIVATE]
     if not before:
         parts = [PRIVATE, wrap + "model, loader = accelerator.prepare(model, loader)\n"]
-    partial = script_importer.read((HEAD + "".join(parts) + EACH + STEP).encode())
+    partial = importer.read((HEAD + "".join(parts) + EACH + STEP).encode())
     assert partial is not None
     assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 6)
     assert any("one process trains" in text for text in partial.assumed)
     other = HEAD + PRIVATE + wrap + "loader = accelerator.prepare(other)\n" + EACH + STEP
-    partial = script_importer.read(other.encode())
+    partial = importer.read(other.encode())
     assert partial is not None
     assert "epochs" not in partial.data
 
 
 def test_arguments_that_opacus_does_not_know_are_another_librarys() -> None:
-    partial = script_importer.read(
+    partial = importer.read(
         (HEAD + PRIVATE.replace("1.0)", "1.0, augmult=4)") + EACH + STEP).encode()
     )
     assert partial is not None
@@ -373,7 +373,7 @@ def test_only_a_whole_training_set_of_torchvision_has_a_known_size(
 ) -> None:
     head = text + "from opacus import PrivacyEngine\nfrom torch.utils.data import DataLoader\n"
     data = "data = MNIST('d', train=True)\nloader = DataLoader(data, batch_size=6)\n"
-    partial = script_importer.read((head + data + "engine = PrivacyEngine()\n" + PRIVATE).encode())
+    partial = importer.read((head + data + "engine = PrivacyEngine()\n" + PRIVATE).encode())
     assert partial is not None
     assert partial.data.get("dataset", {}).get("size") == size
 
@@ -389,7 +389,7 @@ def test_a_run_that_is_continued_has_its_steps_asked_for() -> None:
         "if '':\n    optimizer.load_state_dict(s)\n": True,
     }
     for text, is_one in runs.items():
-        partial = script_importer.read((HEAD + PRIVATE + text + loop).encode())
+        partial = importer.read((HEAD + PRIVATE + text + loop).encode())
         assert partial is not None
         assert ("epochs" in partial.data) is is_one, text
 
@@ -407,7 +407,7 @@ def test_what_runs_a_function_more_than_once_has_the_length_asked_for(
 ) -> None:
     body = PRIVATE.replace("loader =", "lots =") + EACH.replace("(loader)", "(lots)") + STEP
     text = "def main(_):\n" + "".join(f"    {line}\n" for line in body.splitlines()) + run
-    partial = script_importer.read((HEAD + text).encode())
+    partial = importer.read((HEAD + text).encode())
     assert partial is not None
     assert ("epochs" in partial.data) is is_one
     assert not broken(text)
@@ -417,7 +417,7 @@ def test_the_epochs_of_all_calls_of_a_training_are_its_least() -> None:
     text = "def train(n):\n    for e in range(3):\n        for x in loader:\n    " + STEP.replace(
         "\n        ", "\n            "
     )
-    twice = script_importer.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
+    twice = importer.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
     assert twice is not None
     assert twice.least is not None
     assert twice.least.epochs == 6
@@ -490,7 +490,7 @@ for x in loader:
 def test_what_the_private_call_makes_is_what_trains(
     text: str, old: str, new: str, code: str | None
 ) -> None:
-    partial = script_importer.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
+    partial = importer.read((text[::-1].replace(old[::-1], new[::-1], 1)[::-1]).encode())
     assert partial is not None
     codes = {item.code for item in partial.broken}
     known = {"other_optimizer", "data_dependent_stop", "joined_records", "repeated_gradients"}
@@ -503,7 +503,7 @@ def test_a_scaler_that_is_fitted_trains_no_model() -> None:
     for fit, epochs in (("StandardScaler()", 3), ("GridSearchCV(net)", None)):
         fitted = f"from sklearn.all import *\ns = {fit}\ns = s.fit(rows)\n"
         text = HEAD + fitted.replace("*", fit.partition("(")[0]) + PRIVATE + loop
-        partial = script_importer.read(text.encode())
+        partial = importer.read(text.encode())
         assert partial is not None
         assert partial.data.get("epochs") == epochs
 
@@ -513,7 +513,7 @@ def test_one_of_two_fits_that_exclude_each_other_trains() -> None:
     either = (
         "if w is None:\n    " + fit.format("") + "else:\n    " + fit.format(", sample_weight=w")
     )
-    partial = script_importer.read(KERAS.replace(fit.format(""), either).encode())
+    partial = importer.read(KERAS.replace(fit.format(""), either).encode())
     assert partial is not None
     assert (partial.data["epochs"], partial.data["sampling"]["lot_size"]) == (3, 9)
 
@@ -523,7 +523,7 @@ def test_the_passes_of_a_progress_bar_that_is_opened_are_read() -> None:
     step = "            f(x).backward()\n            optimizer.step()\n"
     for opened, epochs in (("tqdm(loader)", 3), ("tqdm(other)", None), ("mine(loader)", None)):
         text = HEAD + PRIVATE + loop.replace("tqdm(loader)", opened) + step
-        partial = script_importer.read(text.encode())
+        partial = importer.read(text.encode())
         assert partial is not None
         assert partial.data.get("epochs") == epochs
 
@@ -593,7 +593,7 @@ trainer.fit(Module(), DPLightningDataModule(data))
     ],
 )
 def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
-    partial = script_importer.read(LIGHTNING.replace(old, new).encode())
+    partial = importer.read(LIGHTNING.replace(old, new).encode())
     assert partial is not None
     assert partial.data["sampling"]["scheme"] == "poisson"
     assert {item.code for item in partial.broken} - {"private_divisor"} == codes
@@ -605,7 +605,7 @@ def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> 
     )
     for data, scheme in (("Module, Plain", None), ("Module", "poisson")):
         run = f"def run():\n    LightningCLI({data})\nrun()\n"
-        partial = script_importer.read((text + run).encode())
+        partial = importer.read((text + run).encode())
         assert partial is not None
         assert partial.data.get("sampling", {}).get("scheme") == scheme
 
@@ -658,7 +658,7 @@ FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"
 )
 def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None) -> None:
     text = "from lightning import Trainer\n" + LIGHTNING.replace(old, new)
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
 
@@ -666,7 +666,7 @@ def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None
 def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
     cells = [HEAD + PRIVATE, "%%time\n" + EACH + LOSS, "%%bash\npip install opacus"]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = script_importer.read(source_of(json.dumps(document).encode()))
+    partial = importer.read(notebook_source(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
 
@@ -727,7 +727,7 @@ RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
 )
 def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:
     for stated, given in ((f"# affidavit: epochs={epochs}\n", {}), ("", {"epochs": epochs})):
-        partial = script_importer.read((text + stated).encode())
+        partial = importer.read((text + stated).encode())
         assert partial is not None
         if line is None:
             assert partial.completed(given, "train.py")["epochs"] == epochs
@@ -748,7 +748,7 @@ def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: i
     ],
 )
 def test_stated_steps_are_no_fewer_than_the_passes_that_are_whole(text: str, fewest: int) -> None:
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     given = {"dataset": {"name": "d", "size": 95}, "sampling": {"scheme": "poisson"}}
     assert partial.completed({**given, "steps": max(1, fewest)}, "train.py")["steps"] >= fewest
@@ -821,7 +821,7 @@ def test_settings_that_change_once_they_are_made_are_asked_for(
     text = TRAINER.replace(FOLDS, "if True:\n").replace(
         "    trainer.t", f"    {line}\n    trainer.t"
     )
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     known = {"epochs": partial.data.get("epochs"), **partial.data["sampling"]}
     assert {key for key in ("epochs", "lot_size") if known.get(key) is None} == lacking
@@ -830,13 +830,13 @@ def test_settings_that_change_once_they_are_made_are_asked_for(
 def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
     cells = ["SGD?\nSGD.step??\n", "files = !ls\nhere = %pwd\n", HEAD + PRIVATE + EACH + LOSS]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = script_importer.read(source_of(json.dumps(document).encode()))
+    partial = importer.read(notebook_source(json.dumps(document).encode()))
     assert partial is not None
     assert partial.data["epochs"] == 3
     cells[1] = "n = !wc -l data\n"
     cells[2] = cells[2].replace("range(3)", "range(n)")
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}
-    partial = script_importer.read(source_of(json.dumps(document).encode()))
+    partial = importer.read(notebook_source(json.dumps(document).encode()))
     assert partial is not None
     assert "epochs" not in partial.data
 
@@ -844,7 +844,7 @@ def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
 def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:
     text = HEAD + f"def objective(trial):\n    {PRIVATE}{INDENTED}"
     for end, why in (("study.optimize(objective)\n", "objective is passed on"), ("", "no call")):
-        partial = script_importer.read(f"{text}{end}# affidavit: epochs=30\n".encode())
+        partial = importer.read(f"{text}{end}# affidavit: epochs=30\n".encode())
         assert partial is not None
         (told,) = (note for note in partial.assumed if "of all runs" in note)
         assert why in told
@@ -868,7 +868,7 @@ def test_conditions_of_one_option_exclude_each_other(
     loops = "for e in range(3):\n    if TEST:\n        train(model, c, private, optimizer)\n"
     loops += "    else:\n        train(m, c, loader, o)\n"
     text = f"{option}{TRAIN}if TEST:\n    {private}\n{loops}".replace("TEST", test)
-    partial = script_importer.read((HEAD + text).encode())
+    partial = importer.read((HEAD + text).encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
 
@@ -880,6 +880,6 @@ def test_a_loader_that_a_constructor_is_given_is_read() -> None:
         f"        {private}    def go(self):\n        for e in range(3):\n"
         "            for x in self.loader:\n                optimizer.step()\nRun(loader).go()\n"
     )
-    partial = script_importer.read((HEAD + text).encode())
+    partial = importer.read((HEAD + text).encode())
     assert partial is not None
     assert (partial.data["sampling"]["lot_size"], partial.data["epochs"]) == (6, 3)

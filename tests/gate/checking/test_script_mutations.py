@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_mutations import BASES, SIZE, run, script
 
 
 def _read(text: str) -> dict[str, Any] | None:
     try:
-        partial = script_importer.read(text.encode())
+        partial = importer.read(text.encode())
     except MalformedPlan:
         return None
     return None if partial is None else partial.data

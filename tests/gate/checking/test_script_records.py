@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.importers import script_importer
-from affidavit.importers.base import Partial
+from affidavit.importers.partial_plan import PartialPlan
+from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import codes_of
 
@@ -47,9 +47,11 @@ for e in range(3):
 """
 
 
-def read(data: str = "pass", row: str = "pass", loss: str = "pass", after: str = "pass") -> Partial:
+def read(
+    data: str = "pass", row: str = "pass", loss: str = "pass", after: str = "pass"
+) -> PartialPlan:
     text = HEAD + data + "\n" + PRIVATE + LOOP.format(row=row, loss=loss, after=after)
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     return partial
 
@@ -199,7 +201,7 @@ def test_a_loss_in_which_records_meet_is_not_certified(loss: str) -> None:
 def test_the_loss_of_a_backward_within_another_call_is_read() -> None:
     loop = LOOP.format(row="pass", loss="loss = out.var(0).mean()", after="pass")
     text = HEAD + PRIVATE + loop.replace("loss.backward()", "seen.append(loss.backward())")
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert "joined_records" in {item.code for item in partial.broken}
 
@@ -460,7 +462,7 @@ def test_a_trainer_that_draws_its_own_lots_is_not_certified() -> None:
         assert codes_of(HEAD + PRIVATE + text.format(count)) == codes
     held = "t = Trainer(args)\nt.model, t.optimizer, t.train_dataloader = engine.make_private("
     private = PRIVATE.replace("model, optimizer, loader = engine.make_private(", held)
-    partial = script_importer.read((HEAD + private + "t.train()\n").encode())
+    partial = importer.read((HEAD + private + "t.train()\n").encode())
     assert partial is not None
     assert "other_loader" in {item.code for item in partial.broken}
 
@@ -471,9 +473,7 @@ def test_a_model_is_not_tuned_further_by_what_it_is_passed_to() -> None:
         "        f(net(x), y).backward()\n        again.step()\n"
     )
     loop = LOOP.format(row="pass", loss="pass", after="pass")
-    partial = script_importer.read(
-        (HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode()
-    )
+    partial = importer.read((HEAD + text + PRIVATE + loop + "tune(model, others)\n").encode())
     assert partial is not None
     assert "other_optimizer" in {item.code for item in partial.broken}
 
@@ -526,7 +526,7 @@ def test_what_a_loader_holds_is_unknown_once_it_is_set_again(old: str, new: str)
     )
     sizes = []
     for script in (text, text.replace(old, new, 1)):
-        partial = script_importer.read(script.encode())
+        partial = importer.read(script.encode())
         assert partial is not None
         sizes.append([partial.data.get("dataset"), partial.data["sampling"].get("lot_size")])
     assert None not in sizes[0]
@@ -576,7 +576,7 @@ def test_each_step_on_a_lot_is_of_what_an_engine_is_attached_to() -> None:
         "engine.attach(optimizer)\nother = SGD(body.parameters())\n"
     ) + LOOP
     for after, code in (("pass", set()), ("other.step()", {"other_optimizer"})):
-        partial = script_importer.read(text.format(row="pass", loss="pass", after=after).encode())
+        partial = importer.read(text.format(row="pass", loss="pass", after=after).encode())
         assert partial is not None
         assert {item.code for item in partial.broken} == code
 
@@ -601,7 +601,7 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         "import jax_privacy\nplan = jax_privacy.BandMFExecutionPlanConfig(iterations=9, "
         "num_bands=1, noise_multiplier=1.0, sampling_prob=0.1).make()\n"
     )
-    partial = script_importer.read((text + loop).encode())
+    partial = importer.read((text + loop).encode())
     assert partial is not None
     assert partial.data.get("steps") == steps
 
@@ -653,9 +653,9 @@ def test_a_module_of_the_repository_may_not_change_the_noise(
     script = "import tools\n" + HEAD + PRIVATE + LOOP.format(row="pass", loss="pass", after="pass")
     if refused:
         with pytest.raises(MalformedPlan, match=r"of (tools|deeper)\.py"):
-            script_importer.read(script.encode(), tmp_path)
+            importer.read(script.encode(), tmp_path)
     else:
-        assert script_importer.read(script.encode(), tmp_path) is not None
+        assert importer.read(script.encode(), tmp_path) is not None
 
 
 def test_a_loss_of_the_repository_may_not_join_records(
@@ -664,7 +664,7 @@ def test_a_loss_of_the_repository_may_not_join_records(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tools.py").write_text("def spread(z):\n    return (z @ z.T).mean()\n")
     loop = LOOP.format(row="pass", loss="loss = loss + tools.spread(out)", after="pass")
-    partial = script_importer.read(("import tools\n" + HEAD + PRIVATE + loop).encode(), tmp_path)
+    partial = importer.read(("import tools\n" + HEAD + PRIVATE + loop).encode(), tmp_path)
     assert partial is not None
     assert "joined_records" in {item.code for item in partial.broken}
 
@@ -680,7 +680,4 @@ def test_a_function_that_steps_and_calls_itself_is_followed_to_an_end() -> None:
         "    optimizer.step()\n    update(x, y)\n"
     )
     loop = "for x, y in loader:\n    update(x, y)\n"
-    assert (
-        script_importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode())
-        is not None
-    )
+    assert importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode()) is not None

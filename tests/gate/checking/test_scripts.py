@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.importers import script_importer
+from affidavit.importers.scripts import importer
 
 LENET = """\
 import torch
@@ -510,7 +510,7 @@ for eps in EPSILONS:
     ids=["named", "written", "appended", "aliased"],
 )
 def test_a_loop_over_a_written_list_repeats_the_training(text: str, epochs: int | None) -> None:
-    partial = script_importer.read(text.encode())
+    partial = importer.read(text.encode())
     assert partial is not None
     assert partial.data.get("epochs") == epochs
 

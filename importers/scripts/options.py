@@ -12,23 +12,28 @@ import ast
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import Script, imports_of, keywords_of, last_name
-from affidavit.importers.script_files import (
-    as_launched,
-    composed,
-    configured,
-    local_import,
-    module_of,
-    run_config,
-    settings_file,
+from affidavit.importers.scripts.launches import option_name
+from affidavit.importers.scripts.modules import module_of, read_local_import
+from affidavit.importers.scripts.settings_files import (
+    read_configured_parameter,
+    read_flower_config,
+    read_hydra_compose,
+    read_settings_file,
+    without_launch_overrides,
 )
-from affidavit.importers.script_launches import option
-from affidavit.importers.script_values import Record, Unreadable, Values, default_of, text_of
+from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
+from affidavit.importers.scripts.values import (
+    Evaluator,
+    Record,
+    Unreadable,
+    default_of,
+    source_text,
+)
 
 SAFE_PARSER_ARGUMENTS = frozenset(NAMES["safe_parser_arguments"])
 FLAGS = frozenset(NAMES["flags"])
-UNPLAIN = frozenset(NAMES["unplain"])
-KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
+SPECIAL_METHODS = frozenset(NAMES["unplain"])
+NAMESPACE_CLASSES: dict[str | None, dict[str, Any]] = {
     "SimpleNamespace": {},
     "Namespace": {},
     "TrainingArguments": {
@@ -37,13 +42,13 @@ KEYWORDS_ALONE: dict[str | None, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Classes whose attributes are their keyword arguments, with defaults."""
-VISION = ("torchvision",)
-SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
+VISION_PACKAGES = ("torchvision",)
+TRAINING_SET_SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Records of torchvision's training sets."""
 
 
-def command_line(values: Values, call: ast.Call) -> Any:
+def read_argparse(values: Evaluator, call: ast.Call) -> Any:
     """``parser.parse_args()`` without arguments: the defaults of the only parser.
 
     Raises ``Unreadable``.
@@ -55,25 +60,25 @@ def command_line(values: Values, call: ast.Call) -> Any:
     if call.args or call.keywords:
         raise Unreadable(call, "its arguments are not those of the command line")
     partial = call.func.attr == "parse_known_args"
-    if (built := _built_by(values, call)) is not None:
+    if (built := _parser_builder(values, call)) is not None:
         values, call = built
     script = values.script
     _require_plain_parser(values, call)
     declared: dict[str, Any] = {}
     for item, _ in script.method_calls("add_argument"):
-        name = destination(item)
+        name = option_destination(item)
         if name is None:
             raise Unreadable(item, "an option's name is not written out")
         declared[name] = (
             Unreadable(item, f"the option {name} is declared twice")
             if name in declared
-            else _Default(values, item).value(name)
+            else _OptionDefault(values, item).value(name)
         )
     record = Record("options", declared)
     return [record, Unreadable(call, "unknown")] if partial else record
 
 
-def _built_by(values: Values, call: ast.Call) -> tuple[Values, ast.Call] | None:
+def _parser_builder(values: Evaluator, call: ast.Call) -> tuple[Evaluator, ast.Call] | None:
     """What parses where a function, here or in another module, makes the parser."""
     parser = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     made = values.script.value_of(parser) if isinstance(parser, ast.Name) else parser
@@ -90,10 +95,10 @@ def _built_by(values: Values, call: ast.Call) -> tuple[Values, ast.Call] | None:
     return inner, ast.Call(ast.Attribute(returned, "parse_args"), [], [])
 
 
-class _Default:
+class _OptionDefault:
     """The default of an ``add_argument``."""
 
-    def __init__(self, values: Values, call: ast.Call) -> None:
+    def __init__(self, values: Evaluator, call: ast.Call) -> None:
         self.values, self.call = values, call
         self.arguments = keywords_of(call)
 
@@ -102,7 +107,9 @@ class _Default:
         value = self._written(name, positional)
         launches = (self.values.main or self.values.script).launches
         calls = self.values.script.called("add_argument")
-        others = {option(str(getattr(arg, "value", ""))) for call in calls for arg in call.args}
+        others = {
+            option_name(str(getattr(arg, "value", ""))) for call in calls for arg in call.args
+        }
         short = [key for key in launches if len(key) > 1 and name.startswith(key)
                  and key not in others]  # fmt: skip
         return self.values.overridden(value, name, *positional, *short) or value
@@ -129,7 +136,7 @@ class _Default:
         return Unreadable(self.call, f"the option {name} is converted by a function")
 
 
-def _require_plain_parser(values: Values, call: ast.Call) -> None:
+def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     script = values.script
     parsers = script.called("ArgumentParser")
     if len(parsers) != 1 or not _is_argparse(script, parsers[0].func):
@@ -185,7 +192,7 @@ def _is_argparse(script: Script, function: ast.expr) -> bool:
     return False
 
 
-def destination(call: ast.Call) -> str | None:
+def option_destination(call: ast.Call) -> str | None:
     """The attribute that an ``add_argument`` sets, or None if it is not written out."""
     if not call.args or any(keyword.arg is None for keyword in call.keywords):
         return None
@@ -199,7 +206,7 @@ def destination(call: ast.Call) -> str | None:
     return str(long).lstrip("-").replace("-", "_")
 
 
-def flags(values: Values, call: ast.Call) -> Any:
+def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
     """absl: ``FLAGS = flags.FLAGS`` with the defaults of ``DEFINE_...``.
 
     Raises ``Unreadable``.
@@ -217,7 +224,7 @@ def flags(values: Values, call: ast.Call) -> Any:
     return Record("options", fields)
 
 
-def flag_holder(values: Values, call: ast.Call) -> Any:
+def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
     """absl: what ``DEFINE_...`` returns, whose ``value`` is the flag's default.
 
     Raises ``Unreadable``.
@@ -231,7 +238,7 @@ def flag_holder(values: Values, call: ast.Call) -> Any:
     return Record("flag", {"value": values.default(name, values.attempt(call.args[1]))})
 
 
-def typer_option(values: Values, call: ast.Call) -> Any:
+def read_typer_option(values: Evaluator, call: ast.Call) -> Any:
     """typer's ``Option(default)`` as a parameter's default.
 
     Raises ``Unreadable``.
@@ -247,7 +254,7 @@ def typer_option(values: Values, call: ast.Call) -> Any:
     return value
 
 
-def click_option(values: Values, call: ast.Call) -> Any:
+def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
     """A parameter of a function that click or typer decorates: its option's default."""
     if not call.args or not isinstance(call.args[0], ast.FunctionDef | ast.ClassDef):
         return None
@@ -256,39 +263,39 @@ def click_option(values: Values, call: ast.Call) -> Any:
         if (
             isinstance(decorator, ast.Call)
             and last_name(decorator.func) == "option"
-            and destination(decorator) == name
+            and option_destination(decorator) == name
         ):
             default = keywords_of(decorator).get("default")
             return None if default is None else values.default(name, values.attempt(default))
-        if last_name(getattr(decorator, "func", decorator)) == "command" and imports_of(
+        if last_name(getattr(decorator, "func", decorator)) == "command" and find_import(
             values.script, ("typer",)
         ):
             default = default_of(function, name)
             return None if default is None else values.default(name, values.attempt(default))
-    return configured(values, function, name)
+    return read_configured_parameter(values, function, name)
 
 
-def fields_of_class(values: Values, call: ast.Call) -> Any:
+def read_instance(values: Evaluator, call: ast.Call) -> Any:
     """An instance of a class of this file, or of a well-known one, with its attributes.
 
     Raises ``Unreadable``.
     """
-    node, name = _class(values.script, call.func), last_name(call.func)
+    node, name = _class_named(values.script, call.func), last_name(call.func)
     if node is None:
-        if name not in KEYWORDS_ALONE or call.args:
+        if name not in NAMESPACE_CLASSES or call.args:
             return None
-        return Record("class", KEYWORDS_ALONE[name] | _keywords(values, call))
+        return Record("class", NAMESPACE_CLASSES[name] | _keyword_values(values, call))
     init = next((item for item in node.body if getattr(item, "name", "") == "__init__"), None)
     if isinstance(init, ast.FunctionDef):
-        return _attributes(values, call, node, init)
-    fields, order = _fields(values, node), _order(values.script, node)
+        return _constructor_attributes(values, call, node, init)
+    fields, order = _class_fields(values, node), _field_order(values.script, node)
     if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
         raise Unreadable(call, "its arguments are not all named")
     placed = dict(zip(order, map(values.attempt, call.args), strict=False))
-    return Record("class", fields | placed | _keywords(values, call))
+    return Record("class", fields | placed | _keyword_values(values, call))
 
 
-def _keywords(values: Values, call: ast.Call) -> dict[str, Any]:
+def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
     """What a call gives by name, also by ``**`` of a dictionary or file that is read."""
     named: dict[str, Any] = {}
     for item in call.keywords:
@@ -302,23 +309,25 @@ def _keywords(values: Values, call: ast.Call) -> dict[str, Any]:
     return named
 
 
-def _order(script: Script, node: ast.ClassDef) -> list[str]:
+def _field_order(script: Script, node: ast.ClassDef) -> list[str]:
     """The fields of a dataclass in the order of its positional arguments."""
-    parents = (_class(script, base) for base in node.bases)
-    names = [name for parent in parents if parent is not None for name in _order(script, parent)]
+    parents = (_class_named(script, base) for base in node.bases)
+    names = [
+        name for parent in parents if parent is not None for name in _field_order(script, parent)
+    ]
     own = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
     return list(dict.fromkeys([*names, *(last_name(target) or "" for target in own)]))
 
 
-def _attributes(
-    values: Values, call: ast.Call, node: ast.ClassDef, init: ast.FunctionDef
+def _constructor_attributes(
+    values: Evaluator, call: ast.Call, node: ast.ClassDef, init: ast.FunctionDef
 ) -> Record:
     """The attributes that a constructor sets once, each by a statement of its own."""
     script = values.script
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     if (
         node.decorator_list
-        or methods & UNPLAIN - {"__init__"}
+        or methods & SPECIAL_METHODS - {"__init__"}
         or any(last_name(base) != "object" for base in node.bases)
         or script.dynamic is not None
     ):
@@ -342,7 +351,7 @@ def _attributes(
     return Record("class", fields, frozenset(stores))
 
 
-def _class(script: Script, function: ast.expr) -> ast.ClassDef | None:
+def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
     if not isinstance(function, ast.Name):
         return None
     _, bindings = script.resolve(function.id, script.tree)
@@ -352,16 +361,16 @@ def _class(script: Script, function: ast.expr) -> ast.ClassDef | None:
     return node
 
 
-def _fields(values: Values, node: ast.ClassDef) -> dict[str, Any]:
+def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     plain = all("dataclass" in ast.unparse(item) for item in node.decorator_list)
-    if not plain or node.keywords or methods & UNPLAIN:
+    if not plain or node.keywords or methods & SPECIAL_METHODS:
         raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
     fields: dict[str, Any] = {}
     for base in node.bases:
-        parent = _class(values.script, base)
+        parent = _class_named(values.script, base)
         if parent is not None:
-            fields |= _fields(values, parent)
+            fields |= _class_fields(values, parent)
         elif isinstance(made := values.attempt(base), Record) and made.kind == "class":
             fields |= made.fields  # of another module
         elif last_name(base) not in ("object", "NamedTuple", "BaseModel", "TrainingArguments"):
@@ -377,7 +386,7 @@ def _fields(values: Values, node: ast.ClassDef) -> dict[str, Any]:
     return fields
 
 
-def _default_of(values: Values, name: str, value: ast.expr, fields: dict[str, Any]) -> Any:
+def _default_of(values: Evaluator, name: str, value: ast.expr, fields: dict[str, Any]) -> Any:
     if name in fields and isinstance(fields[name], Unreadable):
         return fields[name]
     if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
@@ -394,7 +403,7 @@ def _default_of(values: Values, name: str, value: ast.expr, fields: dict[str, An
     return values.attempt(value)
 
 
-def huggingface(values: Values, call: ast.Call) -> Any:
+def read_hf_arguments(values: Evaluator, call: ast.Call) -> Any:
     """``HfArgumentParser((A, B)).parse_args_into_dataclasses()``: the defaults of each.
 
     Raises ``Unreadable``.
@@ -407,11 +416,11 @@ def huggingface(values: Values, call: ast.Call) -> Any:
     listed = parsers[0].args[0]
     items = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
     made = [values.attempt(ast.Call(func=item, args=[], keywords=[])) for item in items]
-    return [as_launched(values, item, item.kind) if isinstance(item, Record) else item
+    return [without_launch_overrides(values, item, item.kind) if isinstance(item, Record) else item
             for item in made]  # fmt: skip
 
 
-def environment(values: Values, call: ast.Call) -> Any:
+def read_environment(values: Evaluator, call: ast.Call) -> Any:
     """``os.environ.get(name, default)`` and ``os.getenv``: the default.
 
     Raises ``Unreadable``.
@@ -436,7 +445,7 @@ def _sets_environment(node: ast.AST) -> bool:
     return last_name(node) in NAMES["environment_setters"]
 
 
-def known_size(values: Values, call: ast.Call) -> Any:
+def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
     """``len(x)`` of a whole training set of torchvision, or of what ``values`` knows the length of.
 
     Raises ``Unreadable``.
@@ -446,11 +455,11 @@ def known_size(values: Values, call: ast.Call) -> Any:
             "len", values.script.tree
         )[1]:
             own = values.length_of(node) if values.length_of is not None else None
-            return _records_of(values, call, node) if own is None else own
+            return _record_count(values, call, node) if own is None else own
     return None
 
 
-def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
+def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
     if isinstance(node, ast.Attribute) and node.attr == "dataset":
         loader = values.made(node.value)
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
@@ -459,18 +468,18 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
     name = last_name(made.func) if isinstance(made, ast.Call) else None
     match made:
         case ast.Call(args=[first, *_]) if name == "TensorDataset":
-            return _records_of(values, call, first)
+            return _record_count(values, call, first)
         case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if (
             name in NAMES["random_arrays"]
         ):
             if isinstance(size := values.of(rows), int):
                 return size
     if made is None:
-        raise Unreadable(node, f"the length of {text_of(node)} is not settled")
-    if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION):
+        raise Unreadable(node, f"the length of {source_text(node)} is not settled")
+    if not isinstance(made, ast.Call) or not values.script.is_of(made.func, VISION_PACKAGES):
         raise Unreadable(call, "this length cannot be determined")
     train = keywords_of(made).get("train")
-    size = SIZES.get(last_name(made.func) or "")
+    size = TRAINING_SET_SIZES.get(last_name(made.func) or "")
     content = ("data", "targets", "train_data", "samples", "imgs")
     cut = values.script.stored_attributes.keys() & content
     if size is None or train is None or values.known(train) is not True or cut:
@@ -479,7 +488,7 @@ def _records_of(values: Values, call: ast.Call, node: ast.expr) -> int:
 
 
 READERS = (
-    command_line, flags, flag_holder, typer_option, click_option, huggingface, environment,
-    settings_file, composed, known_size, local_import, run_config, fields_of_class,
+    read_argparse, read_absl_flags, read_absl_flag, read_typer_option, read_decorated_option, read_hf_arguments, read_environment,
+    read_settings_file, read_hydra_compose, read_dataset_length, read_local_import, read_flower_config, read_instance,
 )  # fmt: skip
 """All readers, in the order in which they are tried."""

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from affidavit.importers.base import Partial, not_imported
-from affidavit.importers.directives import stated_in
+from affidavit.importers.directives import read_directives
 from affidavit.importers.libraries import (
     ACCOUNTING,
     LIBRARIES,
@@ -19,28 +18,29 @@ from affidavit.importers.libraries import (
     Library,
 )
 from affidavit.importers.names import NAMES
-from affidavit.importers.opacus import OpacusReading
-from affidavit.importers.quantities import uses_of
-from affidavit.importers.script_ast import Script, imports_of, last_name, parsed
-from affidavit.importers.script_callers import place, runners
-from affidavit.importers.script_files import modules_of
-from affidavit.importers.script_links import Links
-from affidavit.importers.script_options import READERS
-from affidavit.importers.script_plan import Reading
-from affidavit.importers.script_values import Values, exclude_each_other, is_left_out, text_of
+from affidavit.importers.partial_plan import PartialPlan, not_imported
+from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.linking import ScriptLinker, file_path, find_callers
+from affidavit.importers.scripts.modules import modules_of
+from affidavit.importers.scripts.opacus import OpacusPlanReader
+from affidavit.importers.scripts.options import READERS
+from affidavit.importers.scripts.plan_reader import ScriptPlanReader
+from affidavit.importers.scripts.quantities import attributes_used_of
+from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
+from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 
-LARGEST = 1 << 18
+MAX_SCRIPT_BYTES = 1 << 18
 MAX_RUNNERS = 5
 NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
 ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
-FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy")
-MENTIONED = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
-MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
+ARRAY_PACKAGES = ("torch", "tensorflow", "jax", "numpy")
+PRIVATE_CALL_NAMES = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
+MODULE_NAMES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
 
 
 def read(
     raw: bytes, folder: Path | None = None, *, name: str | None = None, explicit: bool = True
-) -> Partial | None:
+) -> PartialPlan | None:
     """The plan fields of the script's only private call; None if there is none.
 
     Shell scripts that run the file ``name`` of the ``folder`` may override its defaults.
@@ -56,46 +56,48 @@ def read(
         raise not_imported("script", message, "Write them as several statements.") from None
 
 
-def _read(raw: bytes, folder: Path | None, name: str | None, *, explicit: bool) -> Partial | None:
-    mentioned = [any(name in raw for name in names) for names in (MENTIONED, MODULES)]
+def _read(
+    raw: bytes, folder: Path | None, name: str | None, *, explicit: bool
+) -> PartialPlan | None:
+    mentioned = [any(name in raw for name in names) for names in (PRIVATE_CALL_NAMES, MODULE_NAMES)]
     if not (any(mentioned) if explicit else all(mentioned)):
         return None
-    if len(raw) > LARGEST:
-        message = f"it is longer than {LARGEST >> 10} KiB."
+    if len(raw) > MAX_SCRIPT_BYTES:
+        message = f"it is longer than {MAX_SCRIPT_BYTES >> 10} KiB."
         raise not_imported("script", message, "Move what it only stores to a file of data.")
     script = Script(_parsed(raw), folder, name)
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
-    return _partial(raw, _as_run(script, library), library)
+    return _partial(raw, _as_its_caller_runs_it(script, library), library)
 
 
-def _as_run(script: Script, library: Library) -> Script:
+def _as_its_caller_runs_it(script: Script, library: Library) -> Script:
     """The script with what it imports, as the only file of its repository that runs it."""
-    named = list(_named(script, library))
+    named = list(_private_references(script, library))
     line = getattr(named[0], "lineno", 1)
     way, nodes = [script], named
-    while len(running := runners(way[-1], nodes)) == 1 and len(way) < MAX_RUNNERS:
+    while len(running := find_callers(way[-1], nodes)) == 1 and len(way) < MAX_RUNNERS:
         ((host, nodes),) = running.items()
         if host in way or host.dynamic is not None:
             break
         way.append(host)
     for host in reversed(way[1:]):
         runs = Script(copy.deepcopy(host.tree), host.folder, host.name)
-        linked = Links(runs, line, library.modules, [place(item) for item in way]).script
-        if any(_named(linked, library)):
+        linked = ScriptLinker(runs, line, library.modules, [file_path(item) for item in way]).script
+        if any(_private_references(linked, library)):
             return linked
-    return Links(script, line, library.modules).script
+    return ScriptLinker(script, line, library.modules).script
 
 
-def _partial(raw: bytes, script: Script, library: Library) -> Partial:
+def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
     calls, others, lines = _private_calls(script, library)
     source = raw.decode("utf-8", "replace")
-    reading = OpacusReading if library is OPACUS else Reading
+    reading = OpacusPlanReader if library is OPACUS else ScriptPlanReader
     partials = []
     for call in calls:
         _require_unambiguous(script, library, call)
-        one = reading(library, script, call, stated_in(source))
+        one = reading(library, script, call, read_directives(source))
         one.values.exclusive = tuple(script.parents[other] for other in others if other is not call)
         partials.append(one.partial())
     if any(other.data != partials[0].data for other in partials):
@@ -111,7 +113,7 @@ def _partial(raw: bytes, script: Script, library: Library) -> Partial:
 
 def _parsed(raw: bytes) -> ast.Module:
     try:
-        return parsed(raw)
+        return parse_script(raw)
     except SyntaxError as error:
         message = f"it is not Python ({error.msg})."
         raise not_imported("script", message, "Correct it.", error.lineno or 1) from None
@@ -124,9 +126,13 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
-    named = [node for node in _named(script, OPACUS) if isinstance(script.parents[node], ast.Call)]
+    named = [
+        node
+        for node in _private_references(script, OPACUS)
+        if isinstance(script.parents[node], ast.Call)
+    ]
     if named and not entries:
-        message = f"{text_of(named[0])} is called, but no supported library is imported."
+        message = f"{source_text(named[0])} is called, but no supported library is imported."
         raise not_imported("script", message, "Write a plan.", named[0].lineno)
     if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
         # The class alone, whose method make_private is private.
@@ -138,11 +144,17 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     keys = {entry.key for entry in entries}
     entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
     if len(entries) > 1:
-        running = _running(script, [node for entry in entries for node in _named(script, entry)])
-        entries = [e for e in entries if any(node in running for node in _named(script, e))]
+        running = _running_references(
+            script, [node for entry in entries for node in _private_references(script, entry)]
+        )
+        entries = [
+            e for e in entries if any(node in running for node in _private_references(script, e))
+        ]
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
-        numbers = {getattr(node, "lineno", 0) for e in entries for node in _named(script, e)}
+        numbers = {
+            getattr(node, "lineno", 0) for e in entries for node in _private_references(script, e)
+        }
         lines = ", ".join(map(str, sorted(numbers)))
         raise not_imported(
             "script",
@@ -155,10 +167,10 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
 
 def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], list[ast.Call], str]:
     """The private calls of which one runs, all that the script has, and the lines of the former."""
-    every = list(_named(script, library))
-    named = _running(script, every)
+    every = list(_private_references(script, library))
+    named = _running_references(script, every)
     calls, others = (
-        [call for node in nodes if (call := _call_of(script, library, node)) is not None]
+        [call for node in nodes if (call := _private_call_of(script, library, node)) is not None]
         for nodes in (named, every)
     )
     lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
@@ -172,13 +184,13 @@ def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], li
     return calls, others, lines
 
 
-def _running(script: Script, named: list[ast.expr]) -> list[ast.expr]:
+def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]:
     """Those of several names of private calls that run, as far as the text settles it.
 
     A settled condition leaves one out, and so does a function or class that nothing of the script
     mentions, if another one runs.
     """
-    values = Values(script, READERS)
+    values = Evaluator(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
     if script.dynamic is None and script.hidden is None:
         running = [node for node in running if _is_reached(script, node, ())] or running
@@ -197,20 +209,22 @@ def _is_reached(script: Script, node: ast.AST, inside: tuple[ast.AST, ...]) -> b
                 continue  # a method: others may call it by the object
             names = (outer.name,)
             mentions = (
-                use for use in script.nodes if last_name(use) in names or _text(use) in names
+                use
+                for use in script.nodes
+                if last_name(use) in names or _constant_value(use) in names
             )
             return any(_is_reached(script, use, (*inside, outer)) for use in mentions)
     return True
 
 
-def _text(node: ast.AST) -> object:
+def _constant_value(node: ast.AST) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def _require_nothing_private(script: Script) -> None:
     """Refuse a script that imports a training library, and calls nothing of it that is read."""
     for entry in TRAINING:
-        if (statement := imports_of(script, entry.modules)) is not None:
+        if (statement := find_import(script, entry.modules)) is not None:
             known = [name for other in TRAINING if entry.modules[0] in other.modules
                      for name in other.private.names[:2]]  # fmt: skip
             names = " or ".join(known[:3])
@@ -223,17 +237,17 @@ def _require_nothing_private(script: Script) -> None:
 
 
 def _is_called(script: Script, library: Library) -> bool:
-    return bool(imports_of(script, library.modules) and any(_named(script, library)))
+    return bool(find_import(script, library.modules) and any(_private_references(script, library)))
 
 
-def _named(script: Script, library: Library) -> Iterator[ast.expr]:
+def _private_references(script: Script, library: Library) -> Iterator[ast.expr]:
     """Where the private call is named: its name, another that an import gives it, or a method."""
     names = set(library.private.names)
     for node in script.nodes:
         if isinstance(node, ast.alias) and node.name in names and node.asname:
             names.add(node.asname)
     if library.makes_classes:
-        yield from _made_classes(script, names)
+        yield from _generated_classes(script, names)
         return
     for node in script.nodes:
         match node:
@@ -248,7 +262,7 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
                     yield node
 
 
-def _call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | None:
+def _private_call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | None:
     """The call of a named private call, or of a class method of it that takes its arguments."""
     outer = script.parents[node]
     if isinstance(outer, ast.Attribute) and outer.attr in library.private.makers:
@@ -256,7 +270,7 @@ def _call_of(script: Script, library: Library, node: ast.expr) -> ast.Call | Non
     return outer if isinstance(outer, ast.Call) and outer.func is node else None
 
 
-def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
+def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
     """Where a class is named that one of these functions makes."""
     for node in script.nodes:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
@@ -290,34 +304,41 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
     replaced = set(NAMES["replaced"]) - set(library.methods)
-    for use in () if method else uses_of(script, call):
+    for use in () if method else attributes_used_of(script, call):
         if use.attr in replaced or (
             not isinstance(use.ctx, ast.Load) and use.attr not in NAMES["harmless_attributes"]
         ):
-            message = f"{text_of(use)} may change what it adds."
+            message = f"{source_text(use)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", use.lineno)
     targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
     for other in () if method else script.called(*replaced):
         if any(last_name(arg) in targets for arg in other.args):
-            message = f"{text_of(other)} may change what it adds."
+            message = f"{source_text(other)} may change what it adds."
             raise not_imported(kind, message, "Write a plan.", other.lineno)
-    if method and (maker := _other_maker(script, call.func)) is not None:
-        message = f"its {name} may not be {library.name}'s: {text_of(maker)} is not from opacus."
+    if method and (maker := _foreign_engine(script, call.func)) is not None:
+        message = (
+            f"its {name} may not be {library.name}'s: {source_text(maker)} is not from opacus."
+        )
         raise not_imported(kind, message, "Write a plan.", maker.lineno)
     for node in script.nodes:
-        if (change := _change_of_noise(node) or _replaced_part(script, node, library)) is not None:
+        if (
+            change := _noise_change(node) or _library_replacement(script, node, library)
+        ) is not None:
             line = getattr(node, "lineno", None)
             raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
-    beside = [*modules_of(Values(script, READERS), library.modules), *runners(script, [call.func])]
+    beside = [
+        *modules_of(Evaluator(script, READERS), library.modules),
+        *find_callers(script, [call.func]),
+    ]
     for module in beside:
         for node in module.nodes if module is not script else ():
-            if (change := _change_elsewhere(module, node, library)) is not None:
+            if (change := _change_in_module(module, node, library)) is not None:
                 message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
                 remedy = "Write a plan with the lowest noise."
                 raise not_imported(kind, message, remedy, call.lineno)
 
 
-def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
+def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:
     """What makes the engine of a private call, if it is not Opacus' own class."""
     engine = method.value if isinstance(method, ast.Attribute) else None
     made: list[ast.AST | None] = [engine]
@@ -328,10 +349,10 @@ def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
         stores = script.stored_attributes.get(engine.attr, [])
         made = [getattr(script.parents[store], "value", None) for store in stores]
     calls = (node for node in made if isinstance(node, ast.Call))
-    return next((call for call in calls if not _makes_engine(script, call)), None)
+    return next((call for call in calls if not _creates_engine(script, call)), None)
 
 
-def _makes_engine(script: Script, call: ast.Call) -> bool:
+def _creates_engine(script: Script, call: ast.Call) -> bool:
     """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
     if script.is_of(call.func, OPACUS.modules):
         return True
@@ -349,10 +370,10 @@ def _makes_engine(script: Script, call: ast.Call) -> bool:
     )
 
 
-def _change_of_noise(node: ast.AST) -> str | None:
+def _noise_change(node: ast.AST) -> str | None:
     """How a statement may change the noise that the private call was told, if it may."""
     match node:
-        case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise(
+        case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise_attribute(
             attribute
         ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             return f"{attribute} is set elsewhere"
@@ -364,28 +385,28 @@ def _change_of_noise(node: ast.AST) -> str | None:
         ) if used in NOISE_SCHEDULERS:
             return f"{used} changes the noise during training"
         case ast.Attribute(attr="__setattr__" | "__delattr__"):
-            return f"{text_of(node)} may set the noise"
+            return f"{source_text(node)} may set the noise"
         case (
             ast.Subscript(value=base, ctx=ast.Store() | ast.Del())
             | ast.Call(func=ast.Attribute(value=base, attr="update" | "pop" | "__setitem__"))
             | ast.Assign(value=base)
         ) if _is_namespace(base):
-            return f"{text_of(node)} may set the noise"
-        case ast.Call(func=ast.Name(id="setattr"), args=[_, name, *_]) if _is_noise(
+            return f"{source_text(node)} may set the noise"
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, name, *_]) if _is_noise_attribute(
             str(getattr(name, "value", "noise"))
         ):
             return "setattr may set noise_multiplier"
     return None
 
 
-def _change_elsewhere(module: Script, node: ast.AST, library: Library) -> str | None:
+def _change_in_module(module: Script, node: ast.AST, library: Library) -> str | None:
     """How a module of the script's repository may change the noise, or the library itself."""
     if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-        if node.attr.strip("_") != "noise" and (change := _change_of_noise(node)) is not None:
+        if node.attr.strip("_") != "noise" and (change := _noise_change(node)) is not None:
             return change
-        return _replaced_part(module, node, library)
+        return _library_replacement(module, node, library)
     named = getattr(node, "name", None) or last_name(node)
-    return _change_of_noise(node) if named in NOISE_SCHEDULERS else None
+    return _noise_change(node) if named in NOISE_SCHEDULERS else None
 
 
 def _is_namespace(node: ast.expr) -> bool:
@@ -396,22 +417,22 @@ def _is_namespace(node: ast.expr) -> bool:
     return False
 
 
-def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | None:
+def _library_replacement(script: Script, node: ast.AST, library: Library) -> str | None:
     """How a statement may replace a part of the library, if it may."""
     match node:
         case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
             constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
-            foundation = not constant and script.is_of(node.value, FOUNDATIONS)
+            foundation = not constant and script.is_of(node.value, ARRAY_PACKAGES)
             own = isinstance(node.value, ast.Name) and node.value.id == "self"
             of_it = script.is_of(node.value, library.modules)
             if (part in NAMES["private_parts"] and not own) or foundation or of_it:
-                return f"{text_of(node)} is replaced"
+                return f"{source_text(node)} is replaced"
         case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.is_of(
             base, library.modules
         ):
             return "setattr replaces a part of the library"
         case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
-            return f"{text_of(node)} may replace a part of the library"
+            return f"{source_text(node)} may replace a part of the library"
         case ast.ClassDef(bases=bases) if any(
             last_name(base) in ENGINES and script.is_of(base, library.modules) for base in bases
         ):
@@ -419,6 +440,6 @@ def _replaced_part(script: Script, node: ast.AST, library: Library) -> str | Non
     return None
 
 
-def _is_noise(attribute: str) -> bool:
+def _is_noise_attribute(attribute: str) -> bool:
     """Whether an attribute is a library's noise, as ``_noise_multiplier`` or fastDP's ``noise``."""
     return attribute.strip("_") in ("noise_multiplier", "noise")

@@ -11,36 +11,36 @@ import ast
 from collections.abc import Callable
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import OF_LAYERS, Script, last_name
+from affidavit.importers.scripts.syntax import LAYER_PACKAGES, Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
-Elsewhere = Callable[[ast.Call, ast.expr], set[str] | None]
+ArgumentHolders = Callable[[ast.Call, ast.expr], set[str] | None]
 """Where else an argument of a call is held afterwards; None if it is taken away, or changed."""
 
 
-def holders_of(node: ast.expr) -> set[str]:
+def holder_names(node: ast.expr) -> set[str]:
     """The names of the objects in a chain of attributes and items: ``{a, b}`` of ``a.b``."""
     holders = set()
     while isinstance(node, ast.Attribute | ast.Subscript):
-        holders.add(name_of(node) or "")
+        holders.add(reference_name(node) or "")
         node = node.value
-    return {name for name in {*holders, name_of(node)} if name}
+    return {name for name in {*holders, reference_name(node)} if name}
 
 
-def name_of(node: ast.AST) -> str | None:
+def reference_name(node: ast.AST) -> str | None:
     """The last part of a name, attribute or item with a constant key."""
     if isinstance(node, ast.Subscript):
         return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
     return last_name(node)
 
 
-def escape_of(
+def find_escape(
     script: Script,
     holders: set[str],
     key: str | None = None,
     *,
     methods: bool = False,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: ArgumentHolders | None = None,
 ) -> ast.AST | None:
     """The first call or container that takes one of the objects out of sight, if any.
 
@@ -52,12 +52,12 @@ def escape_of(
     while True:
         before = len(names)
         for node in script.nodes:
-            if name_of(node) in names and _is_of_layers(script, node):
+            if reference_name(node) in names and _is_from_layer_package(script, node):
                 continue
             if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
-                escaped = _follow(script, node, names)
-                if methods and escaped is None and name_of(node) in names:
-                    escaped = _change_of(script, node, None if key is None else {key, *names})
+                escaped = _follow_reference(script, node, names)
+                if methods and escaped is None and reference_name(node) in names:
+                    escaped = _find_change(script, node, None if key is None else {key, *names})
                 if isinstance(escaped, ast.Call) and elsewhere is not None:
                     held = elsewhere(escaped, node)
                     escaped = escaped if held is None else None
@@ -70,31 +70,31 @@ def escape_of(
             return None
 
 
-def _is_of_layers(script: Script, node: ast.AST) -> bool:
+def _is_from_layer_package(script: Script, node: ast.AST) -> bool:
     """Whether it is of a package of layers, as ``torch.optim``, or what a call of one returns."""
     if isinstance(node, ast.Name):
         node = getattr(script.value_of(node), "func", node)
-    return isinstance(node, ast.Attribute) and script.is_of(node, OF_LAYERS)
+    return isinstance(node, ast.Attribute) and script.is_of(node, LAYER_PACKAGES)
 
 
-def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
+def _follow_reference(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
     """Add the names that ``node`` connects; what takes the object away, if it is one of them."""
-    name = name_of(node)
+    name = reference_name(node)
     parent = script.parents[node]
     tracked = name in names
     match parent:
         case ast.Assign(targets=targets, value=value) if value is node:
             for target in targets:
-                other = name_of(target)
+                other = reference_name(target)
                 if other is None and tracked:
                     return parent
-                _join(names, name, other)
+                _merge_names(names, name, other)
         case ast.Attribute(attr="get" | "values" | "items"):
             outer = script.parents[script.parents[parent]]
             for target in getattr(outer, "targets", [getattr(outer, "target", node)]):
                 for part in ast.walk(target):
                     if isinstance(getattr(part, "ctx", None), ast.Store):
-                        _join(names, name, name_of(part))
+                        _merge_names(names, name, reference_name(part))
         case ast.keyword(arg=None):
             return None
         case ast.Call() if node is not parent.func:
@@ -110,22 +110,22 @@ def _follow(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
     return None
 
 
-def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
+def _find_change(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
     """What sets one of these ``keys`` of ``node``, or calls a method that does not only read."""
     stored = script.stored_attributes
     match script.parents[node]:
         case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
-            return item if keys is None or name_of(item) in {None, *keys} else None
+            return item if keys is None or reference_name(item) in {None, *keys} else None
         case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
             if (
                 keys is not None
-                and name_of(node) == "self"
+                and reference_name(node) == "self"
                 and len(script.stores_of(name, node)) == 1
             ):
                 return None  # the constructor's own, as of ``self.args = args``
             return item if keys is None or name in keys else None
         case ast.Attribute(attr=name) as method if name not in NAMES["reading_methods"]:
-            if name_of(node) == "self" and (name in script.functions or name in stored):
+            if reference_name(node) == "self" and (name in script.functions or name in stored):
                 return None  # what it changes stands in this file
             call = script.parents[method]
             return call if isinstance(call, ast.Call) and call.func is method else None
@@ -134,7 +134,7 @@ def _change_of(script: Script, node: Reference, keys: set[str] | None) -> ast.AS
 
 def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -> ast.AST | None:
     """Add the parameter that a call gives ``node``; the call, if it takes it out of sight."""
-    function, name = _function(script, call.func), name_of(node)
+    function, name = _function(script, call.func), reference_name(node)
     if function is None:
         return call if name in names and last_name(call.func) not in NAMES["read_only"] else None
     spec = function.args
@@ -142,7 +142,7 @@ def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -
     key = next((key for key, item in script.passed(function, call) if item is node), None)
     if key not in declared:
         return call if name in names else None
-    _join(names, name, key)
+    _merge_names(names, name, key)
     return None
 
 
@@ -155,16 +155,16 @@ def _function(script: Script, node: ast.expr) -> ast.FunctionDef | None:
 
 def _returned(script: Script, node: ast.Return, names: set[str]) -> None:
     function = script.scope_of(node)
-    source = name_of(node.value) if node.value is not None else None
+    source = reference_name(node.value) if node.value is not None else None
     if source is None or not isinstance(function, ast.FunctionDef):
         return
     for use in script.uses(function):
         target = script.parents[script.parents[use]]
         if isinstance(target, ast.Assign):
             for item in target.targets:
-                _join(names, source, name_of(item))
+                _merge_names(names, source, reference_name(item))
 
 
-def _join(names: set[str], first: str | None, second: str | None) -> None:
+def _merge_names(names: set[str], first: str | None, second: str | None) -> None:
     if first is not None and second is not None and {first, second} & names:
         names |= {first, second}

@@ -11,22 +11,112 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
+import re
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from affidavit.importers.base import Line
-from affidavit.importers.script_ast import Binding, Definition, Script, last_name
-from affidavit.importers.script_callers import place
-from affidavit.importers.script_files import definition_of, module_of
-from affidavit.importers.script_options import READERS
-from affidavit.importers.script_values import Values, is_left_out
+from affidavit.importers.partial_plan import ForeignLine
+from affidavit.importers.scripts.modules import definition_of, module_of, parsed_file
+from affidavit.importers.scripts.options import READERS
+from affidavit.importers.scripts.syntax import Binding, Definition, Script, last_name
+from affidavit.importers.scripts.values import Evaluator, is_left_out
 
-LINKED = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
+MAX_FILES = 5_000
+MAX_FILE = 1 << 20
+IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+WORD = re.compile(r"\w+")
+SKIPPED = re.compile(r"^(\..*|tests?|node_modules|__pycache__|venv|site-packages)$")
+
+
+def find_callers(script: Script, nodes: list[ast.expr]) -> dict[Script, list[ast.expr]]:
+    """The scripts that run what leads to these nodes, and where: itself, or others that name it.
+
+    Where they are several, what leads to them is noted as ``shared``.
+    """
+    tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
+    others = [top for top in script.tree.body if top not in tops]
+    names: set[str] = set()
+    leading = {outer for node in nodes for outer in script.above(node)}
+    while not names.issuperset(more := {top.name for top in tops if top in leading}):
+        names |= more
+        leading |= {top for top in tops if _mentions_any(top, names)}
+    runs = any(top in leading or _mentions_any(top, names) for top in others)
+    running: dict[Script, list[ast.expr]] = {script: nodes} if runs else {}
+    for values, node in _uses_in_other_files(script, names) if names else ():
+        running.setdefault(values.script, []).append(node)
+    script.shared = leading - {script.tree} if len(running) > 1 else set()
+    return running
+
+
+def _mentions_any(part: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(part))
+
+
+def _uses_in_other_files(script: Script, names: set[str]) -> Iterator[tuple[Evaluator, ast.expr]]:
+    """Where other files name what the script defines by one of these names, with their values."""
+    own = file_path(script)
+    words = {*names, Path(own or "").stem}
+    for file, imported in _imported_words_by_file() if own is not None else ():
+        if words.isdisjoint(imported) or file.lower() == own:
+            continue
+        other = parsed_file(Path(file).read_text("utf-8", "replace"), Path(file))
+        if other is None:
+            continue
+        values = Evaluator(other, READERS)
+        known_as = {node.asname: node.name for node in other.nodes if isinstance(node, ast.alias)}
+        for node in other.nodes:
+            if not isinstance(node, ast.Name | ast.Attribute) or isinstance(node.ctx, ast.Store):
+                continue
+            if known_as.get(last_name(node), last_name(node)) in names:
+                origin = definition_of(values, node)
+                if origin and origin[1].name in names and file_path(origin[0].script) == own:
+                    yield values, node
+
+
+def file_path(script: Script) -> str | None:
+    """The path of a script's file, in lower case."""
+    if script.folder is None or script.name is None:
+        return None
+    return (script.folder.resolve() / script.name).as_posix().lower()
+
+
+def _imported_words_by_file() -> Iterator[tuple[str, frozenset[str]]]:
+    """The Python files of the current folder, with the words of their imports."""
+    count = 0
+    for place, folders, names in os.walk(Path.cwd().resolve()):
+        folders[:] = sorted(name for name in folders if not SKIPPED.match(name))
+        for name in sorted(names):
+            file = os.path.join(place, name)
+            if not name.endswith(".py") or name.startswith("test_"):
+                continue
+            state = os.lstat(file)
+            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
+                continue
+            count += 1
+            if count > MAX_FILES:
+                return
+            yield file, _imported_words(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _imported_words(file: str, _: int, size: int) -> frozenset[str]:
+    if size > MAX_FILE:
+        return frozenset()
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        text = stream.read()
+    return frozenset(word for line in IMPORT.findall(text) for word in WORD.findall(line))
+
+
+LINK_TARGETS = ("step", "virtual_step", "DataLoader", "BatchMemoryManager")
 """What a function or class calls that is worth being followed."""
 
 
 @dataclass(slots=True)
-class Links:
+class ScriptLinker:
     """A script with what it imports; what is reported of that stands at the script's ``line``."""
 
     script: Script
@@ -44,7 +134,7 @@ class Links:
     """The modules that the script imports itself, each with its path and level."""
 
     def __post_init__(self) -> None:
-        tree, values = self.script.tree, Values(self.script, READERS)
+        tree, values = self.script.tree, Evaluator(self.script, READERS)
         if self.way:
             self._tell(tree, self.script)
         for alias in [node for node in self.script.nodes if isinstance(node, ast.alias)]:
@@ -65,7 +155,7 @@ class Links:
             self.script = Script(tree, self.script.folder, self.script.name)
             self.script.modules = known
 
-    def _link_import(self, values: Values, alias: ast.alias) -> None:
+    def _link_import(self, values: Evaluator, alias: ast.alias) -> None:
         """Give what an import names, if it is worth it, its name in the script."""
         statement, name = self.script.parents[alias], alias.asname or alias.name
         node = ast.Name(name, ast.Load())
@@ -79,7 +169,7 @@ class Links:
         if origin is None or not self._is_worth(*origin):
             return
         uses = self.script.reads_of(name)
-        if place(origin[0]) in self.way or any(not is_left_out(values, use) for use in uses):
+        if file_path(origin[0]) in self.way or any(not is_left_out(values, use) for use in uses):
             alias.name = alias.asname = f"{name}."
             for use in uses:
                 use.id = self.names.setdefault(origin, name)
@@ -94,9 +184,9 @@ class Links:
     def _add(self, module: Script, name: str) -> None:
         """Add a definition to the script, with those of its module that it leads to."""
         node = _definition(module, name)
-        for other in _reached(module, node):
+        for other in _definitions_used(module, node):
             if (module, other) not in self.names:
-                self.names[module, other] = _told(module, other)
+                self.names[module, other] = _qualified_name(module, other)
                 self._add(module, other)
         self.script.tree.body.insert(0, self._copy(module, node, self.names[module, name]))
 
@@ -109,13 +199,13 @@ class Links:
                 if scope is module.tree and bindings:
                     new.id = self._name(module, old.id, bindings[0].node)
                 elif not bindings and (self.script.tree, old.id) in self.script.bindings:
-                    new.id = _told(module, old.id)
+                    new.id = _qualified_name(module, old.id)
         other.name = name
-        if [place(module)] != self.way[:1]:
+        if [file_path(module)] != self.way[:1]:
             self._tell(other, module)
         return other
 
-    def _defined(self, values: Values, node: ast.expr) -> tuple[Script, str] | None:
+    def _defined(self, values: Evaluator, node: ast.expr) -> tuple[Script, str] | None:
         """The module of the repository that defines a function or class, and its name there."""
         if values.script.is_of(node, self.beside):
             return None
@@ -124,15 +214,15 @@ class Links:
 
     def _is_worth(self, module: Script, name: str) -> bool:
         """Whether a definition leads to a step, a loader or a model, and to nothing hidden."""
-        names, todo, worth = set[str](), {name}, place(module) in self.way
+        names, todo, worth = set[str](), {name}, file_path(module) in self.way
         while todo:
             names |= todo
             nodes = [_definition(module, item) for item in todo]
-            todo = {other for node in nodes for other in _reached(module, node)} - names
+            todo = {other for node in nodes for other in _definitions_used(module, node)} - names
             for node in nodes:
                 parts = list(ast.walk(node))
                 worth = worth or any(
-                    (isinstance(part, ast.Call) and last_name(part.func) in LINKED)
+                    (isinstance(part, ast.Call) and last_name(part.func) in LINK_TARGETS)
                     or getattr(part, "name", "") == "forward"
                     for part in parts
                 )
@@ -147,7 +237,7 @@ class Links:
             self.files.append(file)
         for part in ast.walk(node):
             for key in {"lineno", "end_lineno"} & vars(part).keys():
-                line = Line(getattr(part, key), file, self.files.index(file), self.line)
+                line = ForeignLine(getattr(part, key), file, self.files.index(file), self.line)
                 setattr(part, key, line)
 
     def _name(self, module: Script, name: str, bound: ast.AST) -> str:
@@ -155,8 +245,8 @@ class Links:
         if isinstance(bound, ast.FunctionDef | ast.ClassDef):
             return self.names[module, name]
         if isinstance(bound, ast.alias):
-            defined = self._defined(Values(module), ast.Name(name, ast.Load()))
-            if defined is not None and self._links(defined, _told(*defined)):
+            defined = self._defined(Evaluator(module), ast.Name(name, ast.Load()))
+            if defined is not None and self._links(defined, _qualified_name(*defined)):
                 return self.names[defined]
             origin = module.origin(Binding(bound))
             own = self.script.bindings.get((self.script.tree, name), [])
@@ -166,7 +256,7 @@ class Links:
                     self.script.tree.body.insert(0, _import_of(module, bound))
                     self.imports[name] = (origin,)
                 return name
-        other = _told(module, name)
+        other = _qualified_name(module, name)
         if module in self.sources and other not in self.imports:
             path, level = self.sources[module]
             self.imports[other] = ()
@@ -175,7 +265,7 @@ class Links:
         return other
 
 
-def _told(module: Script, name: str) -> str:
+def _qualified_name(module: Script, name: str) -> str:
     """What a name of another module is called in the script, where no name has a dot."""
     return f"{Path(module.name or '?').stem}.{name}"
 
@@ -186,7 +276,7 @@ def _definition(module: Script, name: str) -> Definition:
     return node
 
 
-def _reached(module: Script, node: ast.AST) -> set[str]:
+def _definitions_used(module: Script, node: ast.AST) -> set[str]:
     """The functions and classes of a module that a part of it names."""
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return {name for name in names if module.defines(name)}

@@ -7,26 +7,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.importers.base import is_number, not_imported
-from affidavit.importers.directives import FIELDS
+from affidavit.importers.directives import DIRECTIVE_FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import Script, keywords_of, last_name, unpacks
-from affidavit.importers.script_files import definition_of
-from affidavit.importers.script_options import READERS
-from affidavit.importers.script_values import Unreadable, Values, exclude_each_other, text_of
-from affidavit.importers.training_loop import around, steps_of
+from affidavit.importers.partial_plan import is_number, not_imported
+from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.modules import definition_of
+from affidavit.importers.scripts.options import READERS
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
+from affidavit.importers.scripts.training_length import optimizer_steps, passes_around
+from affidavit.importers.scripts.values import Evaluator, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 
-POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
+PLAN_POINTERS = {key: "/" + "/".join(path) for key, path in DIRECTIVE_FIELDS.items()} | {
     "noise_multiplier": "/releases/0/noise_multiplier",
     "clip_norm": "/releases/0/clip_norm",
     "expected_rate": "/sampling/probability",
 }
 """Where each quantity stands in a plan."""
-LENGTHS = ("steps", "epochs")
+LENGTH_QUANTITIES = ("steps", "epochs")
 WORD = re.compile(r"\w+")
-OTHER_TRAINING = NAMES["other_training"]
+OTHER_TRAINING_METHODS = NAMES["other_training"]
 
 
 class Quantities:
@@ -35,7 +36,7 @@ class Quantities:
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Values(script, READERS, definition=definition_of)
+        self.values = Evaluator(script, READERS, definition=definition_of)
         self.arguments = arguments_of(self.values.spread(call), library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
@@ -63,7 +64,8 @@ class Quantities:
                     only_accounts
                     and not running
                     and (
-                        name not in NAMES["settled_by_accounting"] or POINTERS[name] in self.unread
+                        name not in NAMES["settled_by_accounting"]
+                        or PLAN_POINTERS[name] in self.unread
                     )
                 ):
                     break  # an accountant does not know what runs
@@ -72,12 +74,12 @@ class Quantities:
                     read.append((value, node.lineno))
                     running += not call.accounts
         except Unreadable as reason:
-            self.unread[POINTERS[name]] = reason.why
+            self.unread[PLAN_POINTERS[name]] = reason.why
             return None
         if not read:
             return None
         if name == "steps" and running > 1:
-            self.unread[POINTERS[name]] = "several calls set the number of steps."
+            self.unread[PLAN_POINTERS[name]] = "several calls set the number of steps."
             return None
         value, line = read[0]
         for other, where in read[1:]:
@@ -95,7 +97,7 @@ class Quantities:
         for call in sorted(calls, key=lambda item: item.accounts):
             if name in call.replaces and (use := self._use_beside(call, [])) is not None:
                 line = getattr(use, "lineno", "?")
-                raise Unreadable(use, f"line {line}: {text_of(use)} may replace it.")
+                raise Unreadable(use, f"line {line}: {source_text(use)} may replace it.")
             if name not in call.quantities:
                 continue
             if not (call is self.library.private or call.trains or call.accounts):
@@ -107,7 +109,7 @@ class Quantities:
 
     def _require_unset(self, call: Call, name: str) -> None:
         """Refuse a quantity of settings that the script changes once they are made."""
-        of_it = LENGTHS if name in LENGTHS else (name,)
+        of_it = LENGTH_QUANTITIES if name in LENGTH_QUANTITIES else (name,)
         for text in (call.quantities[key] for key in of_it if key in call.quantities):
             for part in WORD.findall(text):
                 for store in self.script.stored_attributes.get(part, ()):
@@ -121,10 +123,10 @@ class Quantities:
         if not exclude_each_other(self.script, *nodes):
             lines = ", ".join(str(node.lineno) for node in nodes)
             return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
-        other = self._use_beside(call, nodes, OTHER_TRAINING)
+        other = self._use_beside(call, nodes, OTHER_TRAINING_METHODS)
         if other is None:
             return None
-        return f"line {getattr(other, 'lineno', '?')}: {text_of(other)} may train too."
+        return f"line {getattr(other, 'lineno', '?')}: {source_text(other)} may train too."
 
     def _use_beside(
         self, call: Call, nodes: list[ast.Call], others: tuple[str, ...] = ()
@@ -179,33 +181,37 @@ class Quantities:
             if not isinstance(part, ast.Name):
                 continue
             if part.id not in arguments and part.id not in call.defaults:
-                if call.trains and name == "steps" and around(self.values, node).count != 1:
+                if call.trains and name == "steps" and passes_around(self.values, node).count != 1:
                     raise Unreadable(node, f"line {node.lineno}: a loop repeats it.")
                 return None
-        filled = _Filled(arguments, call.defaults).visit(expression)
-        value = self.read(filled, POINTERS[name], call.quantities[name], line=node.lineno)
+        filled = _ArgumentSubstitution(arguments, call.defaults).visit(expression)
+        value = self.read(filled, PLAN_POINTERS[name], call.quantities[name], line=node.lineno)
         if value is not None and name in ("epochs", "steps") and not call.accounts:
             return self._repeated(node, name, value)
         return value
 
     def _repeated(self, node: ast.Call, name: str, count: Any) -> Any:
         """``count`` times the loops around a call, or around the run of what it configures."""
-        pointer = POINTERS[name]
+        pointer = PLAN_POINTERS[name]
         if keywords_of(node).keys() & {"steps_per_epoch", "initial_epoch"}:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
             return None
         if self.library.runs is not None:
             if (other := self._other_trainer()) is not None:
-                self.unread[pointer] = f"line {other.lineno}: {text_of(other)} may train too."
+                self.unread[pointer] = f"line {other.lineno}: {source_text(other)} may train too."
                 return None
-            runs = [use for use in uses_of(self.script, self.call) if use.attr == self.library.runs]
+            runs = [
+                use
+                for use in attributes_used_of(self.script, self.call)
+                if use.attr == self.library.runs
+            ]
             called = self.script.parents[runs[0]] if len(runs) == 1 else None
             if not isinstance(called, ast.Call) or called.func is not runs[0]:
                 self.unread[pointer] = f"it is trained {len(runs)} times by {self.library.runs}()."
                 return None
             node = called
         draws = self.script.called(self.library.draws or "")
-        if len(draws) > 1 or (self.library.draws and not draws and steps_of(self.values)):
+        if len(draws) > 1 or (self.library.draws and not draws and optimizer_steps(self.values)):
             self.unread[pointer] = f"its lots are drawn {len(draws)} times."
             return None
         around_it: ast.AST = draws[0] if draws else node
@@ -213,7 +219,7 @@ class Quantities:
             if isinstance(outer, ast.For) and draws[0] in ast.walk(outer.iter):
                 around_it = outer  # its turns are the lots
         try:
-            times = around(self.values, around_it)
+            times = passes_around(self.values, around_it)
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."
@@ -227,7 +233,11 @@ class Quantities:
             is_trainer = (last_name(call.func) or "").endswith("Trainer") and call is not self.call
             if is_trainer and not exclude_each_other(self.script, call, self.call):
                 return call
-        searches = (use for use in uses_of(self.script, self.call) if use.attr in OTHER_TRAINING)
+        searches = (
+            use
+            for use in attributes_used_of(self.script, self.call)
+            if use.attr in OTHER_TRAINING_METHODS
+        )
         return next(searches, None)
 
     def read(
@@ -247,13 +257,13 @@ class Quantities:
             value = self.values.of(node)
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", line)
-            self.unread[pointer] = f"{name}={text_of(node)}: {reason.why} (line {at})."
+            self.unread[pointer] = f"{name}={source_text(node)}: {reason.why} (line {at})."
             return None
         if value is None or (name == "max_steps" and value == -1):
             return None
         fits = isinstance(value, bool) if kind is bool else is_number(value)
         if not fits:
-            self.unread[pointer] = f"{name}={text_of(node)} is not a {kind.__name__}."
+            self.unread[pointer] = f"{name}={source_text(node)} is not a {kind.__name__}."
             return None
         self.lines.append((pointer, line))
         self.note_literal(pointer, value)
@@ -267,7 +277,7 @@ class Quantities:
             self.literals[pointer] = same[0]
 
 
-class _Filled(ast.NodeTransformer):
+class _ArgumentSubstitution(ast.NodeTransformer):
     """An expression over argument names, with the arguments in their place."""
 
     def __init__(self, arguments: dict[str, ast.expr], defaults: Any) -> None:
@@ -291,7 +301,7 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
     return dict(zip(meaning.positional, call.args, strict=False)) | keywords_of(call)
 
 
-def uses_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
+def attributes_used_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
     """The attributes that are used of what a call returns, or of the names it is assigned to.
 
     What it returns may be a part of a chain of optax.

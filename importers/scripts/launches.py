@@ -20,28 +20,28 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-PLACES = (".", "..", "../..")
+SEARCH_FOLDERS = (".", "..", "../..")
 """Folders in which a repository's files are looked for, beside the script first."""
-HIDDEN = (".github/workflows", ".vscode", ".circleci")
+HIDDEN_FOLDERS = (".github/workflows", ".vscode", ".circleci")
 """Folders of launches that are hidden."""
-NO_LAUNCHES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
+NON_LAUNCH_SUFFIXES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
                ".lock", ".svg", ".log")  # fmt: skip
-STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
-DOCUMENTS = (".yaml", ".yml", ".json")
+PROCESS_STARTERS = ("subprocess", "os.system", "os.exec", "os.popen", "runpy")
+DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILES = 400
 MAX_FILE = 1 << 18
-ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
+COMMAND_ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "<"})
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)")
-SET = re.compile(
+ASSIGNMENT = re.compile(
     r"""^\s*(?:export\s+)?(\w+)\s*:?=\s*(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(.*))$""", re.M
 )
 """What a shell script or a Makefile sets, in several lines where it is quoted."""
 FUNCTION = re.compile(r"^\s*(?:function\s+)?(\w+)\s*\(\)\s*\{([^}]*\$@[^}]*)\}", re.M)
 """A function of a shell script that passes its arguments on."""
-USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
+VARIABLE_USE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?\}|\((\w+)\)|(\w+))")
 
 
-def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
+def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
     """The options, without dashes, and ``$VARIABLES`` that files set, and where each does.
 
     Names are in lower case with underscores, as ``noise_multiplier``; options of Hydra have dots.
@@ -52,7 +52,7 @@ def launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str,
     for file in _files(folder):
         state = file.stat()
         text = _text_of(file, state.st_mtime_ns, state.st_size)
-        module = file.suffix == ".py" and not any(word in text for word in STARTERS)
+        module = file.suffix == ".py" and not any(word in text for word in PROCESS_STARTERS)
         if module or Path(name).stem not in text.lower() or file.name.lower() == name:
             continue
         variables: dict[str, tuple[str, str]] = {}
@@ -76,9 +76,9 @@ def _text_of(file: Path, _: int, size: int) -> str:
 
 def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
     """The lines of a file that may be commands, and where each is."""
-    if file.suffix.lower() in DOCUMENTS or file.name == "MLproject":
+    if file.suffix.lower() in DOCUMENT_SUFFIXES or file.name == "MLproject":
         with suppress(ValueError):
-            for line in _told(yaml_of(text), name, set()):
+            for line in _document_commands(yaml_of(text), name, set()):
                 yield file.name, line
             return
     if file.suffix == ".py":
@@ -88,7 +88,7 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
                     yield f"line {getattr(node, 'lineno', '?')} of {file.name}", line
         return
     sets: dict[str, set[str]] = defaultdict(set)
-    for match in SET.finditer(text):
+    for match in ASSIGNMENT.finditer(text):
         sets[match[1]].add(" ".join(part for part in match.groups()[1:] if part))
     known = {key: values.pop() for key, values in sets.items() if len(values) == 1}
 
@@ -104,7 +104,7 @@ def _commands(file: Path, text: str, name: str) -> Iterator[tuple[str, str]]:
         for called, body in bodies.items():
             if line.split()[:1] == [called]:
                 words = body.replace("$@", line.partition(called)[2]).replace('"', " ")
-        yield f"line {number} of {file.name}", USED.sub(value_of, words)
+        yield f"line {number} of {file.name}", VARIABLE_USE.sub(value_of, words)
 
 
 def _in_python(node: ast.AST) -> list[str]:
@@ -113,17 +113,17 @@ def _in_python(node: ast.AST) -> list[str]:
         case ast.Constant(value=str(text)):
             return text.splitlines()
         case ast.JoinedStr(values=parts):
-            return ["".join(_plain(part) for part in parts)]
+            return ["".join(_command_word(part) for part in parts)]
         case ast.List(elts=parts):
-            return [shlex.join(map(_plain, parts))]
+            return [shlex.join(map(_command_word, parts))]
     return []
 
 
-def _plain(node: ast.expr) -> str:
+def _command_word(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else "$"
 
 
-def _told(part: Any, name: str, seen: set[int]) -> Iterator[str]:
+def _document_commands(part: Any, name: str, seen: set[int]) -> Iterator[str]:
     """The commands of a document: its texts, its lists of words, and the parameters of a sweep."""
     if isinstance(part, str):
         yield from part.splitlines()
@@ -133,7 +133,7 @@ def _told(part: Any, name: str, seen: set[int]) -> Iterator[str]:
         if own and all(isinstance(item, str | int | float) for item in own):
             yield shlex.join(map(str, own))
         for item in part.values() if isinstance(part, dict) else part:
-            yield from _told(item, name, seen)
+            yield from _document_commands(item, name, seen)
 
 
 def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
@@ -151,7 +151,7 @@ def _words(table: dict[Any, Any], name: str) -> Iterator[Any]:
         yield f"--{key}={told.get('value') if isinstance(told, dict) else told}"
 
 
-def differs(value: Any, text: str) -> bool:
+def differs_from_yaml(value: Any, text: str) -> bool:
     """Whether a shell script's word is another value than this one."""
     try:
         return bool(yaml_of(text) != value) and text != str(value)
@@ -170,14 +170,14 @@ def yaml_of(text: str) -> Any:
 def _files(folder: Path) -> Iterator[Path]:
     seen: set[Path] = set()
     root = Path.cwd().resolve()
-    for place in PLACES:
+    for place in SEARCH_FOLDERS:
         at = (folder / place).resolve()
         if not at.is_relative_to(root) or not at.is_dir():
             continue
         below = (item for item in sorted(at.iterdir()) if not item.name.startswith("."))
-        for inner in (at, *(at / name for name in HIDDEN), *below):
+        for inner in (at, *(at / name for name in HIDDEN_FOLDERS), *below):
             for file in sorted(inner.iterdir()) if inner.is_dir() else ():
-                if file in seen or file.suffix.lower() in NO_LAUNCHES or not file.is_file():
+                if file in seen or file.suffix.lower() in NON_LAUNCH_SUFFIXES or not file.is_file():
                     continue
                 seen.add(file)
                 if len(seen) > MAX_FILES:
@@ -211,19 +211,19 @@ def _options(line: str, name: str) -> Iterator[tuple[str, str]]:
         if match := VARIABLE.match(word):
             yield f"${match[1]}", match[2]
     rest = words[at + 1 :]
-    end = next((index for index, word in enumerate(rest) if word in ENDS), len(rest))
+    end = next((index for index, word in enumerate(rest) if word in COMMAND_ENDS), len(rest))
     rest = rest[:end]
     for index, word in enumerate(rest):
         key, equals, value = word.partition("=")
         follows = rest[index + 1] if index + 1 < len(rest) else "-"
         if equals:
-            yield option(key), value
+            yield option_name(key), value
         elif word.startswith("-") and not word.lstrip("-")[:1].isdigit():
             has_value = not follows.startswith("-") or follows[1:2].isdigit()
-            yield option(word), follows if has_value else "true"
+            yield option_name(word), follows if has_value else "true"
 
 
-def option(word: str) -> str:
+def option_name(word: str) -> str:
     """The name of an option as it is looked up.
 
     >>> option("--noise-multiplier"), option("+privacy.sigma")

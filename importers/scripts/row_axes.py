@@ -14,20 +14,20 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import assigned_to, keywords_of, last_name, root_of
-from affidavit.importers.script_values import Values
-from affidavit.importers.training_loop import (
+from affidavit.importers.scripts.data_flow import (
     MODELS,
-    SIZES,
+    SIZE_ATTRIBUTES,
     WRAPPERS,
-    Seen,
-    content_of,
-    inside,
+    Tainted,
+    ancestors_within,
+    content_parts,
     reads_records,
 )
+from affidavit.importers.scripts.syntax import assigned_to, keywords_of, last_name, root_of
+from affidavit.importers.scripts.values import Evaluator
 
 ROWS, BATCH, LOSS, SUM = "rows", "batch", "loss", "sum"
-PARTED = "parted"
+SPLIT_ORDER = "parted"
 """The order of rows that are cut into parts, of which each has one of its own."""
 LINEAR = frozenset(NAMES["linear"])
 ELEMENTWISE = frozenset(NAMES["elementwise"])
@@ -36,16 +36,16 @@ EXTREMES = frozenset(NAMES["extremes"])
 JOINS = frozenset(NAMES["joins"])
 VIEWS = frozenset(NAMES["views"])
 AXIS_SECOND = frozenset(NAMES["axis_second"])
-JOINING = SUMS | EXTREMES | {"next", "bincount", "value_counts", "Counter"}
+RECORD_TOTALS = SUMS | EXTREMES | {"next", "bincount", "value_counts", "Counter"}
 """What makes something of all records, or draws a lot of its own, where a loss names it."""
-FOUNDATIONS = ("torch", "tensorflow", "jax", "numpy", "einops")
+ARRAY_PACKAGES = ("torch", "tensorflow", "jax", "numpy", "einops")
 JOINING_ROWS = (*JOINS, "ConcatDataset", "concatenate_datasets")
-REPEATING = ("repeat", "repeat_interleave", "tile")
+REPEAT_FUNCTIONS = ("repeat", "repeat_interleave", "tile")
 NETWORKS = MODELS + NAMES["networks"]
 """Ends of the names of what runs a network."""
 
 
-class Of(NamedTuple):
+class RowLayout(NamedTuple):
     """Something of the records of a lot: what it is, along which axis, and in which order.
 
     ``BATCH`` may hold several arrays of rows; ``LOSS`` is one number, or one for each record.
@@ -56,24 +56,24 @@ class Of(NamedTuple):
     order: str = ""
 
 
-class Meetings:
+class RowTracker:
     """Where the records of one lot meet: nodes, by ``mixed`` (as rows) or ``joined``."""
 
-    def __init__(self, values: Values, *, modelled: bool = False, beside: bool = False) -> None:
+    def __init__(self, values: Evaluator, *, modelled: bool = False, beside: bool = False) -> None:
         self.values, self.script = values, values.script
         self.modelled, self.beside = modelled, beside
-        self.known: dict[str, Of | None] = {}
-        self.seen: Seen = set()
-        self.of: dict[ast.AST, Of | None] = {}
+        self.known: dict[str, RowLayout | None] = {}
+        self.seen: Tainted = set()
+        self.of: dict[ast.AST, RowLayout | None] = {}
         self.faults: dict[str, ast.AST] = {}
         self.made: dict[str, list[ast.expr]] = {}
         self.returned: list[ast.expr] = []
-        self.inner: dict[ast.AST, Meetings] = {}
+        self.inner: dict[ast.AST, RowTracker] = {}
         self.depth = 0
 
     # ---- statements ---------------------------------------------------------------------
 
-    def run(self, statement: ast.AST, seen: Seen) -> Of | None:
+    def run(self, statement: ast.AST, seen: Tainted) -> RowLayout | None:
         """Evaluate one statement, where ``seen`` names hold something of the records."""
         self.seen = seen
         match statement:
@@ -93,7 +93,7 @@ class Meetings:
                 self.kind(value)
         return None
 
-    def _bind(self, target: ast.expr, value: ast.expr, made: Of | None) -> None:
+    def _bind(self, target: ast.expr, value: ast.expr, made: RowLayout | None) -> None:
         match target, value:
             case (
                 (ast.Tuple(elts=names) | ast.List(elts=names)),
@@ -105,8 +105,8 @@ class Meetings:
             case ((ast.Tuple(elts=names) | ast.List(elts=names)), _):
                 whole = made._replace(form=ROWS) if made and made.form == BATCH else made
                 for place, name in enumerate(names):
-                    if whole is not None and whole.order.startswith(PARTED):
-                        whole = whole._replace(order=f"{PARTED} {place}")
+                    if whole is not None and whole.order.startswith(SPLIT_ORDER):
+                        whole = whole._replace(order=f"{SPLIT_ORDER} {place}")
                     self._bind(name, value, whole)
                 return
             case ast.Subscript(value=base), _:  # a part of the rows is set
@@ -136,7 +136,7 @@ class Meetings:
 
     # ---- expressions --------------------------------------------------------------------
 
-    def kind(self, node: ast.AST | None) -> Of | None:
+    def kind(self, node: ast.AST | None) -> RowLayout | None:
         """What an expression is of the records of the lot; None if it is public."""
         if node is None:
             return None
@@ -144,20 +144,20 @@ class Meetings:
         self.of[node] = made
         return made
 
-    def _kind(self, node: ast.AST) -> Of | None:
+    def _kind(self, node: ast.AST) -> RowLayout | None:
         match node:
             case ast.Constant() | ast.Lambda():
                 return None
             case ast.Name(id=name):
                 return self._named(node, name)
             case ast.Attribute(value=base, attr=name):
-                if name in SIZES:
+                if name in SIZE_ATTRIBUTES:
                     return None
                 if (own := self._named(node, name)) is not None:
                     return own
                 of = self.kind(base)
                 if of is not None and name == "loss":
-                    return Of(SUM)  # of a model's outputs
+                    return RowLayout(SUM)  # of a model's outputs
                 return of and (of._replace(axis=1 - of.axis) if name == "T" and of.axis < 2 else of)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(node, self.kind(left), op, self.kind(right))
@@ -180,28 +180,28 @@ class Meetings:
                 parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
                 over = [(loop, self.kind(loop.iter)) for loop in node.generators]
                 for loop, of in over:
-                    self._bind(loop.target, loop.iter, None if of == Of() else of)
-                    if isinstance(loop.target, ast.Name) and of == Of():
+                    self._bind(loop.target, loop.iter, None if of == RowLayout() else of)
+                    if isinstance(loop.target, ast.Name) and of == RowLayout():
                         self.known[loop.target.id] = None  # each row by itself
-                return self._any(parts) or next((of for _, of in over if of == Of()), None)
+                return self._any(parts) or next((of for _, of in over if of == RowLayout()), None)
         return self._any(ast.iter_child_nodes(node))
 
-    def _any(self, nodes: Iterable[ast.AST]) -> Of | None:
+    def _any(self, nodes: Iterable[ast.AST]) -> RowLayout | None:
         """Something of the records, if one of several expressions is."""
         parts = [part for node in nodes if (part := self.kind(node)) is not None]
         return min(parts, key=lambda part: (ROWS, BATCH, LOSS, SUM).index(part.form), default=None)
 
-    def _named(self, node: ast.Name | ast.Attribute, name: str) -> Of | None:
+    def _named(self, node: ast.Name | ast.Attribute, name: str) -> RowLayout | None:
         if name in self.known:
             return self.known[name]
         if name in self.seen and name != "self":
-            return Of(BATCH)
+            return RowLayout(BATCH)
         bound = self.script.parents.get(getattr(self.script.binding_of(node), "node", node), node)
         bound = self.script.parents[bound] if isinstance(bound, ast.Tuple) else bound
         made = getattr(bound, "value", None) if isinstance(bound, ast.Assign) else None
         totals = [
-            part for part in content_of(made or node)
-            if isinstance(part, ast.Call) and last_name(part.func) in JOINING
+            part for part in content_parts(made or node)
+            if isinstance(part, ast.Call) and last_name(part.func) in RECORD_TOTALS
         ]  # fmt: skip
         if self.beside and any(reads_records(self.values, item) for item in (node, *totals)):
             self._fault("joined", node)
@@ -211,8 +211,8 @@ class Meetings:
         self.faults.setdefault(code, node)
 
     def _combined(
-        self, node: ast.AST, parts: Iterable[Of | None], *, aligned: bool = True
-    ) -> Of | None:
+        self, node: ast.AST, parts: Iterable[RowLayout | None], *, aligned: bool = True
+    ) -> RowLayout | None:
         """What several parts make together, row by row."""
         own = [part for part in parts if part is not None]
         rows = [part for part in own if part.form in (ROWS, BATCH)]
@@ -223,11 +223,11 @@ class Meetings:
             self._fault("joined", node)
         if not own:
             return None
-        return rows[0]._replace(form=ROWS) if rows else Of(SUM if sums else LOSS)
+        return rows[0]._replace(form=ROWS) if rows else RowLayout(SUM if sums else LOSS)
 
     def _operation(
-        self, node: ast.AST, left: Of | None, op: ast.operator, right: Of | None
-    ) -> Of | None:
+        self, node: ast.AST, left: RowLayout | None, op: ast.operator, right: RowLayout | None
+    ) -> RowLayout | None:
         one = left or right
         if left is None or right is None:
             scales = isinstance(op, ast.Add | ast.Sub | ast.Mult) or (
@@ -247,7 +247,9 @@ class Meetings:
             self._fault("joined", node)
         return self._combined(node, [left, right])
 
-    def _part(self, node: ast.Subscript, base: Of | None, index: ast.expr) -> Of | None:
+    def _part(
+        self, node: ast.Subscript, base: RowLayout | None, index: ast.expr
+    ) -> RowLayout | None:
         """A subscript: a part of the rows, the rows in another order, or one of several arrays."""
         first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
         by = self.kind(index)
@@ -294,11 +296,11 @@ class Meetings:
 
     # ---- calls --------------------------------------------------------------------------
 
-    def _call(self, node: ast.Call) -> Of | None:
+    def _call(self, node: ast.Call) -> RowLayout | None:
         made = self.script.value_of(node.func) if isinstance(node.func, ast.Name) else None
         function = made if isinstance(made, ast.Attribute) else node.func
         name = (last_name(function) or "").rstrip("_")
-        if name in SIZES or name in NAMES["tests"]:
+        if name in SIZE_ATTRIBUTES or name in NAMES["tests"]:
             return None
         told, args, space = keywords_of(node), list(node.args), self._space(function)
         method = isinstance(node.func, ast.Attribute) and space is None
@@ -334,17 +336,19 @@ class Meetings:
             return "core"
         return "functional" if dotted.startswith(("torch.nn", "tensorflow.nn", "jax.nn")) else None
 
-    def _unknown(self, node: ast.Call, name: str, parts: list[Of | None]) -> Of | None:
+    def _unknown(
+        self, node: ast.Call, name: str, parts: list[RowLayout | None]
+    ) -> RowLayout | None:
         """What a function that is not of arrays makes: rows of rows, or a loss of several."""
         own = [part for part in parts if part is not None]
         if isinstance(node.func, ast.Name) and name in ("max", "min", "sorted") and own:
-            return Of(SUM)
+            return RowLayout(SUM)
         if own and name.startswith("fit"):
             self._fault("joined", node)
         if name == "sum" and own and isinstance(node.args[0], ast.Name | ast.Attribute):
-            return Of(SUM) if own[0].form in (ROWS, BATCH) else own[0]
+            return RowLayout(SUM) if own[0].form in (ROWS, BATCH) else own[0]
         if own and self._differentiates(node.func):
-            return Of(SUM)
+            return RowLayout(SUM)
         match node:
             case ast.Call(args=[ast.Lambda() as mapped, *rest]) if own and name.endswith("map"):
                 return self._inner(self.values, mapped, ast.Call(node.func, rest, []))
@@ -358,7 +362,7 @@ class Meetings:
             if runs and made is not None:
                 return made._replace(axis=0)
             named = any(part in ast.unparse(node.func).lower() for part in ("loss", "criterion"))
-            return Of(LOSS) if named or len(own) > 1 else made
+            return RowLayout(LOSS) if named or len(own) > 1 else made
         return own[0] if own else None
 
     def _differentiates(self, function: ast.expr | None) -> bool:
@@ -370,7 +374,7 @@ class Meetings:
 
     def _defined(
         self, name: ast.expr, is_loss: bool, depth: int = 0
-    ) -> tuple[Values, ast.FunctionDef | ast.Lambda] | None:
+    ) -> tuple[Evaluator, ast.FunctionDef | ast.Lambda] | None:
         """The function of the repository that is called: ``forward``, if it is an object.
 
         An object is followed to who gives it where it may be a loss, which is of several things.
@@ -393,7 +397,7 @@ class Meetings:
             return self.values, made
         maker = made.func if isinstance(made, ast.Call) else name
         own = getattr(self.script.binding_of(maker), "node", None)
-        place: tuple[Values, ast.AST] | None = self.values, own or name
+        place: tuple[Evaluator, ast.AST] | None = self.values, own or name
         if not isinstance(own, ast.FunctionDef | ast.ClassDef) and self.values.definition:
             place = self.values.definition(self.values, maker)
         values, node = place or (self.values, name)
@@ -404,11 +408,11 @@ class Meetings:
         return None
 
     def _inner(
-        self, values: Values, function: ast.FunctionDef | ast.Lambda, call: ast.Call
-    ) -> Of | None:
+        self, values: Evaluator, function: ast.FunctionDef | ast.Lambda, call: ast.Call
+    ) -> RowLayout | None:
         """What a function of the repository returns."""
         passed = values.script.passed(function, call)
-        inner = self.inner[call] = Meetings(values, modelled=self.modelled)
+        inner = self.inner[call] = RowTracker(values, modelled=self.modelled)
         inner.depth = self.depth + 1
         inner.known = {name: self.of.get(item) for name, item in passed}
         body = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else [
@@ -420,20 +424,20 @@ class Meetings:
         return next((of for of in reversed(made) if of is not None), None)
 
     def _functional(
-        self, node: ast.Call, name: str, owner: Of | None, parts: list[Of | None],
+        self, node: ast.Call, name: str, owner: RowLayout | None, parts: list[RowLayout | None],
         axis: ast.expr | None,
-    ) -> Of | None:  # fmt: skip
+    ) -> RowLayout | None:  # fmt: skip
         """A function of ``torch.nn.functional``: of each row, unless it names their axis."""
         own = [part for part in (owner, *parts) if part is not None]
         if own and (name in NAMES["layers"] or (owner and self._is_along(axis, owner))):
             self._fault("joined", node)
         made = self._combined(node, own, aligned=name != "ctc_loss")
-        return Of(LOSS) if len(own) > 1 else made
+        return RowLayout(LOSS) if len(own) > 1 else made
 
     def _array(
-        self, node: ast.Call, name: str, base: ast.expr | None, owner: Of | None,
-        parts: list[Of | None], args: list[ast.expr], told: dict[str, ast.expr],
-    ) -> Of | None:  # fmt: skip
+        self, node: ast.Call, name: str, base: ast.expr | None, owner: RowLayout | None,
+        parts: list[RowLayout | None], args: list[ast.expr], told: dict[str, ast.expr],
+    ) -> RowLayout | None:  # fmt: skip
         """What an operation on arrays makes, by the axis that it works along."""
         own = [part for part in (owner, *parts) if part is not None]
         if not own:
@@ -454,7 +458,7 @@ class Meetings:
             return turned
         if name in JOINS or name == "stack":
             return self._joined_parts(node, name, base, owner, axis)
-        if name in (*REPEATING, "rearrange"):
+        if name in (*REPEAT_FUNCTIONS, "rearrange"):
             if not self.modelled and multiplies_rows(self.values, node):
                 self._fault("mixed", node)
             return owner
@@ -464,17 +468,17 @@ class Meetings:
             alone = axis is None or self._is_along(axis, owner)
             if owner.form == LOSS and alone and name not in LINEAR | SUMS | EXTREMES:
                 self._fault("joined", node)
-            return Of(SUM) if name in SUMS | EXTREMES and alone else owner
+            return RowLayout(SUM) if name in SUMS | EXTREMES and alone else owner
         if axis is not None and not self._is_along(axis, owner):
             known = self.values.known(axis)
             fewer = isinstance(known, int) and 0 <= known < owner.axis and "keepdim" not in told
             return owner._replace(axis=owner.axis - fewer, form=ROWS)
         if name in SUMS | EXTREMES:
-            return Of(SUM)
+            return RowLayout(SUM)
         literal = all(self.values.known(arg) is not None for arg in args)
         method = base is getattr(node.func, "value", None)
         if name in NAMES["parts"]:
-            return owner._replace(order=PARTED)
+            return owner._replace(order=SPLIT_ORDER)
         if axis is None and method and not literal:
             return self._combined(node, own)
         if name in NAMES["reorders"]:
@@ -482,14 +486,16 @@ class Meetings:
         self._fault("joined", node)
         return owner
 
-    def _is_along(self, axis: ast.expr | None, of: Of) -> bool:
+    def _is_along(self, axis: ast.expr | None, of: RowLayout) -> bool:
         """Whether an axis that is named is that of the records."""
         known = self.values.known(axis)
         if known is None or of.form == SUM:
             return False
         return of.axis in known if isinstance(known, list) else bool(known == of.axis)
 
-    def _turned(self, name: str, of: Of, args: list[ast.expr], axis: ast.expr | None) -> Of | None:
+    def _turned(
+        self, name: str, of: RowLayout, args: list[ast.expr], axis: ast.expr | None
+    ) -> RowLayout | None:
         """Rows that another axis is put before, or that are turned to another one."""
         known = [self.values.known(arg) for arg in args]
         known = known[0] if len(known) == 1 and isinstance(known[0], list) else known
@@ -514,8 +520,8 @@ class Meetings:
         return of if name in VIEWS else None
 
     def _joined_parts(
-        self, node: ast.Call, name: str, base: ast.expr | None, of: Of, axis: ast.expr | None
-    ) -> Of:
+        self, node: ast.Call, name: str, base: ast.expr | None, of: RowLayout, axis: ast.expr | None
+    ) -> RowLayout:
         """Arrays that are put together, along the axis of the rows or another one."""
         parts = [self.of.get(part) for part in getattr(base, "elts", [])]
         several = sum(part is not None and part.form != LOSS for part in parts) > 1
@@ -528,8 +534,8 @@ class Meetings:
         return of
 
     def _folded(
-        self, node: ast.Call, name: str, of: Of, args: list[ast.expr], axis: ast.expr | None
-    ) -> Of:
+        self, node: ast.Call, name: str, of: RowLayout, args: list[ast.expr], axis: ast.expr | None
+    ) -> RowLayout:
         """Rows in another shape: several of each record, where an axis before theirs is folded."""
         first = args[0] if args else None
         first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
@@ -545,7 +551,7 @@ class Meetings:
             return of._replace(axis=0)
         return of
 
-    def _einsum(self, node: ast.Call, own: list[Of]) -> Of:
+    def _einsum(self, node: ast.Call, own: list[RowLayout]) -> RowLayout:
         """Rows are the first axis of each argument that has them, and of the result."""
         pattern = self.values.known(node.args[0])
         if isinstance(pattern, str):
@@ -600,10 +606,10 @@ class Meetings:
                     self._fault("joined", node)
 
 
-def multiplies_rows(values: Values, call: ast.Call) -> bool:
+def multiplies_rows(values: Evaluator, call: ast.Call) -> bool:
     """Whether ``repeat`` or the like makes several rows of one."""
     method = isinstance(call.func, ast.Attribute) and not values.script.is_of(
-        call.func, FOUNDATIONS
+        call.func, ARRAY_PACKAGES
     )
     args = call.args if method else call.args[1:]
     if isinstance(pattern := values.known(args[0]) if args else None, str):  # of einops
@@ -619,7 +625,7 @@ def multiplies_rows(values: Values, call: ast.Call) -> bool:
     return first is not None and values.known(first) != 1 and along and is_along_rows(values, call)
 
 
-def is_along_rows(values: Values, call: ast.Call) -> bool:
+def is_along_rows(values: Evaluator, call: ast.Call) -> bool:
     """Whether a call joins or repeats along the first axis, by its ``axis`` or ``dim``."""
     told = keywords_of(call)
     joins = last_name(call.func) in JOINING_ROWS and len(call.args) > 1
@@ -643,8 +649,10 @@ def _statements(function: ast.AST) -> Iterator[ast.stmt]:
     yield from sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
 
 
-def guards(values: Values, statement: ast.AST, region: ast.AST) -> Iterator[ast.expr]:
+def enclosing_conditions(
+    values: Evaluator, statement: ast.AST, region: ast.AST
+) -> Iterator[ast.expr]:
     """The conditions of a region under which a statement runs."""
-    for outer in inside(values.script, statement, region):
+    for outer in ancestors_within(values.script, statement, region):
         if isinstance(outer, ast.If | ast.While):
             yield outer.test

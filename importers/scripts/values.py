@@ -6,7 +6,7 @@ dataclasses, and files that are read from beside the script. Everything else rai
 which names the expression. Unknown never becomes a guess.
 
 >>> import ast
->>> values = Values(Script(ast.parse("SIGMA = 1.4\\ndef f(C=2.0): g(SIGMA / C)\\nf()")))
+>>> values = Values(Script(ast.parse("SIGMA = 1.4\ndef f(C=2.0): g(SIGMA / C)\nf()")))
 >>> values.of(values.script.calls[1].args[0])
 0.7
 """
@@ -18,12 +18,18 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_aliases import Elsewhere, escape_of, holders_of, name_of
-from affidavit.importers.script_ast import (
+from affidavit.importers.scripts.aliases import (
+    ArgumentHolders,
+    find_escape,
+    holder_names,
+    reference_name,
+)
+from affidavit.importers.scripts.conditions import branch, exclude_each_other
+from affidavit.importers.scripts.launches import differs_from_yaml, option_name
+from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
     Definition,
@@ -34,9 +40,8 @@ from affidavit.importers.script_ast import (
     last_name,
     unpacks,
 )
-from affidavit.importers.script_launches import differs, option
 
-DEPTH = 40
+MAX_DEPTH = 40
 MAX_EXPONENT = 64
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -57,9 +62,9 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
-ITEMS = ("dict", "file", "run_config", "hydra")
+ITEM_RECORD_KINDS = ("dict", "file", "run_config", "hydra")
 """Kinds of records whose fields are items."""
-RUN_ONCE = frozenset(NAMES["run_once"])
+RUN_ONCE_ARGUMENTS = frozenset(NAMES["run_once"])
 
 
 class Unreadable(Exception):
@@ -81,12 +86,12 @@ class Record:
     """Where its constructor sets its attributes."""
 
 
-Reader = Callable[["Values", ast.Call], Any]
+Reader = Callable[["Evaluator", ast.Call], Any]
 """Reads a call that makes a record, or returns None if it makes none."""
 
 
 @dataclass(eq=False)
-class Values:
+class Evaluator:
     """Evaluates a script's expressions; ``readers`` know the calls that make records."""
 
     script: Script
@@ -113,13 +118,13 @@ class Values:
     """The call of each function whose result is being read."""
     main: Script | None = None
     """The script that runs, if ``script`` is a module of it."""
-    definition: Callable[[Values, ast.expr], tuple[Values, Definition] | None] | None = None
+    definition: Callable[[Evaluator, ast.expr], tuple[Evaluator, Definition] | None] | None = None
     """What another file defines, with its values."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:
         """The value of an expression; raises ``Unreadable``."""
-        if self._depth > DEPTH:
+        if self._depth > MAX_DEPTH:
             raise Unreadable(node, "it refers to itself, or through too many names")
         self._depth += 1
         try:
@@ -397,9 +402,9 @@ class Values:
     def overridden(self, value: Any, *names: str) -> Unreadable | None:
         """What gives an option of these names another value, where a shell script does."""
         launches = (self.main or self.script).launches
-        for key in map(option, names):
+        for key in map(option_name, names):
             for text, where in launches.get(key, ()):
-                if differs(value, text):
+                if differs_from_yaml(value, text):
                     return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
         return None
 
@@ -452,7 +457,7 @@ class Values:
         return (
             isinstance(call, ast.Call)
             and last_name(call.func) in ("run", "Fire", "main")
-            and keywords_of(call).keys() <= RUN_ONCE
+            and keywords_of(call).keys() <= RUN_ONCE_ARGUMENTS
         ) or getattr(call, "arg", None) == "server_fn"
 
     def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
@@ -466,7 +471,9 @@ class Values:
             return default
         raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
 
-    def elsewhere(self, key: str, known: frozenset[tuple[Script, str]] = frozenset()) -> Elsewhere:
+    def elsewhere(
+        self, key: str, known: frozenset[tuple[Script, str]] = frozenset()
+    ) -> ArgumentHolders:
         """What functions of other files do with their arguments: take them away, or set ``key``."""
 
         def held(call: ast.Call, node: ast.expr) -> set[str] | None:
@@ -483,7 +490,7 @@ class Values:
             if not own or any((script, arg) in known for arg in own):
                 return own or None
             further = defined[0].elsewhere(key, known | {(script, arg) for arg in own})
-            if escape_of(script, own, key, methods=True, elsewhere=further) is not None:
+            if find_escape(script, own, key, methods=True, elsewhere=further) is not None:
                 return None
             outer = self.script.parents.get(call)
             got: set[str] = set()
@@ -491,7 +498,7 @@ class Values:
                 if not isinstance(outer, ast.Assign | ast.Expr):
                     return None
                 targets = getattr(outer, "targets", [])
-                got = {name_of(part) or "" for item in targets for part in ast.walk(item)}
+                got = {reference_name(part) or "" for item in targets for part in ast.walk(item)}
             return own & script.stored_attributes.keys() | got
 
         return held
@@ -520,12 +527,14 @@ class Values:
             stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
         if stored:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
-        holders = {kind} if kind == "run_config" else holders_of(value)
+        holders = {kind} if kind == "run_config" else holder_names(value)
         methods = kind != "class"
-        where = escape_of(script, holders, name, methods=methods, elsewhere=self.elsewhere(name))
+        where = find_escape(script, holders, name, methods=methods, elsewhere=self.elsewhere(name))
         if where is not None:
             line = getattr(where, "lineno", "?")
-            raise Unreadable(node, f"line {line}: {text_of(where)} may change {text_of(value)}")
+            raise Unreadable(
+                node, f"line {line}: {source_text(where)} may change {source_text(value)}"
+            )
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
         stores = self.script.stores_of(name, node)
@@ -559,7 +568,7 @@ class Values:
                 not node.keywords and len(other) < 2
             ):
                 record = self.attempt(value)
-                if isinstance(record, Record) and record.kind in ITEMS:
+                if isinstance(record, Record) and record.kind in ITEM_RECORD_KINDS:
                     self._require_unchanged(node, value, str(key), record)
                     default = other[0] if other else ast.Constant(None)
                     fields = {key: self.attempt(default)} | record.fields
@@ -599,7 +608,7 @@ class Values:
         It is followed through plain functions of this file, and to the only call of this one.
         """
         script, target = self.script, None
-        if depth > DEPTH:
+        if depth > MAX_DEPTH:
             return None
         if isinstance(node, ast.Name):
             bindings = [item.node for item in script.bindings_of(node)]
@@ -650,7 +659,7 @@ class Values:
 def _is_returned(script: Script, node: ast.AST, names: set[str]) -> bool:
     """Whether a function returns what it holds by one of these names."""
     passes = ast.Return | ast.Yield | ast.BoolOp | ast.IfExp
-    return name_of(node) in names and isinstance(script.parents[node], passes)
+    return reference_name(node) in names and isinstance(script.parents[node], passes)
 
 
 def default_of(function: ast.AST, name: str) -> ast.expr | None:
@@ -664,7 +673,7 @@ def default_of(function: ast.AST, name: str) -> ast.expr | None:
     return next((default for arg, default in pairs if arg.arg == name), None)
 
 
-def text_of(node: ast.AST) -> str:
+def source_text(node: ast.AST) -> str:
     """A node's text in one line of at most 60 characters."""
     try:
         text = " ".join(ast.unparse(node).split())
@@ -673,7 +682,7 @@ def text_of(node: ast.AST) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def is_left_out(values: Values, node: ast.AST) -> bool:
+def is_left_out(values: Evaluator, node: ast.AST) -> bool:
     """Whether a condition that the text settles lets ``node`` never run."""
     around = list(values.script.above(node))
     for outer in around:
@@ -691,56 +700,3 @@ def is_left_out(values: Values, node: ast.AST) -> bool:
                     if value is not None and values.known(case.pattern.value) == value:
                         return case not in around
     return False
-
-
-def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
-    """Whether conditions let one of several nodes run, and no other."""
-    return all(_excludes(script, first, second) for first, second in combinations(nodes, 2))
-
-
-def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Whether two nodes are on opposite sides of a condition, or of two that are the same."""
-    sides = [
-        [(outer, branch(script, outer, node)) for outer in script.above(node)
-         if isinstance(outer, ast.If | ast.IfExp)]
-        for node in (first, second)
-    ]  # fmt: skip
-    return any(
-        {side, other_side} == {"body", "orelse"}
-        and (outer is other or _is_same_condition(script, outer, other))
-        for outer, side in sides[0]
-        for other, other_side in sides[1]
-    )
-
-
-def _is_same_condition(
-    script: Script, first: ast.If | ast.IfExp, second: ast.If | ast.IfExp
-) -> bool:
-    """Whether two conditions name the same options, and nothing that changes."""
-    if ast.dump(first.test) != ast.dump(second.test):
-        return False
-    for node in ast.walk(first.test):
-        match node:
-            case ast.Name(id=name):
-                scopes = [script.resolve(name, script.scope_of(item)) for item in (first, second)]
-                if scopes[0][0] is not scopes[1][0] or len(scopes[0][1]) != 1:
-                    return False
-            case ast.Attribute(attr=name):
-                if name in script.stored_attributes:
-                    return False
-            case ast.Call() | ast.Subscript() | ast.NamedExpr():
-                return False
-    return script.dynamic is None
-
-
-def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
-    """The field of ``outer`` in which ``node`` stands."""
-    inner = node
-    for place in script.above(node):
-        if place is outer:
-            break
-        inner = place
-    for name, value in ast.iter_fields(outer):
-        if value is inner or (isinstance(value, list) and inner in value):
-            return name
-    return ""

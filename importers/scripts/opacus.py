@@ -16,37 +16,33 @@ import ast
 import math
 from typing import Any
 
-from affidavit.importers.base import Calibrate, Partial, is_number
 from affidavit.importers.libraries import FAULTS, Library
 from affidavit.importers.names import NAMES
-from affidavit.importers.quantities import POINTERS
-from affidavit.importers.script_ast import (
-    Script,
-    imports_of,
-    keywords_of,
-    last_name,
-)
-from affidavit.importers.script_plan import LIGHTNING, Reading, conflict
-from affidavit.importers.script_private_calls import Returned
-from affidavit.importers.script_records import reductions
-from affidavit.importers.script_values import Record, Unreadable, Values, text_of
-from affidavit.importers.training_loop import (
-    around,
-    is_returned,
-    loops_of,
-    passes_of,
-    reads_records,
+from affidavit.importers.partial_plan import NoiseCalibration, PartialPlan, is_number
+from affidavit.importers.scripts.data_flow import is_returned_by_private_call, reads_records
+from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
+from affidavit.importers.scripts.private_objects import PrivateObjects
+from affidavit.importers.scripts.quantities import PLAN_POINTERS
+from affidavit.importers.scripts.records import loss_reductions
+from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
+from affidavit.importers.scripts.training_length import (
+    count_passes,
+    enclosing_loops,
+    optimizer_steps,
+    passes_around,
     runs_once,
-    steps_of,
 )
+from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 
 ARGUMENTS = frozenset(NAMES["opacus_arguments"])
-CLIPPINGS = ("flat", "per_layer", "adaptive")
-STATE_NOISE = '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
+CLIPPING_MODES = ("flat", "per_layer", "adaptive")
+STATE_NOISE_REMEDY = (
+    '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
+)
 
 
-class OpacusReading(Reading):
+class OpacusPlanReader(ScriptPlanReader):
     """What one script that calls Opacus says."""
 
     def __init__(
@@ -55,7 +51,7 @@ class OpacusReading(Reading):
         super().__init__(library, script, call, stated)
         statement = script.parents[call]
         self.values.ignored = statement if isinstance(statement, ast.Assign) else None
-        self.values.readers += (noise_calibration,)
+        self.values.readers += (read_noise_calibration,)
         self.values.length_of = self._length_of
         self.sizes: tuple[int, int] | None = None
         """Records and lots an epoch, once all is stated."""
@@ -63,10 +59,10 @@ class OpacusReading(Reading):
         self.calibrates = own or self._calibration() is not None
         self.drop_last: bool | None = self.stated.get("drop_last")
 
-    def partial(self) -> Partial:
+    def partial(self) -> PartialPlan:
         """The plan fields; raises ``MalformedPlan``."""
         clipping = self.values.known(self.arguments.get("clipping"))
-        if isinstance(clipping, str) and clipping not in CLIPPINGS:
+        if isinstance(clipping, str) and clipping not in CLIPPING_MODES:
             message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
             raise self.refusal(message, "Write a plan.")
         if not self._is_guarded():
@@ -79,20 +75,20 @@ class OpacusReading(Reading):
             self.broken.append(FAULTS["unclipped_loss"])
         if self._may_be_skipped():
             self.broken.append(FAULTS["private_call_skipped"])
-        returned = Returned(self.values, self.arguments)
+        returned = PrivateObjects(self.values, self.arguments)
         self.values.others = frozenset(
-            step for step in steps_of(self.values) if returned.is_of_another(step)
+            step for step in optimizer_steps(self.values) if returned.is_of_another(step)
         )
         return super().partial()
 
     def judge(self, lot: Any) -> None:
         """Add also what the script does with what the private call returns."""
         super().judge(lot)
-        self.broken += Returned(self.values, self.arguments).faults()
+        self.broken += PrivateObjects(self.values, self.arguments).faults()
         if self._runs_on_several_devices():
             self.broken.append(FAULTS["noise_of_a_device"])
         reduced = self.values.known(self.arguments.get("loss_reduction")) or "mean"
-        if ({"mean", "sum"} - {reduced}) & set(reductions(self.values)):
+        if ({"mean", "sum"} - {reduced}) & set(loss_reductions(self.values)):
             self.broken.append(FAULTS["other_reduction"])
 
     def quantity(self, name: str) -> Any:
@@ -100,7 +96,7 @@ class OpacusReading(Reading):
         target = (self._calibration() or {}).get(name) if name.startswith("target_") else None
         if not is_number(target):
             return super().quantity(name)
-        self.lines.append((POINTERS[name], self.call.lineno))
+        self.lines.append((PLAN_POINTERS[name], self.call.lineno))
         return target
 
     # ---- the parts of a plan ------------------------------------------------------------
@@ -169,9 +165,9 @@ class OpacusReading(Reading):
 
         Raises ``Unreadable``.
         """
-        if imports_of(self.script, LIGHTNING) is not None and not steps_of(self.values):
+        if find_import(self.script, LIGHTNING) is not None and not optimizer_steps(self.values):
             return self._trainer_passes()
-        own = passes_of(self.values)
+        own = count_passes(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _trainer_passes(self) -> tuple[str, float, int]:
@@ -188,7 +184,7 @@ class OpacusReading(Reading):
         epochs = self.values.known(keywords_of(trainers[0]).get("max_epochs"))
         if not isinstance(epochs, int) or epochs < 1:
             raise Unreadable(trainers[0], "its max_epochs cannot be determined")
-        return "epochs", epochs * around(self.values, fits[0]).count, trainers[0].lineno
+        return "epochs", epochs * passes_around(self.values, fits[0]).count, trainers[0].lineno
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""
@@ -336,7 +332,9 @@ class OpacusReading(Reading):
                 made = self.script.value_of(loss)
             if not (isinstance(made, ast.Call) and last_name(made.func) == returned[0]):
                 return False
-            if isinstance(made.func, ast.Name) and not is_returned(self.values, made.func, 2):
+            if isinstance(made.func, ast.Name) and not is_returned_by_private_call(
+                self.values, made.func, 2
+            ):
                 return False
         return True
 
@@ -349,7 +347,7 @@ class OpacusReading(Reading):
         emptied = self.script.method_calls("clear", "pop", "remove")
         if any(getattr(item, "attr", None) == "history" for _, item in emptied):
             return True
-        federated = imports_of(self.script, ("flwr", "flower"))
+        federated = find_import(self.script, ("flwr", "flower"))
         return any(
             self._is_repeated(engine) or (federated and not self._is_made_once(engine))
             for engine in engines
@@ -358,7 +356,7 @@ class OpacusReading(Reading):
     def _is_made_once(self, engine: ast.Call) -> bool:
         """Whether the module runs this call once, and no framework does in each round."""
         try:
-            return around(self.values, engine).count == 1
+            return passes_around(self.values, engine).count == 1
         except Unreadable:
             return False
 
@@ -367,12 +365,12 @@ class OpacusReading(Reading):
         called = (self.values.known_calls(outer) for outer in self.script.above(node))
         return any(len(calls) > 1 for calls in called) or any(
             isinstance(loop, ast.While) or not runs_once(self.values, loop.iter)
-            for loop in loops_of(self.values, node)
+            for loop in enclosing_loops(self.values, node)
         )
 
     # ---- once everything is stated -------------------------------------------------------------
 
-    def finish(self, plan: dict[str, Any], calibrate: Calibrate | None) -> dict[str, Any]:
+    def finish(self, plan: dict[str, Any], calibrate: NoiseCalibration | None) -> dict[str, Any]:
         """The rate and the steps that Opacus makes of batch size and epochs, and its noise."""
         size = plan.get("dataset", {}).get("size")
         sampling = plan.get("sampling", {})
@@ -403,13 +401,13 @@ class OpacusReading(Reading):
             name = f"target_{key}"
             if key in target and not self.calibrates:
                 continue
-            self.unread.pop(POINTERS[name], None)
+            self.unread.pop(PLAN_POINTERS[name], None)
             own = self.quantity(name)
             if own is not None and target.setdefault(key, own) != own:
                 raise conflict(name, target[key], own, self.call.lineno)
 
     def _calibrate(
-        self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None
+        self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
     ) -> None:
         """Set the noise of ``make_private_with_epsilon``, or refuse more of it than that."""
         release = plan["releases"][0]
@@ -427,7 +425,7 @@ class OpacusReading(Reading):
             raise conflict("noise_multiplier", stated, f"{own:.6g} calibrated", self.call.lineno)
 
     def _calibrated(
-        self, plan: dict[str, Any], lots: int | None, calibrate: Calibrate | None
+        self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
     ) -> float:
         """The noise that the script calibrates, by Opacus' own function."""
         calibration = self._calibration()
@@ -441,7 +439,7 @@ class OpacusReading(Reading):
         except ImportError:
             raise self.refusal(
                 "its noise is calibrated with Opacus, which is not installed here.",
-                f"Install opacus, or {STATE_NOISE}",
+                f"Install opacus, or {STATE_NOISE_REMEDY}",
             ) from None
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             message = f"Opacus' calibration failed: {error}."
@@ -461,14 +459,16 @@ class OpacusReading(Reading):
         if lots is None or epochs is None or lacking:
             unknown = [*lacking, *(["the argument epochs"] if epochs is None else [])]
             keys = [*lacking, *(["epochs"] if epochs is None else [])]
-            why = [self.unread[POINTERS[key]] for key in keys if POINTERS[key] in self.unread]
+            why = [
+                self.unread[PLAN_POINTERS[key]] for key in keys if PLAN_POINTERS[key] in self.unread
+            ]
             because = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
             raise self._unsettled(
                 "make_private_with_epsilon",
                 (f"{', '.join(unknown)} cannot be read" if unknown else "")
                 + (f" ({because})" if because else ""),
-                (remedy if lacking and epochs is not None else "") + STATE_NOISE,
+                (remedy if lacking and epochs is not None else "") + STATE_NOISE_REMEDY,
             )
         rate = 1 / lots
         return {
@@ -489,7 +489,7 @@ class OpacusReading(Reading):
         length = "steps" if "steps" in calibration else "epochs"
         needed = ("target_epsilon", "target_delta", "sample_rate", length)
         why = [
-            f"{name} ({text_of(value.node)}): {value.why}"
+            f"{name} ({source_text(value.node)}): {value.why}"
             for name, value in calibration.items()
             if isinstance(value, Unreadable)
         ]
@@ -504,7 +504,9 @@ class OpacusReading(Reading):
         ]
         if why:
             sizes = "" if self.sizes else '"# affidavit: dataset_size=... lot_size=...", or '
-            raise self._unsettled("get_noise_multiplier", "; ".join(why), sizes + STATE_NOISE)
+            raise self._unsettled(
+                "get_noise_multiplier", "; ".join(why), sizes + STATE_NOISE_REMEDY
+            )
         rate, count = calibration["sample_rate"], calibration[length]
         return {
             "epsilon": calibration["target_epsilon"],
@@ -522,11 +524,11 @@ class OpacusReading(Reading):
                 return name
         raise self.refusal(
             "the accountant of its PrivacyEngine cannot be read from the script.",
-            f"Add {STATE_NOISE}",
+            f"Add {STATE_NOISE_REMEDY}",
         )
 
 
-def noise_calibration(values: Values, call: ast.Call) -> Record | None:
+def read_noise_calibration(values: Evaluator, call: ast.Call) -> Record | None:
     """``get_noise_multiplier(...)`` of Opacus, with its arguments as fields.
 
     Raises ``Unreadable``.

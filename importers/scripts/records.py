@@ -14,39 +14,40 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import Script, keywords_of, last_name, root_of
-from affidavit.importers.script_axes import (
+from affidavit.importers.scripts.data_flow import (
+    MODELS,
+    Tainted,
+    ancestors_within,
+    binding_places,
+    content_parts,
+    find_lot,
+    names_assigned_in,
+    names_drawn_by,
+    reads_records,
+    taint_at,
+)
+from affidavit.importers.scripts.loop_faults import (
+    LOSS_METHODS,
+    collate_functions,
+    loss_methods,
+    lot_functions,
+)
+from affidavit.importers.scripts.row_axes import (
     JOINING_ROWS,
-    REPEATING,
-    Meetings,
-    Of,
-    guards,
+    REPEAT_FUNCTIONS,
+    RowLayout,
+    RowTracker,
+    enclosing_conditions,
     is_along_rows,
     multiplies_rows,
 )
-from affidavit.importers.script_values import Values
-from affidavit.importers.training_loop import (
-    LOSS_METHODS,
-    MODELS,
-    Seen,
-    collating,
-    content_of,
-    drawn_by,
-    inside,
-    loops_of,
-    loss_methods,
-    lot_of,
-    names_set_in,
-    of_lots,
-    reads_records,
-    seen_at,
-    steps_of,
-    stored_at,
-)
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
+from affidavit.importers.scripts.training_length import enclosing_loops, optimizer_steps
+from affidavit.importers.scripts.values import Evaluator
 
 Loop = ast.For | ast.While
 KERAS = ("tensorflow", "keras", "tf_keras")
-Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Seen]]
+Lot = tuple[ast.Call | None, ast.AST, dict[ast.AST, Tainted]]
 """A step, the loop that draws its lots or the function that is given them, and the names with
 records at each statement. A trainer's step is None."""
 
@@ -54,23 +55,23 @@ records at each statement. A trainer's step is None."""
 # ---- backwards: what rows are made of ---------------------------------------------------------
 
 
-def drawn_from(values: Values, loader: ast.expr | None) -> list[ast.expr]:
+def lot_sources(values: Evaluator, loader: ast.expr | None) -> list[ast.expr]:
     """What the training draws its lots from: its loader, and what its loops and fits go over."""
-    loops = (outer for step in steps_of(values) for outer in loops_of(values, step))
+    loops = (outer for step in optimizer_steps(values) for outer in enclosing_loops(values, step))
     starts = [loop.iter for loop in loops if isinstance(loop, ast.For)]
     for call in values.script.calls:
         starts += call.args[:2] if last_name(call.func) == "fit" else []
         fits = ("x", "y") if last_name(call.func) == "fit" else ()
         named = (*fits, "train_dataset", "train_dataloaders")
         starts += [value for key, value in keywords_of(call).items() if key in named]
-    starts += [rows for rows, _ in own_draws(values)]
+    starts += [rows for rows, _ in manual_draws(values)]
     return [*starts, *([] if loader is None else [loader])]
 
 
-def own_draws(values: Values) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
+def manual_draws(values: Evaluator) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
     """The lots that loops around steps take of rows by what they draw: an index, or a mask."""
-    loops = [list(loops_of(values, step)) for step in steps_of(values)]
-    own = [outer for around in loops if not any(map(drawn_by, around)) for outer in around]
+    loops = [list(enclosing_loops(values, step)) for step in optimizer_steps(values)]
+    own = [outer for around in loops if not any(map(names_drawn_by, around)) for outer in around]
     for node in {node: None for loop in own for node in ast.walk(loop)}:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             index = node.slice
@@ -84,7 +85,7 @@ def own_draws(values: Values) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Co
                     yield node, made
 
 
-def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
+def expression_sources(values: Evaluator, starts: Iterable[ast.expr]) -> list[ast.AST]:
     """Every expression that others are made of, along the names of this file."""
     script, found = values.script, dict[ast.AST, None]()
     todo: list[ast.AST] = list(starts)
@@ -102,7 +103,7 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
             place = node, last_name(node)
             if isinstance(node, ast.Name):
                 place = script.resolve(node.id, script.scope_of(node))[0], node.id
-            todo += () if place in names else _sources(values, node)
+            todo += () if place in names else _value_sources(values, node)
             names.add(place)
         elif isinstance(node, ast.Call) and (own := script.function_of(node.func)) is not None:
             todo += [item.value for item in ast.walk(own)
@@ -112,35 +113,35 @@ def made_of(values: Values, starts: Iterable[ast.expr]) -> list[ast.AST]:
     return list(found)
 
 
-def _class_of(values: Values, call: ast.Call) -> ast.ClassDef | None:
+def _class_of(values: Evaluator, call: ast.Call) -> ast.ClassDef | None:
     """The class of this file that a call makes an instance of."""
     owner = getattr(values.script.binding_of(call.func), "node", None)
     return owner if isinstance(owner, ast.ClassDef) else None
 
 
-def _sources(values: Values, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
+def _value_sources(values: Evaluator, node: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
     """What gives a name, or an attribute of ``self``, its content."""
     script = values.script
     if isinstance(node, ast.Attribute):
         if getattr(node.value, "id", "") == "self":
             for store in script.stored_attributes.get(node.attr, ()):
                 if not values.is_rebound(store):
-                    yield from _given_by(script, store)
+                    yield from _assigned_values(script, store)
         return
     for binding in script.bindings_of(node):
         if isinstance(binding.node, ast.arg):
             yield from values.passed_to(node, binding.node)
         elif not values.is_rebound(binding.node):
-            yield from _given_by(script, binding.node)
+            yield from _assigned_values(script, binding.node)
     for call, owner in script.method_calls("append", "extend"):
         if isinstance(owner, ast.Name) and owner.id == node.id:
             yield from call.args
     for store in (item for stores in script.stored_attributes.values() for item in stores):
         if getattr(store.value, "id", "") == node.id != "self":
-            yield from _given_by(script, store)
+            yield from _assigned_values(script, store)
 
 
-def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
+def _assigned_values(script: Script, target: ast.AST) -> Iterator[ast.AST]:
     """What an assignment, a loop or a ``with`` gives to its target."""
     outer = script.parents[target]
     while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
@@ -151,13 +152,13 @@ def _given_by(script: Script, target: ast.AST) -> Iterator[ast.AST]:
             yield part
 
 
-def repeated(values: Values, data: list[ast.AST]) -> ast.AST | None:
+def find_repeated_records(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
     """What puts a record into several rows, where rows are made."""
-    again = (node for node in data if _repeats(values, node))
-    return next(again, None) or _other_item(values, data)
+    again = (node for node in data if _repeats_rows(values, node))
+    return next(again, None) or _find_other_item(values, data)
 
 
-def _getters(values: Values, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
+def _item_getters(values: Evaluator, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
     """The methods of this file that return a row of a data set by its index."""
     classes = (_class_of(values, node) for node in data if isinstance(node, ast.Call))
     for owner in filter(None, classes):
@@ -166,12 +167,12 @@ def _getters(values: Values, data: list[ast.AST]) -> Iterator[ast.FunctionDef]:
                 yield method
 
 
-def _other_item(values: Values, data: list[ast.AST]) -> ast.AST | None:
+def _find_other_item(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
     """What reads another row of a data set than the one of the index that it is asked for.
 
     Such an index is drawn, or is a part of it alone: ``i // 4``, or ``i % len(self.x)``.
     """
-    for method in _getters(values, data):
+    for method in _item_getters(values, data):
         nodes = list(ast.walk(method))
         index = method.args.args[-1].arg
         parts = [node for node in nodes if isinstance(node, ast.BinOp)
@@ -191,7 +192,7 @@ def _other_item(values: Values, data: list[ast.AST]) -> ast.AST | None:
     return None
 
 
-def _repeats(values: Values, node: ast.AST) -> bool:
+def _repeats_rows(values: Evaluator, node: ast.AST) -> bool:
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return isinstance(left, ast.Name) and ast.dump(left) == ast.dump(right)
@@ -200,29 +201,29 @@ def _repeats(values: Values, node: ast.AST) -> bool:
         case ast.BinOp(left=ast.Call(func=ast.Name(id="list" | "sorted")), op=ast.Mult()):
             return True
         case ast.Subscript(value=ast.Attribute(attr="r_"), slice=ast.Tuple(elts=parts)):
-            return _shares(parts)
+            return _share_records(parts)
         case ast.Subscript(slice=index):
-            return _draws_again(values, index)
+            return _draws_with_replacement(values, index)
         case ast.Call():
             name = last_name(node.func)
             if name == "concatenate" and isinstance(node.func, ast.Attribute):
                 own = ast.dump(node.func.value)
                 if any(ast.dump(item) == own for item in node.args):
                     return True
-            if name in REPEATING:
+            if name in REPEAT_FUNCTIONS:
                 return multiplies_rows(values, node)
             if name in JOINING_ROWS:
                 parts = getattr(node.args[0] if node.args else None, "elts", [])
-                return is_along_rows(values, node) and _shares(parts)
+                return is_along_rows(values, node) and _share_records(parts)
             if name in ("Subset", "select", "take", "index_select"):
-                return any(_draws_again(values, item) for item in node.args)
+                return any(_draws_with_replacement(values, item) for item in node.args)
             replaced = keywords_of(node).get("replace")
             default = name == "resample" and values.script.is_of(node.func, ("sklearn",))
             return (values.known(replaced) is not False) if replaced is not None else default
     return False
 
 
-def _draws_again(values: Values, index: ast.AST) -> bool:
+def _draws_with_replacement(values: Evaluator, index: ast.AST) -> bool:
     """Whether an index is drawn with replacement."""
     nodes = [index]
     if isinstance(index, ast.Name):
@@ -239,12 +240,12 @@ def _draws_again(values: Values, index: ast.AST) -> bool:
     return False
 
 
-def _shares(parts: list[ast.expr]) -> bool:
+def _share_records(parts: list[ast.expr]) -> bool:
     """Whether one of the parts that are put together has the records of another."""
     names = [
         {
             ast.unparse(node)
-            for node in content_of(part)
+            for node in content_parts(part)
             if isinstance(node, ast.Name | ast.Attribute)
         }
         for part in parts
@@ -259,10 +260,10 @@ def _shares(parts: list[ast.expr]) -> bool:
     )
 
 
-def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
+def find_record_splitting(values: Evaluator, data: list[ast.AST]) -> ast.AST | None:
     """What may make several rows of a record: windows of a series, parts of a text."""
     script = values.script
-    for method in _getters(values, data):
+    for method in _item_getters(values, data):
         index = method.args.args[-1].arg
         for node in ast.walk(method):
             match node:
@@ -306,20 +307,20 @@ def cutting(values: Values, data: list[ast.AST]) -> ast.AST | None:
     return None
 
 
-def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
+def find_statistics(values: Evaluator, data: list[ast.AST]) -> list[ast.Call]:
     """What computes something of all records together, beside the training."""
     named = [node for node in data if isinstance(node, ast.Name | ast.Attribute)]
     names = {ast.unparse(node) for node in named}
-    places = {place for node in named for place in stored_at(values.script, node)}
-    loops = {outer for step in steps_of(values) for outer in values.script.above(step)}
+    places = {place for node in named for place in binding_places(values.script, node)}
+    loops = {outer for step in optimizer_steps(values) for outer in values.script.above(step)}
     return [
         call
         for call in values.script.called(*NAMES["statistics"])
         if not any(isinstance(o, Loop) and o in loops for o in values.script.above(call))
-        and not _trains(call)
+        and not _fits_model(call)
         and any(
             ast.unparse(part) in names
-            and places.issuperset(stored_at(values.script, part))
+            and places.issuperset(binding_places(values.script, part))
             and not _is_module(values, part)
             for item in (getattr(call.func, "value", call.func), *call.args)
             for part in ast.walk(item)
@@ -328,11 +329,13 @@ def statistics(values: Values, data: list[ast.AST]) -> list[ast.Call]:
     ]
 
 
-def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[str, ast.AST]]:
+def find_used_statistics(
+    values: Evaluator, computed: list[ast.Call]
+) -> Iterator[tuple[str, ast.AST]]:
     """Where the training, or what is saved with the model, is set by all records: each fault."""
 
     def holds(node: ast.AST, depth: int = 0) -> bool:
-        for part in content_of(node):
+        for part in content_parts(node):
             if part in computed:
                 return True
             if isinstance(part, ast.Name) and depth < 3:
@@ -360,19 +363,19 @@ def used_statistics(values: Values, computed: list[ast.Call]) -> Iterator[tuple[
             or (last_name(part) or "").lower().endswith(MODELS[:2])
             or last_name(part) in fitted
             for item in args
-            for part in content_of(item)
+            for part in content_parts(item)
         ):
             yield "written_weight", call
 
 
-def _trains(call: ast.Call) -> bool:
+def _fits_model(call: ast.Call) -> bool:
     """Whether a ``fit`` is of a model."""
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
     named = (owner or "").lower().endswith(MODELS) or "trainer" in (owner or "").lower()
     return last_name(call.func) == "fit" and named
 
 
-def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
+def _is_module(values: Evaluator, node: ast.Name | ast.Attribute) -> bool:
     root = root_of(node)
     bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else []
     return bool(bindings) and all(isinstance(item.node, ast.alias) for item in bindings)
@@ -381,43 +384,45 @@ def _is_module(values: Values, node: ast.Name | ast.Attribute) -> bool:
 # ---- forwards: from a lot to its loss ---------------------------------------------------------
 
 
-def reads_content(node: ast.AST, seen: Seen) -> bool:
+def reads_tainted_content(node: ast.AST, seen: Tainted) -> bool:
     """Whether an expression has something of the content of what is in ``seen``."""
     return any(
         isinstance(part, ast.Name | ast.Attribute) and last_name(part) in seen
-        for part in content_of(node)
+        for part in content_parts(node)
         if getattr(part, "id", "") != "self"
     )
 
 
-def lots_of(values: Values) -> tuple[Lot, ...]:
+def training_lots(values: Evaluator) -> tuple[Lot, ...]:
     """The lot of each step."""
-    return _lots_of(values, values.plain_loaders)
+    return _training_lots(values, values.plain_loaders)
 
 
 @lru_cache(maxsize=1)
-def _lots_of(values: Values, _: bool) -> tuple[Lot, ...]:
+def _training_lots(values: Evaluator, _: bool) -> tuple[Lot, ...]:
     lots: list[Lot] = []
-    for step in steps_of(values):
-        if (lot := lot_of(values, step, reads_content)) is not None:
+    for step in optimizer_steps(values):
+        if (lot := find_lot(values, step, reads_tainted_content)) is not None:
             region, drawn, widest = lot
-            lots.append((step, region, seen_at(values, step, drawn, reads_content, widest)))
-    for method, drawn in (*loss_methods(values), *collating(values)):
-        lots.append((None, method, seen_at(values, method.body[0], drawn, reads_content)))
+            lots.append(
+                (step, region, taint_at(values, step, drawn, reads_tainted_content, widest))
+            )
+    for method, drawn in (*loss_methods(values), *collate_functions(values)):
+        lots.append((None, method, taint_at(values, method.body[0], drawn, reads_tainted_content)))
     return tuple(lots)
 
 
-def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
+def loss_statements(loop: ast.AST, at: dict[ast.AST, Tainted]) -> list[ast.stmt]:
     """The statements of a loop from which the loss of its lots comes."""
     body = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node in at]
     body.sort(key=lambda node: (-node.lineno, -node.col_offset))
     needed, found = set[str](), list[ast.stmt]()
     own = getattr(loop, "name", "")
-    returns = own and (own in LOSS_METHODS or not any(map(_differentiated, body)))
+    returns = own and (own in LOSS_METHODS or not any(map(differentiated_loss, body)))
     for node in body * 2:
-        value = _differentiated(node)
+        value = differentiated_loss(node)
         if isinstance(node, ast.Return) and returns:
-            value = _loss_returned(node.value) if own in LOSS_METHODS else node.value
+            value = _returned_loss(node.value) if own in LOSS_METHODS else node.value
         if value is None and isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             parts = (part for target in targets for part in ast.walk(target))
@@ -438,7 +443,7 @@ def losses_of(loop: ast.AST, at: dict[ast.AST, Seen]) -> list[ast.stmt]:
     return [node for node in body if node in found]
 
 
-def _differentiated(node: ast.AST) -> ast.expr | None:
+def differentiated_loss(node: ast.AST) -> ast.expr | None:
     """The loss of ``loss.backward()``, ``fabric.backward(loss)`` or ``step(loss=loss)``.
 
     Of optax' ``update(gradients, state)`` and Flax' ``apply_gradients``, it is the gradients.
@@ -456,18 +461,18 @@ def _differentiated(node: ast.AST) -> ast.expr | None:
         case ast.Call(func=ast.Attribute(attr="step" | "virtual_step")):
             return keywords_of(node).get("loss")
         case ast.Expr(value=call) | ast.Assign(value=ast.Call() as call):
-            parts = (_differentiated(part) for part in ast.walk(call))
+            parts = (differentiated_loss(part) for part in ast.walk(call))
             return next((loss for loss in parts if loss is not None), None)
         case ast.Call(func=ast.Attribute(value=owner, attr="backward"), args=args):
             return args[0] if args else owner
     return None
 
 
-def _loss_returned(node: ast.expr | None) -> ast.expr | None:
+def _returned_loss(node: ast.expr | None) -> ast.expr | None:
     """The loss that a method returns to its trainer: alone, first of several, or by its name."""
     match node:
         case ast.IfExp(orelse=other):
-            return _loss_returned(other)
+            return _returned_loss(other)
         case ast.Tuple(elts=[first, *_]):
             return first
         case ast.Dict(keys=keys, values=values):
@@ -476,20 +481,20 @@ def _loss_returned(node: ast.expr | None) -> ast.expr | None:
     return node
 
 
-def reductions(values: Values) -> Iterator[str]:
+def loss_reductions(values: Evaluator) -> Iterator[str]:
     """How the losses of lots are reduced, where the text says so: ``sum``, ``mean`` or ``none``."""
-    for _, loop, at in lots_of(values):
-        for statement in losses_of(loop, at):
+    for _, loop, at in training_lots(values):
+        for statement in loss_statements(loop, at):
             match getattr(statement, "value", None):
                 case ast.Call(
                     func=ast.Attribute(attr="sum" | "mean" as name), args=[], keywords=[]
                 ):
                     yield name
             calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-            yield from filter(None, (_reduction(values, call) for call in calls))
+            yield from filter(None, (_loss_reduction(values, call) for call in calls))
 
 
-def _reduction(values: Values, call: ast.Call) -> str | None:
+def _loss_reduction(values: Evaluator, call: ast.Call) -> str | None:
     """The ``reduction`` of a loss function, or of what makes one, if it is told."""
     made = values.script.value_of(call.func) if isinstance(call.func, ast.Name) else None
     told = (keywords_of(item).get("reduction") for item in (call, made)
@@ -498,37 +503,41 @@ def _reduction(values: Values, call: ast.Call) -> str | None:
     return known if isinstance(known, str) else None
 
 
-def meetings(values: Values) -> dict[str, ast.AST]:
+def find_record_interactions(values: Evaluator) -> dict[str, ast.AST]:
     """Where the records of a lot meet before they are clipped, by the fault that it is.
 
     ``mixed`` are several rows of a record, or one row of several; ``joined`` is all else.
     """
     faults: dict[str, ast.AST] = {}
-    for joins in of_lots(values):
+    for joins in lot_functions(values):
         if isinstance(joins, ast.Lambda):
-            lot = Meetings(values)
+            lot = RowTracker(values)
             lot.run(ast.Expr(joins.body), {arg.arg for arg in joins.args.args})
             faults |= lot.faults
-    for step, region, at in lots_of(values):
-        drawn = drawn_by(region) if isinstance(region, Loop) else set()
-        lot = Meetings(values, beside=isinstance(region, ast.For) and bool(drawn))
+    for step, region, at in training_lots(values):
+        drawn = names_drawn_by(region) if isinstance(region, Loop) else set()
+        lot = RowTracker(values, beside=isinstance(region, ast.For) and bool(drawn))
         parts = (node for node in ast.walk(getattr(region, "target", region)))
         tuples = (node.elts for node in parts if isinstance(node, ast.Tuple) and drawn)
-        lot.known = {name.id: Of() for elts in tuples for name in elts
+        lot.known = {name.id: RowLayout() for elts in tuples for name in elts
                      if isinstance(name, ast.Name) and name.id in drawn}  # fmt: skip
         uses = _uses_by_name(region)
-        for statement in reversed(losses_of(region, at)):
-            if _carries(values, region, statement, at[statement], uses):
+        for statement in reversed(loss_statements(region, at)):
+            if _carries_over(values, region, statement, at[statement], uses):
                 faults.setdefault("mixed", statement)
             lot.seen = at[statement]
-            for outer in reversed(inside(values.script, statement, region)):
+            for outer in reversed(ancestors_within(values.script, statement, region)):
                 if isinstance(outer, ast.For):
                     lot.enter(outer)
-            loss = _differentiated(statement)
+            loss = differentiated_loss(statement)
             if isinstance(statement, ast.Return):
-                loss = _loss_returned(statement.value)
+                loss = _returned_loss(statement.value)
             lot.run(statement if loss is None else ast.Return(loss), at[statement])
-            told = () if isinstance(loss, ast.Constant) else guards(values, statement, region)
+            told = (
+                ()
+                if isinstance(loss, ast.Constant)
+                else enclosing_conditions(values, statement, region)
+            )
             beside, lot.beside = lot.beside, False
             for test in told:
                 if lot.kind(test) is not None:
@@ -546,16 +555,16 @@ def meetings(values: Values) -> dict[str, ast.AST]:
                 faults.setdefault("joined", loss)  # one loss, by which no record is clipped alone
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
-    for setting in filter(_sets_gradients, values.script.nodes):
-        lot = Meetings(values)
-        lot.known["grad_sample"] = Of()
+    for setting in filter(_changes_sample_gradients, values.script.nodes):
+        lot = RowTracker(values)
+        lot.known["grad_sample"] = RowLayout()
         lot.run(setting, {"grad_sample"})
         for code, node in lot.faults.items():
             faults.setdefault(code, node)
     return faults
 
 
-def _sets_gradients(node: ast.AST) -> bool:
+def _changes_sample_gradients(node: ast.AST) -> bool:
     """Whether a statement changes the gradients of the records before a step clips them."""
     match node:
         case ast.Assign(targets=[target, *_]) | ast.AugAssign(target=target):
@@ -571,19 +580,22 @@ def _sets_gradients(node: ast.AST) -> bool:
     return isinstance(target, ast.Attribute) and target.attr == "grad_sample"
 
 
-def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
+def find_joining_model(values: Evaluator, module: ast.expr | None) -> ast.AST | None:
     """What joins the records of a lot in a model of this file that is made private.
 
     Where a library is given none, it may be any of Keras'.
     """
     keras = [call for call in values.script.calls if module is None]
-    classes, parts = list[ast.ClassDef](), made_of(values, [] if module is None else [module])
+    classes, parts = (
+        list[ast.ClassDef](),
+        expression_sources(values, [] if module is None else [module]),
+    )
     for call in keras:
         match call:
             case ast.Call(args=[ast.Lambda(args=spec, body=body), *_]) if last_name(
                 call.func
             ) == "Lambda" and values.script.is_of(call.func, KERAS):
-                lot = Meetings(values, modelled=True)
+                lot = RowTracker(values, modelled=True)
                 lot.run(ast.Expr(body), {arg.arg for arg in spec.args})
                 if lot.faults:
                     return call
@@ -599,9 +611,11 @@ def joining_model(values: Values, module: ast.expr | None) -> ast.AST | None:
         methods = {item.name: item for item in owner.body if isinstance(item, ast.FunctionDef)}
         runs = ["forward"] if module is not None else ["call"]
         for forward in (methods[name] for name in runs if name in methods):
-            drawn: Seen = {arg.arg for arg in forward.args.args[1:]}
-            lot = Meetings(values, modelled=True)
-            for statement, seen in seen_at(values, forward.body[0], drawn, reads_content).items():
+            drawn: Tainted = {arg.arg for arg in forward.args.args[1:]}
+            lot = RowTracker(values, modelled=True)
+            for statement, seen in taint_at(
+                values, forward.body[0], drawn, reads_tainted_content
+            ).items():
                 lot.run(statement, seen)
                 used = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
                 runs += sorted(used - {*runs})
@@ -621,19 +635,19 @@ def _uses_by_name(region: ast.AST) -> dict[str, list[ast.Name | ast.Attribute]]:
     return uses
 
 
-def _carries(
-    values: Values,
+def _carries_over(
+    values: Evaluator,
     loop: ast.AST,
     statement: ast.stmt,
-    seen: Seen,
+    seen: Tainted,
     uses: dict[str, list[ast.Name | ast.Attribute]],
 ) -> bool:
     """Whether a part of the loss is of records from earlier turns of the loop with these uses.
 
     What an earlier turn has left is read before it is set, or never set anew.
     """
-    value = _differentiated(statement) or getattr(statement, "value", None)
-    for part in content_of(value) if isinstance(value, ast.AST) else ():
+    value = differentiated_loss(statement) or getattr(statement, "value", None)
+    for part in content_parts(value) if isinstance(value, ast.AST) else ():
         name = last_name(part)
         if name not in seen - {"loss"} or not isinstance(part, ast.Name | ast.Attribute):
             continue
@@ -662,17 +676,19 @@ def _carries(
 # ---- who else learns from the lots ------------------------------------------------------------
 
 
-def set_by_records(values: Values) -> ast.AST | None:
+def find_written_weight(values: Evaluator) -> ast.AST | None:
     """What sets a weight of a model by records of a lot, or by all of them, beside the step."""
-    lots = [at for _, _, at in lots_of(values)]
-    for step in steps_of(values):
-        if (lot := lot_of(values, step, reads_content)) is not None:
+    lots = [at for _, _, at in training_lots(values)]
+    for step in optimizer_steps(values):
+        if (lot := find_lot(values, step, reads_tainted_content)) is not None:
             end = getattr(lot[0], "end_lineno", 0)
-            after = seen_at(values, step, lot[1], reads_content)
+            after = taint_at(values, step, lot[1], reads_tainted_content)
             lots.append({n: seen for n, seen in after.items() if getattr(n, "lineno", 0) > end})
     for loop in values.script.nodes:
         if isinstance(loop, ast.For) and reads_records(values, loop.iter):
-            lots.append(seen_at(values, loop.body[0], drawn_by(loop), reads_content, loop))
+            lots.append(
+                taint_at(values, loop.body[0], names_drawn_by(loop), reads_tainted_content, loop)
+            )
     for node in values.script.nodes:
         statement: ast.AST = node
         match node:
@@ -688,7 +704,7 @@ def set_by_records(values: Values) -> ast.AST | None:
                     args = [
                         item
                         for item in args
-                        if any(isinstance(part, ast.Call) for part in content_of(item))
+                        if any(isinstance(part, ast.Call) for part in content_parts(item))
                     ]
             case ast.Call(func=ast.Attribute(attr=name) as target, args=args) if (
                 name in NAMES["writing"]
@@ -703,27 +719,27 @@ def set_by_records(values: Values) -> ast.AST | None:
             owners.append((last_name(owner) or "").lower())
         told: list[tuple[ast.AST, ast.AST]] = [(item, statement) for item in args]
         for loop in values.script.above(node):
-            if isinstance(loop, ast.For) and last_name(owner) in names_set_in(loop.target):
+            if isinstance(loop, ast.For) and last_name(owner) in names_assigned_in(loop.target):
                 over = [last_name(part) for part in ast.walk(loop.iter)]
                 owners += ["model" for name in over if name in NAMES["weights"]]
                 told.append((loop.iter, loop))
         if any(name.endswith(MODELS[:3]) for name in owners) and any(
             reads_records(values, item)
-            or any(reads_content(item, at[place]) for at in lots if place in at)
+            or any(reads_tainted_content(item, at[place]) for at in lots if place in at)
             for item, place in told
         ):
             return node
     return None
 
 
-def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
+def find_other_learners(values: Evaluator) -> Iterator[tuple[ast.Call, ast.Call]]:
     """The other steps in the loop of a step that a loss of its lots leads to, each with that step.
 
     A step follows the losses formed before it, back to those that it or its model clears.
     """
     script = values.script
-    steps = steps_of(values)
-    for step, loop, at in lots_of(values):
+    steps = optimizer_steps(values)
+    for step, loop, at in training_lots(values):
         if step is None:
             continue
         formed, cleared = False, set[str]()
@@ -738,7 +754,7 @@ def learners(values: Values) -> Iterator[tuple[ast.Call, ast.Call]]:
                 cleared.add(name)
                 formed = formed and not name.lower().endswith(MODELS)
             elif last_name(call.func) == "backward":
-                loss = _differentiated(call) or owner
-                formed, cleared = reads_content(loss, at[around[0]]), set()
+                loss = differentiated_loss(call) or owner
+                formed, cleared = reads_tainted_content(loss, at[around[0]]), set()
             elif call in steps and call is not step and formed and name not in cleared:
                 yield step, call

@@ -10,34 +10,34 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from affidavit.importers.base import Broken
 from affidavit.importers.libraries import FAULTS
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_ast import Binding, Script, assigned_to, keywords_of, last_name
-from affidavit.importers.script_records import (
+from affidavit.importers.partial_plan import BrokenObligation
+from affidavit.importers.scripts.conditions import branch, exclude_each_other
+from affidavit.importers.scripts.data_flow import (
+    Tainted,
+    find_lot,
+    is_private_loader,
+    reads_records,
+    taint_at,
+    unwrap_iterable,
+)
+from affidavit.importers.scripts.records import (
     KERAS,
     Lot,
-    learners,
-    losses_of,
-    lots_of,
-    reads_content,
+    find_other_learners,
+    loss_statements,
+    reads_tainted_content,
+    training_lots,
 )
-from affidavit.importers.script_values import Values, branch, exclude_each_other
-from affidavit.importers.training_loop import (
-    Seen,
-    is_private_loader,
-    looped_over,
-    loops_of,
-    lot_of,
-    reads_records,
-    seen_at,
-    steps_of,
-)
+from affidavit.importers.scripts.syntax import Binding, Script, assigned_to, keywords_of, last_name
+from affidavit.importers.scripts.training_length import enclosing_loops, optimizer_steps
+from affidavit.importers.scripts.values import Evaluator
 
-PARAMETERS = NAMES["weights"][:2]
+PARAMETER_METHODS = NAMES["weights"][:2]
 
 
-def is_unused(script: Script, call: ast.Call) -> bool:
+def is_result_unused(script: Script, call: ast.Call) -> bool:
     """Whether a script never uses what a call makes: nothing reads the name that it is bound to."""
     statement = script.parents[call]
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
@@ -58,7 +58,7 @@ def is_unused(script: Script, call: ast.Call) -> bool:
     )
 
 
-def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
+def is_model_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     """Whether every model is last compiled with an optimiser that the text shows to be another.
 
     A private model, and one that private settings are for, is compiled with a plain optimiser.
@@ -74,12 +74,14 @@ def is_compiled_elsewhere(script: Script, call: ast.Call) -> bool:
     return bool(compiled) and all(
         isinstance(item, ast.Constant)
         or (isinstance(item, ast.Call) and script.is_of(item.func, KERAS) and item is not call)
-        or (isinstance(item, ast.Name) and bool(targets) and _is_plain(script, item, call))
+        or (
+            isinstance(item, ast.Name) and bool(targets) and _is_plain_optimizer(script, item, call)
+        )
         for item in compiled.values()
     )
 
 
-def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
+def _is_plain_optimizer(script: Script, name: ast.Name, call: ast.Call) -> bool:
     """Whether a name is bound to Keras' own optimisers alone."""
     bindings = script.bindings_of(name)
     return bool(bindings) and all(
@@ -90,27 +92,29 @@ def _is_plain(script: Script, name: ast.Name, call: ast.Call) -> bool:
     )
 
 
-def is_attached_elsewhere(values: Values, call: ast.Call) -> bool:
+def is_engine_attached_elsewhere(values: Evaluator, call: ast.Call) -> bool:
     """Whether no step, or not each that learns from a lot, is of what an engine is attached to."""
     script = values.script
     attached = [last_name(item.args[0]) for item, _ in script.method_calls("attach") if item.args]
-    steps = [item.func.value for item in steps_of(values) if isinstance(item.func, ast.Attribute)]
+    steps = [
+        item.func.value for item in optimizer_steps(values) if isinstance(item.func, ast.Attribute)
+    ]
     scope = script.scope_of(call)
     own = steps and all(isinstance(s, ast.Name) and script.scope_of(s) is scope for s in steps)
     if attached and any(
         last_name(getattr(step.func, "value", step)) in attached
         and last_name(getattr(other.func, "value", other)) not in attached
-        for step, other in learners(values)
+        for step, other in find_other_learners(values)
     ):
         return True
     return bool(attached and own) and not {last_name(step) for step in steps} & set(attached)
 
 
-def updates_beside(values: Values) -> ast.AST | None:
+def find_update_beside(values: Evaluator) -> ast.AST | None:
     """What changes what private updates change by the lot itself, in functions of JAX."""
     for step in values.updates:
-        lot = lot_of(values, step, reads_content)
-        at = {} if lot is None else seen_at(values, step, lot[1], reads_content, lot[2])
+        lot = find_lot(values, step, reads_tainted_content)
+        at = {} if lot is None else taint_at(values, step, lot[1], reads_tainted_content, lot[2])
         moved = {
             last_name(target)
             for node in at
@@ -128,21 +132,21 @@ def updates_beside(values: Values) -> ast.AST | None:
                 isinstance(call, ast.Call)
                 and call not in values.updates
                 and last_name(call.func) in ("apply_gradients", "minimize", "assign_sub")
-                and any(reads_content(arg, seen) for arg in call.args)
+                and any(reads_tainted_content(arg, seen) for arg in call.args)
             ) or (
                 isinstance(node, ast.Assign)
                 and values.script.parents.get(step) is not node
-                and reads_content(node.value, seen - moved)
+                and reads_tainted_content(node.value, seen - moved)
                 and any(last_name(target) in moved - {None} for target in node.targets)
             ):
                 return node
     return None
 
 
-class Returned:
+class PrivateObjects:
     """What becomes of the objects that one private call takes and returns."""
 
-    def __init__(self, values: Values, arguments: dict[str, ast.expr]) -> None:
+    def __init__(self, values: Evaluator, arguments: dict[str, ast.expr]) -> None:
         self.values, self.script = values, values.script
         self.call = getattr(values.ignored, "value", None)
         self.optimizer, self.loader = arguments.get("optimizer"), arguments.get("data_loader")
@@ -152,9 +156,9 @@ class Returned:
             case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) in (3, 4):
                 self.names = names
 
-    def faults(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[BrokenObligation]:
         """What of the claim does not hold, as far as the text shows."""
-        steps = steps_of(self.values)
+        steps = optimizer_steps(self.values)
         if not self.names or not (steps or self._is_for_a_trainer()):
             return
         if (
@@ -167,21 +171,21 @@ class Returned:
                 )
                 for step in steps
             )
-            or any(_moves_by_gradient(self.script, node) for node in self.script.nodes)
+            or any(_steps_by_gradient(self.script, node) for node in self.script.nodes)
             or any(map(self._moves_the_module, self._handed_over()))
-            or any(map(self._tunes_the_module, lots_of(self.values)))
+            or any(map(self._tunes_the_module, training_lots(self.values)))
             or any(map(self._tunes_a_copy, steps))
             or any(
                 self._is_private(step) and self.is_of_another(other)
-                for step, other in learners(self.values)
+                for step, other in find_other_learners(self.values)
             )
         ):
             yield FAULTS["other_optimizer"]
         drawn = any(last_name(node) in NAMES["poisson_data_modules"] for node in self.script.nodes)
         if (self._is_unused(self.names[-1]) and not drawn) or any(
-            self._is_original(looped_over(loop.iter), self.loader)
+            self._is_original(unwrap_iterable(loop.iter), self.loader)
             for step in steps
-            for loop in loops_of(self.values, step)
+            for loop in enclosing_loops(self.values, step)
             if isinstance(loop, ast.For)
         ):
             yield FAULTS["other_loader"]
@@ -191,20 +195,20 @@ class Returned:
         step, loop, at = lot
         if step is None:
             return False
-        beside = (item for item in steps_of(self.values) if loop in self.script.above(item))
+        beside = (item for item in optimizer_steps(self.values) if loop in self.script.above(item))
         if not (self.is_of_another(step) and isinstance(loop, ast.For)) or any(
             map(self._is_private, beside)
         ):
             return False
-        module: Seen = {last_name(self.names[0]) or ""}
-        return is_private_loader(self.values, looped_over(loop.iter)) and any(
-            reads_content(statement, module) for statement in losses_of(loop, at)
+        module: Tainted = {last_name(self.names[0]) or ""}
+        return is_private_loader(self.values, unwrap_iterable(loop.iter)) and any(
+            reads_tainted_content(statement, module) for statement in loss_statements(loop, at)
         )
 
     def _tunes_a_copy(self, step: ast.Call) -> bool:
         """Whether another optimiser steps on own records what has weights of the private module."""
-        loops = [loop for loop in loops_of(self.values, step) if isinstance(loop, ast.For)]
-        own = any(reads_records(self.values, looped_over(loop.iter)) for loop in loops)
+        loops = [loop for loop in enclosing_loops(self.values, step) if isinstance(loop, ast.For)]
+        own = any(reads_records(self.values, unwrap_iterable(loop.iter)) for loop in loops)
         binding = self.script.binding_of(getattr(step.func, "value", step))
         made = None if binding is None else binding.value
         return own and self.is_of_another(step) and self._is_given(made, self._copies)
@@ -279,7 +283,7 @@ class Returned:
     def _is_given(self, made: ast.expr | None, places: set[object]) -> bool:
         """Whether an optimiser is given the parameters of what has one of these places."""
         return isinstance(made, ast.Call) and any(
-            last_name(part) in PARAMETERS and not places.isdisjoint(self._owners(part.value))
+            last_name(part) in PARAMETER_METHODS and not places.isdisjoint(self._owners(part.value))
             for part in ast.walk(made)
             if isinstance(part, ast.Attribute)
         )
@@ -316,7 +320,7 @@ class Returned:
 
     def _is_unused(self, name: ast.expr) -> bool:
         """Whether nothing in the file reads a name that the call returns."""
-        if isinstance(name, ast.Attribute) and not steps_of(self.values):
+        if isinstance(name, ast.Attribute) and not optimizer_steps(self.values):
             uses = (node for node in self.script.nodes if isinstance(node, ast.Attribute))
             return not any(n.attr == name.attr and isinstance(n.ctx, ast.Load) for n in uses)
         return isinstance(name, ast.Name) and all(
@@ -359,7 +363,7 @@ class Returned:
                 if not exclude_each_other(self.script, self.names[0], item)
             )
         opened = getattr(self.script.parents[bindings[0].node], "context_expr", None)
-        value = looped_over(opened) if opened is not None else bindings[0].value
+        value = unwrap_iterable(opened) if opened is not None else bindings[0].value
         return isinstance(value, ast.Name | ast.Attribute) and self._is_original(
             value, given, depth + 1
         )
@@ -378,7 +382,7 @@ class Returned:
         if isinstance(value, ast.Call):
             owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func
             given_to = [*value.args, *keywords_of(value).values(), owner]
-            return not any(_is_it(item, name) for item in given_to)
+            return not any(_is_same_object(item, name) for item in given_to)
         return value is not None and self._is_original(value, given, depth + 1)
 
     def _follows(self, item: Binding, private: Binding) -> bool:
@@ -392,7 +396,7 @@ class Returned:
         )
 
 
-def _is_it(node: ast.expr, name: str) -> bool:
+def _is_same_object(node: ast.expr, name: str) -> bool:
     """Whether a wrapper is given the object of this name itself, or calls a method of it."""
     while isinstance(node, ast.Starred | ast.Call):
         node = node.value if isinstance(node, ast.Starred) else next(iter(node.args), node.func)
@@ -401,7 +405,7 @@ def _is_it(node: ast.expr, name: str) -> bool:
     )
 
 
-def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
+def _steps_by_gradient(script: Script, node: ast.AST) -> bool:
     """Whether a statement changes something in place by ``.grad``, as a step of its own would.
 
     So may gradients of the parameters that are computed separately.
@@ -410,7 +414,7 @@ def _moves_by_gradient(script: Script, node: ast.AST) -> bool:
         case ast.Call(func=ast.Attribute(attr="grad") as function, args=[_, of, *_]):
             weights = [of, *([script.value_of(of)] if isinstance(of, ast.Name) else [])]
             return script.is_of(function, ("torch",)) and any(
-                isinstance(part, ast.Attribute) and part.attr in PARAMETERS
+                isinstance(part, ast.Attribute) and part.attr in PARAMETER_METHODS
                 for item in weights if item is not None for part in ast.walk(item)
             )  # fmt: skip
         case ast.AugAssign(target=target, value=value):

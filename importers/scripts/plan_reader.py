@@ -14,91 +14,107 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from affidavit.importers.base import (
-    Broken,
-    Calibrate,
-    Least,
-    Line,
-    Partial,
-    Span,
-    is_number,
-    malformed,
-    own_line,
-)
-from affidavit.importers.directives import FIELDS
-from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfies
+from affidavit.importers.directives import DIRECTIVE_FIELDS
+from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfies_requirement
 from affidavit.importers.names import NAMES
-from affidavit.importers.quantities import POINTERS, Quantities, arguments_of, uses_of
-from affidavit.importers.script_ast import SAME, Script, imports_of, keywords_of, last_name
-from affidavit.importers.script_private_calls import (
-    is_attached_elsewhere,
-    is_compiled_elsewhere,
-    is_unused,
-    updates_beside,
+from affidavit.importers.partial_plan import (
+    BrokenObligation,
+    ForeignLine,
+    MinimumLength,
+    NoiseCalibration,
+    PartialPlan,
+    SourceSpan,
+    is_number,
+    line_in_script,
+    malformed_plan,
 )
-from affidavit.importers.script_records import (
-    cutting,
-    drawn_from,
-    joining_model,
-    made_of,
-    meetings,
-    own_draws,
-    repeated,
-    set_by_records,
-    statistics,
-    used_statistics,
-)
-from affidavit.importers.script_values import (
-    Unreadable,
-    branch,
-    exclude_each_other,
-    is_left_out,
-    text_of,
-)
-from affidavit.importers.training_loop import (
+from affidavit.importers.scripts.conditions import branch, exclude_each_other
+from affidavit.importers.scripts.data_flow import find_record_places, reads_records
+from affidavit.importers.scripts.loop_faults import (
     LOSS_METHODS,
-    SAVING,
-    accumulation,
-    around,
-    at_least,
-    continued,
-    is_whole_pass,
-    joining,
-    mixing,
-    passes_of,
-    reads_records,
-    records_at,
-    repeating,
-    reseeding,
-    reusing,
-    skipping,
-    steps_of,
-    stopping,
+    SAVE_FUNCTIONS,
+    find_accumulated_lots,
+    find_data_dependent_stop,
+    find_joining_layer,
+    find_mixing_call,
+    find_repeated_gradients,
+    find_repeated_noise,
+    find_reused_lots,
+    find_skipped_lots,
 )
+from affidavit.importers.scripts.private_objects import (
+    find_update_beside,
+    is_engine_attached_elsewhere,
+    is_model_compiled_elsewhere,
+    is_result_unused,
+)
+from affidavit.importers.scripts.quantities import (
+    PLAN_POINTERS,
+    Quantities,
+    arguments_of,
+    attributes_used_of,
+)
+from affidavit.importers.scripts.records import (
+    expression_sources,
+    find_joining_model,
+    find_record_interactions,
+    find_record_splitting,
+    find_repeated_records,
+    find_statistics,
+    find_used_statistics,
+    find_written_weight,
+    lot_sources,
+    manual_draws,
+)
+from affidavit.importers.scripts.syntax import (
+    SAME_OBJECT_WRAPPERS,
+    Script,
+    find_import,
+    keywords_of,
+    last_name,
+)
+from affidavit.importers.scripts.training_length import (
+    count_passes,
+    find_resumed_run,
+    is_whole_pass,
+    minimum_passes,
+    optimizer_steps,
+    passes_around,
+)
+from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
 from affidavit.plan import MalformedPlan
 
-FINDERS = {
-    "accumulated_lots": accumulation,
-    "repeated_gradients": repeating,
-    "reused_lots": reusing,
-    "mixed_records": mixing,
-    "joined_records": joining,
-    "skipped_lots": skipping,
-    "data_dependent_stop": stopping,
-    "written_weight": set_by_records,
-    "repeated_noise": reseeding,
+FAULT_FINDERS = {
+    "accumulated_lots": find_accumulated_lots,
+    "repeated_gradients": find_repeated_gradients,
+    "reused_lots": find_reused_lots,
+    "mixed_records": find_mixing_call,
+    "joined_records": find_joining_layer,
+    "skipped_lots": find_skipped_lots,
+    "data_dependent_stop": find_data_dependent_stop,
+    "written_weight": find_written_weight,
+    "repeated_noise": find_repeated_noise,
 }
 """What finds the node of a script that does something of ``FAULTS``."""
 LIGHTNING = ("lightning", "pytorch_lightning")
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
-TRAINED, OTHERS = re.compile("loss|acc(?!ount)|metric"), re.compile("val|eval|test")
+TRAINING_METRIC, VALIDATION_METRIC = (
+    re.compile("loss|acc(?!ount)|metric"),
+    re.compile("val|eval|test"),
+)
 """Parts of the names of metrics, and of those that are of other records."""
-LOADS = ("load_state_dict", "load_weights", "load_from_checkpoint", "from_pretrained", "load")
+LOAD_FUNCTIONS = (
+    "load_state_dict",
+    "load_weights",
+    "load_from_checkpoint",
+    "from_pretrained",
+    "load",
+)
 
 
-class Reading(Quantities):
+class ScriptPlanReader(Quantities):
     """What one script says, what its comments state, and where."""
 
     def __init__(
@@ -108,14 +124,14 @@ class Reading(Quantities):
         self.stated = stated
         notes = (*library.notes, *([ONLY_THE_MODEL] if library.trains else []))
         self.notes = [f"{library.name}: {note}" for note in notes]
-        self.broken: list[Broken] = list(library.broken)
+        self.broken: list[BrokenObligation] = list(library.broken)
         self.is_poisson: bool | None = None
-        self.least: Least | None = None
+        self.least: MinimumLength | None = None
 
-    def partial(self) -> Partial:
+    def partial(self) -> PartialPlan:
         """The plan fields; raises ``MalformedPlan``."""
         self.values.updates = tuple(self._updates())
-        self.values.records = records_at(self.values, self.drawn)
+        self.values.records = find_record_places(self.values, self.drawn)
         sampling = self.sampling()
         data: dict[str, Any] = {"releases": [self.release()]}
         if sampling:
@@ -130,15 +146,15 @@ class Reading(Quantities):
             self._set(data, "target", key, value)
         self.judge(sampling.get("lot_size"))
         self.note()
-        return Partial(
+        return PartialPlan(
             kind=self.kind,
             data=data,
             assumed=tuple(self.notes),
-            lines=tuple((pointer, own_line(line)) for pointer, line in self.lines),
+            lines=tuple((pointer, line_in_script(line)) for pointer, line in self.lines),
             literals=tuple(
                 (pointer, _span(node))
                 for pointer, node in self.literals.items()
-                if not isinstance(node.lineno, Line)
+                if not isinstance(node.lineno, ForeignLine)
             ),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
@@ -156,7 +172,7 @@ class Reading(Quantities):
         if noise is None:
             raise self.refusal(
                 "noise_multiplier cannot be read from the script: "
-                + self.unread.get(POINTERS["noise_multiplier"], self._no_argument()),
+                + self.unread.get(PLAN_POINTERS["noise_multiplier"], self._no_argument()),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
                 "used.",
             )
@@ -186,8 +202,8 @@ class Reading(Quantities):
         if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
             self._require_drawn(rate)
             return sampling | {"probability": rate}
-        if (why := self.unread.get(POINTERS["probability"])) is not None:
-            self.unread.setdefault(POINTERS["lot_size"], why)
+        if (why := self.unread.get(PLAN_POINTERS["probability"])) is not None:
+            self.unread.setdefault(PLAN_POINTERS["lot_size"], why)
         lot = self.pick("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
 
@@ -196,10 +212,10 @@ class Reading(Quantities):
 
         Raises ``MalformedPlan``.
         """
-        for _, drawn in own_draws(self.values):
+        for _, drawn in manual_draws(self.values):
             own = self.values.known(drawn.comparators[0]) if isinstance(drawn, ast.Compare) else 0
             if own not in (None, rate):
-                message = f"{text_of(drawn)} draws the lots, and the probability is {rate}."
+                message = f"{source_text(drawn)} draws the lots, and the probability is {rate}."
                 raise self.refusal(message, "Draw each record with it.", drawn.lineno)
 
     def scheme(self) -> str | None:
@@ -235,7 +251,7 @@ class Reading(Quantities):
         self.values.plain_loaders = True
         updates = self.values.updates
         runs = len(updates) == 1 and not any(call.trains for call in self.library.beside)
-        own = around(self.values, updates[0]) if runs else passes_of(self.values)
+        own = passes_around(self.values, updates[0]) if runs else count_passes(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
 
     def _updates(self) -> list[ast.Call]:
@@ -244,7 +260,7 @@ class Reading(Quantities):
         So does Flax' ``state.apply_gradients(grads=...)``, whatever its name.
         """
         methods = self.library.methods
-        uses = (use for use in uses_of(self.script, self.call) if use.attr in methods)
+        uses = (use for use in attributes_used_of(self.script, self.call) if use.attr in methods)
         calls = [call for use in uses if isinstance(call := self.script.parents[use], ast.Call)]
         held = self.script.called("apply_gradients") if methods else []
         return calls + [call for call in held if "grads" in keywords_of(call)]
@@ -278,12 +294,12 @@ class Reading(Quantities):
 
     def _require_one_run(self) -> None:
         """Raise ``Unreadable`` if an earlier run counts too, or another file trains beside."""
-        if (node := continued(self.values)) is not None:
+        if (node := find_resumed_run(self.values)) is not None:
             raise Unreadable(node, "it continues a run, whose steps count too")
-        searches = [] if steps_of(self.values) else self.script.called(*NAMES["searches"])
+        searches = [] if optimizer_steps(self.values) else self.script.called(*NAMES["searches"])
         for search in filter(self._may_run_beside, searches):
             raise Unreadable(search, f"{last_name(search.func)} trains several times")
-        steps = steps_of(self.values) if any(self.trainings()) else []
+        steps = optimizer_steps(self.values) if any(self.trainings()) else []
         for step in filter(self._may_run_beside, steps):
             raise Unreadable(step, "it steps an optimiser too")
 
@@ -293,7 +309,7 @@ class Reading(Quantities):
             exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
         )
 
-    def _least(self) -> Least | None:
+    def _least(self) -> MinimumLength | None:
         """The epochs that the loops make at least, though their number is not settled."""
         places: list[tuple[ast.Call, float | None]] = []
         if self.repeated is not None:
@@ -303,10 +319,10 @@ class Reading(Quantities):
             owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
-            places += [(item, None) for item in steps_of(self.values)]
+            places += [(item, None) for item in optimizer_steps(self.values)]
         if len(places) != 1 and not any(self.trainings()):
             return None
-        counts = [at_least(self.values, place, own) for place, own in places]
+        counts = [minimum_passes(self.values, place, own) for place, own in places]
         if not counts or any(count is None for count, _ in counts):
             return None
         count = sum(count or 0 for count, _ in counts)
@@ -315,8 +331,8 @@ class Reading(Quantities):
         whole = math.floor(count) if is_whole_pass(self.values, place) else 0
         if repeats is None:
             why = f"the script makes at least {count:g}"
-            return Least(count, place.lineno, why, whole)
-        return Least(
+            return MinimumLength(count, place.lineno, why, whole)
+        return MinimumLength(
             math.nextafter(count, math.inf),
             getattr(repeats, "lineno", place.lineno),
             f"what this line repeats makes {count:g} each time. Count those of all times; where "
@@ -335,17 +351,17 @@ class Reading(Quantities):
 
     def judge(self, lot: Any) -> None:
         """Add what the library, or the script's loop, is known not to do with these arguments."""
-        for key, found in FINDERS.items():
+        for key, found in FAULT_FINDERS.items():
             if self.is_poisson is not False or FAULTS[key].schemes is None:
                 self._break(key, found(self.values))
-        for kind, node in meetings(self.values).items():
+        for kind, node in find_record_interactions(self.values).items():
             self._break(f"{kind}_records", node)
-        self._break("mixed_records", repeated(self.values, self.data))
+        self._break("mixed_records", find_repeated_records(self.values, self.data))
         module = self.arguments.get("module")
-        self._break("joined_records", joining_model(self.values, module))
-        for key, node in used_statistics(self.values, statistics(self.values, self.data)):
+        self._break("joined_records", find_joining_model(self.values, module))
+        for key, node in find_used_statistics(self.values, find_statistics(self.values, self.data)):
             self._break(key, node)
-        self._break("other_optimizer", updates_beside(self.values))
+        self._break("other_optimizer", find_update_beside(self.values))
         chain = self.script.parents[self.call]
         if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
             after = chain.args[0] is not self.call  # what stands before it gets the whole lot
@@ -353,14 +369,14 @@ class Reading(Quantities):
         if self._watches_training():
             self.broken.append(FAULTS["data_dependent_stop"])
         if (
-            is_unused(self.script, self.call)
-            or is_attached_elsewhere(self.values, self.call)
-            or is_compiled_elsewhere(self.script, self.call)
+            is_result_unused(self.script, self.call)
+            or is_engine_attached_elsewhere(self.values, self.call)
+            or is_model_compiled_elsewhere(self.script, self.call)
         ):
             self.broken.append(FAULTS["other_optimizer"])
         for rule in self.library.rules:
             satisfied = [
-                satisfies(value, requirement, lot)
+                satisfies_requirement(value, requirement, lot)
                 for argument, requirement in rule.holds.items()
                 for value in self._values_of(argument)
             ]
@@ -377,12 +393,12 @@ class Reading(Quantities):
     @cached_property
     def data(self) -> list[ast.AST]:
         """What the rows of the training are made of."""
-        return made_of(self.values, self.drawn)
+        return expression_sources(self.values, self.drawn)
 
     @cached_property
     def drawn(self) -> list[ast.expr]:
         """What the training draws its lots from."""
-        return drawn_from(self.values, self.arguments.get("data_loader"))
+        return lot_sources(self.values, self.arguments.get("data_loader"))
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Every value that the script gives an argument of the private call; None if none."""
@@ -400,7 +416,7 @@ class Reading(Quantities):
         validated = any(
             name == "validation_split" or reads_records(self.values, value)
             for call in self.script.calls
-            for name, value in (*keywords_of(call).items(), *_after_two(call))
+            for name, value in (*keywords_of(call).items(), *_validation_arguments(call))
             if name.startswith(("validation", "val_d", "eval_dataset"))
         )
         chosen = self.script.called("EarlyStoppingCallback") or any(
@@ -421,16 +437,16 @@ class Reading(Quantities):
                     if (stops or self._is_rate(target, node)) and self._follows(node, value):
                         return True
                 case ast.If(test=test, body=[*body]) if any(
-                    last_name(call.func) in SAVING
+                    last_name(call.func) in SAVE_FUNCTIONS
                     for item in body for call in ast.walk(item) if isinstance(call, ast.Call)
                 ):  # fmt: skip
-                    if self._is_hook(node) and _is_of_training(test):
+                    if self._is_hook(node) and _is_training_metric(test):
                         return True
                 case ast.Dict(keys=keys, values=items):
                     named = zip(keys, items, strict=True)
                     monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
                     metric = self.values.known(next(monitors, None))
-                    if isinstance(metric, str) and not OTHERS.match(metric):
+                    if isinstance(metric, str) and not VALIDATION_METRIC.match(metric):
                         return True
         for call in self.script.called("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"):
             told, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
@@ -439,7 +455,7 @@ class Reading(Quantities):
             metric = self.values.known(told.get("monitor", first))
             if metric is None and (first is None if not saves else best):
                 metric = "val_loss"
-            other = isinstance(metric, str) and OTHERS.match(metric) is not None
+            other = isinstance(metric, str) and VALIDATION_METRIC.match(metric) is not None
             if isinstance(metric, str) and best is not False and (validated or not other):
                 return True
         return False
@@ -457,7 +473,7 @@ class Reading(Quantities):
     def _follows(self, node: ast.AST, value: ast.expr) -> bool:
         """Whether a metric of the training sets a value, or decides whether it is set."""
         tests = [outer.test for outer in self.script.above(node) if isinstance(outer, ast.If)]
-        return any(map(_is_of_training, (value, *tests)))
+        return any(map(_is_training_metric, (value, *tests)))
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""
@@ -469,28 +485,30 @@ class Reading(Quantities):
                 f"{name}: line {seed.lineno} seeds what the noise comes from; the seed is assumed "
                 "to be secret."
             )
-        if imports_of(self.script, ("accelerate", *LIGHTNING)) and self.script.called(
-            *SAME, "Trainer"
+        if find_import(self.script, ("accelerate", *LIGHTNING)) and self.script.called(
+            *SAME_OBJECT_WRAPPERS, "Trainer"
         ):
             self.notes.append(f"{name}: one process trains.")
-        if (window := cutting(self.values, self.data)) is not None:
+        if (window := find_record_splitting(self.values, self.data)) is not None:
             line = getattr(window, "lineno", "?")
             self.notes.append(
                 f"{name}: line {line} may make several rows of one; each is taken for a record."
             )
-        if computed := statistics(self.values, self.data):
+        if computed := find_statistics(self.values, self.data):
             self.notes.append(
                 f"{name}: what is computed of all records beside the training is public, or not "
-                f"used ({_lines(computed)})."
+                f"used ({_describe_lines(computed)})."
             )
         if loads := list(self._loads()):
             verb = "loads" if len({call.lineno for call in loads}) == 1 else "load"
-            self.notes.append(f"{name}: the weights that {_lines(loads)} {verb} are public.")
-        if POINTERS["clip_norm"] in self.unread:
+            self.notes.append(
+                f"{name}: the weights that {_describe_lines(loads)} {verb} are public."
+            )
+        if PLAN_POINTERS["clip_norm"] in self.unread:
             self.notes.append(f"{name}: the clip norm is not set by the records.")
         inner: ast.AST = self.call
         for outer in self.script.above(self.call):
-            test = text_of(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
+            test = source_text(outer.test) if isinstance(outer, ast.If | ast.IfExp) else ""
             if test and "__name__" not in test:
                 side = branch(self.script, outer, inner)
                 holds = "holds" if side == "body" else "does not hold"
@@ -506,8 +524,8 @@ class Reading(Quantities):
 
     def _loads(self) -> Iterator[ast.Call]:
         """What may load weights before the last step."""
-        last = max((step.lineno for step in steps_of(self.values)), default=self.call.lineno)
-        for call in self.script.called(*LOADS):
+        last = max((step.lineno for step in optimizer_steps(self.values)), default=self.call.lineno)
+        for call in self.script.called(*LOAD_FUNCTIONS):
             other = last_name(call.func) == "load" and not self.script.is_of(call.func, ("torch",))
             scope = self.script.scope_of(call)
             after = scope is self.script.tree and call.lineno > last
@@ -519,7 +537,7 @@ class Reading(Quantities):
         calls = (call for call in self.script.called(*names) if call.args)
         return next((c.args[0] for c in calls if not is_left_out(self.values, c)), None)
 
-    def finish(self, plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
+    def finish(self, plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
         """The plan once everything is stated."""
         return plan
 
@@ -530,7 +548,9 @@ class Reading(Quantities):
         """
         loaders = [keywords_of(node) for node in self.data if isinstance(node, ast.Call)
                    and last_name(node.func) == "DataLoader"]  # fmt: skip
-        samplers = made_of(self.values, [item["sampler"] for item in loaders if "sampler" in item])
+        samplers = expression_sources(
+            self.values, [item["sampler"] for item in loaders if "sampler" in item]
+        )
         drawn = {last_name(node.func) for node in samplers if isinstance(node, ast.Call)}
         shuffles = bool(loaders) and (
             not samplers or not drawn.isdisjoint(NAMES["samplers_without_replacement"])
@@ -561,33 +581,36 @@ class Reading(Quantities):
             data.setdefault(part, {})[key] = value
 
 
-def _is_of_training(node: ast.expr) -> bool:
+def _is_training_metric(node: ast.expr) -> bool:
     """Whether an expression names a metric of the training, and none of other records."""
-    return TRAINED.search(text_of(node)) is not None and OTHERS.search(text_of(node)) is None
+    return (
+        TRAINING_METRIC.search(source_text(node)) is not None
+        and VALIDATION_METRIC.search(source_text(node)) is None
+    )
 
 
-def _after_two(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+def _validation_arguments(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     """What ``fit(model, train, val)`` is given by place beside its model and records."""
     if last_name(call.func) == "fit":
         yield from (("validation", item) for item in call.args[2:])
 
 
-def _lines(calls: list[ast.Call]) -> str:
+def _describe_lines(calls: list[ast.Call]) -> str:
     """``line 3`` or ``lines 3, 9``."""
     places = list(dict.fromkeys(str(call.lineno) for call in calls))
     return f"line{'s' if places[1:] else ''} {', '.join(places)}"
 
 
-def _span(node: ast.Constant) -> Span:
+def _span(node: ast.Constant) -> SourceSpan:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
     """The error for a comment that differs from the script."""
-    return malformed(
+    return malformed_plan(
         "given_conflict",
         f"a comment states {key}={stated}, but the script has {own}.",
         "Correct the comment or the script.",
         line,
-        "/" + "/".join(FIELDS[key]),
+        "/" + "/".join(DIRECTIVE_FIELDS[key]),
     )

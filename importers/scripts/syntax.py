@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.script_launches import launches
+from affidavit.importers.scripts.launches import read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SAME = NAMES["wrappers_of_the_same"]
-OF_LAYERS = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
+SAME_OBJECT_WRAPPERS = NAMES["wrappers_of_the_same"]
+LAYER_PACKAGES = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
 """Packages that have layers, losses and optimisers, and nothing that steps one."""
 
 
@@ -61,7 +61,7 @@ class Script:
     @cached_property
     def launches(self) -> dict[str, list[tuple[str, str]]]:
         """The options and variables that shell scripts set where they run it."""
-        return launches(self.folder, self.name)
+        return read_launches(self.folder, self.name)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -132,7 +132,7 @@ class Script:
             for store in self.stored_attributes.get(name, [])
             if None in (own, other := self._class_around(store))
             or own is other
-            or not _names(store.value, "self")
+            or not _is_name(store.value, "self")
             or any(self.defines(last_name(base) or "") for c in (own, other) for base in c.bases)  # type: ignore[union-attr]
         ]
 
@@ -197,7 +197,7 @@ class Script:
         uses = (n for n in self.nodes if isinstance(n, ast.Name) and n.id == "getattr")
         calls = (self.parents[use] for use in uses)
         own = (c for c in calls if not (isinstance(c, ast.Call) and c.args
-               and self.is_of(c.args[0], OF_LAYERS)))  # fmt: skip
+               and self.is_of(c.args[0], LAYER_PACKAGES)))  # fmt: skip
         return next(own, None)
 
     @cached_property
@@ -359,7 +359,7 @@ class Script:
                 isinstance(node, ast.Attribute)
                 and node.attr == name
                 and method
-                and (_names(node.value, "self") or function not in self.above(node))
+                and (_is_name(node.value, "self") or function not in self.above(node))
             )
         ]
 
@@ -390,19 +390,19 @@ class Script:
         ]
 
 
-def parsed(source: str | bytes) -> ast.Module:
+def parse_script(source: str | bytes) -> ast.Module:
     """The syntax tree of a script; raises what ``ast.parse`` raises."""
     tree = ast.parse(source)
     for outer in reversed(list(ast.walk(tree))):
         for name, value in ast.iter_fields(outer):
             if isinstance(value, list):
-                value[:] = [_plain(item) for item in value]
+                value[:] = [_normalized(item) for item in value]
             elif isinstance(value, ast.Call):
-                setattr(outer, name, _plain(value))
+                setattr(outer, name, _normalized(value))
     return tree
 
 
-def _plain(node: Any) -> Any:
+def _normalized(node: Any) -> Any:
     """A call that reads or sets what it names, as an attribute or an assignment."""
     match node:
         case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
@@ -475,7 +475,7 @@ def unpacks(call: ast.Call) -> bool:
     return starred or any(item.arg is None for item in call.keywords)
 
 
-def imports_of(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
+def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
     """The first statement that imports one of these packages, if any."""
     for node in script.nodes:
         match node:
@@ -491,7 +491,7 @@ def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _names(node: ast.AST, name: str) -> bool:
+def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
@@ -506,7 +506,7 @@ def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
     targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
     match parents[outer] if isinstance(outer, ast.Tuple) else outer:
         case ast.Assign(value=ast.Call(func=ast.Attribute(attr=method), args=args)) if (
-            method in SAME and len(args) == len(targets)
+            method in SAME_OBJECT_WRAPPERS and len(args) == len(targets)
         ):
             same = args[targets.index(name)]
             return isinstance(same, ast.Name) and same.id == name.id

@@ -21,7 +21,7 @@ from affidavit.plan import (
 )
 
 
-class Broken(StrictModel):
+class BrokenObligation(StrictModel):
     """An obligation that the document's library is known not to fulfil.
 
     ``adjacencies`` and ``schemes`` are those under which it matters; None stands for all. A plan
@@ -41,18 +41,16 @@ class Broken(StrictModel):
         )
 
 
-OTHER_FILES = 1 << 40
+FOREIGN_LINE_OFFSET = 1 << 40
 """More than the lines of any file."""
-Span = tuple[int, int, int, int]
+SourceSpan = tuple[int, int, int, int]
 """First line and column, last line and column; lines count from 1, columns are bytes from 0."""
-Calibrate = Callable[..., float]
-"""Returns the noise multiplier of a library's own calibration.
-
-Its keywords are those of ``opacus_noise_multiplier``."""
+NoiseCalibration = Callable[..., float]
+"""The noise that a library's own calibration gives, from the keywords of ``opacus_noise_multiplier``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class MinimumLength:
     """The epochs that a script makes at least, and the ``whole`` passes that nothing cuts short.
 
     Fewer epochs, or fewer steps than those passes have, are not given to it.
@@ -61,7 +59,7 @@ class Least:
     epochs: float
     line: int
     why: str
-    whole: int = 0
+    whole_passes: int = 0
 
     def require(self, plan: dict[str, Any], name: str) -> None:
         """Raise ``MalformedPlan`` where the ``plan`` of the document ``name`` has fewer."""
@@ -70,13 +68,13 @@ class Least:
             message = f"epochs is given as {epochs:g}, but {self.why}."
             raise _conflict(("epochs",), message, name, self.line)
         steps: Any = plan.get("steps")
-        fewest = self.whole * _lots(plan)
+        fewest = self.whole_passes * _lots_per_pass(plan)
         if is_number(steps) and steps < fewest:
             message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
             raise _conflict(("steps",), message, name, self.line)
 
 
-class Line(int):
+class ForeignLine(int):
     """A line of another ``file`` that a script is read with: after the script's own, by files.
 
     It is told with its file. What is reported of it stands at ``own``, a line of the script.
@@ -85,33 +83,33 @@ class Line(int):
     file: str
     own: int
 
-    def __new__(cls, number: int, file: str, place: int, own: int) -> Line:
+    def __new__(cls, number: int, file: str, place: int, own: int) -> ForeignLine:
         """The line of this number in the file at this place among those read."""
-        line = super().__new__(cls, number + OTHER_FILES * (1 + place))
+        line = super().__new__(cls, number + FOREIGN_LINE_OFFSET * (1 + place))
         line.file, line.own = file, own
         return line
 
     def __format__(self, _: str) -> str:
         """The number and the file."""
-        return f"{self % OTHER_FILES} of {self.file}"
+        return f"{self % FOREIGN_LINE_OFFSET} of {self.file}"
 
     def __str__(self) -> str:
         """The number and the file."""
         return format(self)
 
 
-def own_line(line: int) -> int:
+def line_in_script(line: int) -> int:
     """The line of the script itself at which one is reported."""
-    return line.own if isinstance(line, Line) else line
+    return line.own if isinstance(line, ForeignLine) else line
 
 
-def as_it_is(plan: dict[str, Any], _: Calibrate | None) -> dict[str, Any]:
+def unchanged(plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
     """A plan that needs no finish."""
     return plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Partial:
+class PartialPlan:
     """Plan fields of a document of ``kind``; ``assumed`` lists its assumptions as sentences.
 
     ``lines`` maps JSON pointers to lines of the file, and ``literals`` to the place of a number.
@@ -124,15 +122,15 @@ class Partial:
     data: dict[str, Any]
     assumed: tuple[str, ...] = ()
     lines: tuple[tuple[str, int], ...] = ()
-    literals: tuple[tuple[str, Span], ...] = ()
+    literals: tuple[tuple[str, SourceSpan], ...] = ()
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenObligation, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    least: Least | None = None
-    finish: Callable[[dict[str, Any], Calibrate | None], dict[str, Any]] = as_it_is
+    least: MinimumLength | None = None
+    finish: Callable[[dict[str, Any], NoiseCalibration | None], dict[str, Any]] = unchanged
 
     def completed(
-        self, given: dict[str, Any], name: str, calibrate: Calibrate | None = None
+        self, given: dict[str, Any], name: str, calibrate: NoiseCalibration | None = None
     ) -> dict[str, Any]:
         """The complete plan document; raises ``MalformedPlan`` if ``given`` contradicts it.
 
@@ -141,17 +139,19 @@ class Partial:
         phases = self.data.get("phases")
         shared = {key: value for key, value in given.items() if key not in PHASE_FIELDS}
         if phases is None or "phases" in given:
-            whole = _merged(self.data, given, (), name)
+            whole = _merge(self.data, given, (), name)
         else:
             # Given phase fields apply to all phases: a sampler has only one rate.
             for_phases = {key: value for key, value in given.items() if key in PHASE_FIELDS}
-            whole = _merged(self.data, shared, (), name)
+            whole = _merge(self.data, shared, (), name)
             whole["phases"] = [
-                _merged(phase, for_phases, ("phases", index), name)
+                _merge(phase, for_phases, ("phases", index), name)
                 for index, phase in enumerate(phases)
             ]
         for key, values in self.excluded:
-            excluded = next((value for value in _values(whole, key) if value in values), None)
+            excluded = next(
+                (value for value in _values_of_key(whole, key) if value in values), None
+            )
             if excluded is not None:
                 message = f"{key} is given as {excluded}, which {name} rules out."
                 raise _conflict((key,), message, name)
@@ -160,12 +160,12 @@ class Partial:
         return {"version": 1, **self.finish(whole, calibrate)}
 
 
-def malformed(
+def malformed_plan(
     code: str, message: str, remedy: str, line: int | None = None, pointer: str = ""
 ) -> MalformedPlan:
     """The error about a line of a document, or about all of it."""
     column = None if line is None else 1
-    line = None if line is None else own_line(line)
+    line = None if line is None else line_in_script(line)
     return MalformedPlan(
         Reason(code=code, pointer=pointer, message=message, remedy=remedy, line=line, column=column)
     )
@@ -173,17 +173,17 @@ def malformed(
 
 def not_imported(kind: str, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
     """The error for a document of ``kind`` that cannot be imported."""
-    return malformed("not_imported", f"{kind}: {message}", remedy, line)
+    return malformed_plan("not_imported", f"{kind}: {message}", remedy, line)
 
 
-def _merged(
+def _merge(
     own: dict[str, Any], given: dict[str, Any], path: tuple[str | int, ...], name: str
 ) -> dict[str, Any]:
     merged = dict(own)
     for key, value in given.items():
         mine = merged.get(key)
         if isinstance(mine, dict) and isinstance(value, dict):
-            merged[key] = _merged(mine, value, (*path, key), name)
+            merged[key] = _merge(mine, value, (*path, key), name)
         elif mine is None or mine == value:
             merged[key] = value
         else:
@@ -192,11 +192,11 @@ def _merged(
     return merged
 
 
-def _lots(plan: dict[str, Any]) -> int:
+def _lots_per_pass(plan: dict[str, Any]) -> int:
     """The lots of one pass over the records, rounded down; 0 if the plan does not tell."""
-    size: Any = next(_values(plan, "size"), None)
-    rate: Any = next(_values(plan, "probability"), None)
-    lot: Any = next(_values(plan, "lot_size"), None)
+    size: Any = next(_values_of_key(plan, "size"), None)
+    rate: Any = next(_values_of_key(plan, "probability"), None)
+    lot: Any = next(_values_of_key(plan, "lot_size"), None)
     if is_number(rate) and 1e-15 < rate <= 1:
         return int(1 / rate * (1 - 1e-9))
     if isinstance(size, int) and isinstance(lot, int) and 0 < lot <= size:
@@ -204,24 +204,24 @@ def _lots(plan: dict[str, Any]) -> int:
     return 0
 
 
-def _values(part: Any, key: str) -> Iterator[Any]:
+def _values_of_key(part: Any, key: str) -> Iterator[Any]:
     """The values of ``key`` in a plan document, at any depth."""
     if isinstance(part, dict):
         for name, value in part.items():
-            yield from (value,) if name == key else _values(value, key)
+            yield from (value,) if name == key else _values_of_key(value, key)
     elif isinstance(part, list):
         for element in part:
-            yield from _values(element, key)
+            yield from _values_of_key(element, key)
 
 
 def _conflict(
     path: tuple[str | int, ...], message: str, name: str, line: int | None = None
 ) -> MalformedPlan:
     remedy = f'Correct [tool.affidavit.given."{name}"] or the file.'
-    return malformed("given_conflict", message, remedy, line, pointer_to(*path))
+    return malformed_plan("given_conflict", message, remedy, line, pointer_to(*path))
 
 
-def only(kind: str, document: dict[str, Any], known: Collection[str]) -> None:
+def require_known_fields(kind: str, document: dict[str, Any], known: Collection[str]) -> None:
     """Refuse unknown fields; raises ``MalformedPlan``."""
     other = next((field for field in document if field not in known), None)
     if other is not None:
@@ -237,27 +237,27 @@ def is_number(value: Any) -> bool:
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
-def positive(kind: str, field: str, value: Any) -> float:
+def require_positive(kind: str, field: str, value: Any) -> float:
     """A positive number; raises ``MalformedPlan``."""
     if not is_number(value) or value <= 0:
-        raise _wrong(kind, field, value, "a positive number")
+        raise _wrong_field(kind, field, value, "a positive number")
     return float(value)
 
 
-def share(kind: str, field: str, value: Any) -> float:
+def require_probability(kind: str, field: str, value: Any) -> float:
     """A number above 0 and at most 1; raises ``MalformedPlan``."""
     if not is_number(value) or not 0 < value <= 1:
-        raise _wrong(kind, field, value, "a number above 0 and at most 1")
+        raise _wrong_field(kind, field, value, "a number above 0 and at most 1")
     return float(value)
 
 
-def whole(kind: str, field: str, value: Any, most: int = MAX_INTEGER) -> int:
+def require_positive_integer(kind: str, field: str, value: Any, most: int = MAX_INTEGER) -> int:
     """A positive whole number up to ``most``; raises ``MalformedPlan``."""
     if not is_number(value) or not 0 < value <= most or value != int(value):
-        raise _wrong(kind, field, value, "a positive whole number in range")
+        raise _wrong_field(kind, field, value, "a positive whole number in range")
     return int(value)
 
 
-def _wrong(kind: str, field: str, value: Any, expected: str) -> MalformedPlan:
+def _wrong_field(kind: str, field: str, value: Any, expected: str) -> MalformedPlan:
     state = "is missing" if value is None else f"is not {expected}"
     return not_imported(kind, f"{field} {state}.", "Give the value that was used.")

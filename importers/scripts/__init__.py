@@ -1,0 +1,1 @@
+"""Read plans from training scripts, which are parsed and never run."""

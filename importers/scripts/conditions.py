@@ -1,0 +1,61 @@
+"""Decide which parts of a script can run together, from the conditions around them."""
+
+from __future__ import annotations
+
+import ast
+from itertools import combinations
+
+from affidavit.importers.scripts.syntax import Script
+
+
+def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
+    """Whether conditions let one of several nodes run, and no other."""
+    return all(_excludes(script, first, second) for first, second in combinations(nodes, 2))
+
+
+def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
+    """Whether two nodes are on opposite sides of a condition, or of two that are the same."""
+    sides = [
+        [(outer, branch(script, outer, node)) for outer in script.above(node)
+         if isinstance(outer, ast.If | ast.IfExp)]
+        for node in (first, second)
+    ]  # fmt: skip
+    return any(
+        {side, other_side} == {"body", "orelse"}
+        and (outer is other or _is_same_condition(script, outer, other))
+        for outer, side in sides[0]
+        for other, other_side in sides[1]
+    )
+
+
+def _is_same_condition(
+    script: Script, first: ast.If | ast.IfExp, second: ast.If | ast.IfExp
+) -> bool:
+    """Whether two conditions name the same options, and nothing that changes."""
+    if ast.dump(first.test) != ast.dump(second.test):
+        return False
+    for node in ast.walk(first.test):
+        match node:
+            case ast.Name(id=name):
+                scopes = [script.resolve(name, script.scope_of(item)) for item in (first, second)]
+                if scopes[0][0] is not scopes[1][0] or len(scopes[0][1]) != 1:
+                    return False
+            case ast.Attribute(attr=name):
+                if name in script.stored_attributes:
+                    return False
+            case ast.Call() | ast.Subscript() | ast.NamedExpr():
+                return False
+    return script.dynamic is None
+
+
+def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
+    """The field of ``outer`` in which ``node`` stands."""
+    inner = node
+    for place in script.above(node):
+        if place is outer:
+            break
+        inner = place
+    for name, value in ast.iter_fields(outer):
+        if value is inner or (isinstance(value, list) and inner in value):
+            return name
+    return ""

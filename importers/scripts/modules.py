@@ -1,0 +1,209 @@
+"""Find modules of the script's repository, and read the values that it imports from them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from affidavit.importers.scripts.aliases import find_escape, holder_names
+from affidavit.importers.scripts.launches import SEARCH_FOLDERS
+from affidavit.importers.scripts.settings_files import read_nearby_text
+from affidavit.importers.scripts.syntax import Definition, Script, package_of, parse_script
+from affidavit.importers.scripts.values import Evaluator, Record, Unreadable
+
+MAX_MODULES = 100
+
+
+def module_of(values: Evaluator, function: ast.expr) -> tuple[Evaluator, str] | None:
+    """The module of this repository that defines what is named, and its name there."""
+    name = function.attr if isinstance(function, ast.Attribute) else None
+    base = function.value if isinstance(function, ast.Attribute) else function
+    alias = getattr(values.script.binding_of(base), "node", None)
+    if not isinstance(alias, ast.alias):
+        return None
+    whole = _module(values, values.script, alias)
+    if whole is None:
+        return None
+    module, is_whole = whole
+    if is_whole == (name is None):
+        return None
+    return _inside(values, module), name or alias.name
+
+
+def definition_of(values: Evaluator, node: ast.expr) -> tuple[Evaluator, Definition] | None:
+    """The function or class of another file of the repository, with the values of its module."""
+    origin = module_of(values, node)
+    for _ in range(20):
+        if origin is None:
+            return None
+        inner, name = origin
+        bound = inner.script.bindings.get((inner.script.tree, name), [])
+        made = bound[0].node if len(bound) == 1 else None
+        if not isinstance(made, ast.alias):
+            return (inner, made) if isinstance(made, ast.FunctionDef | ast.ClassDef) else None
+        origin = module_of(inner, ast.Name(name, ast.Load()))
+    return None
+
+
+def _inside(values: Evaluator, module: Script) -> Evaluator:
+    """The values of a module of the script."""
+    main = values.main or values.script
+    return Evaluator(
+        module,
+        values.readers,
+        values.defaults,
+        main=main,
+        definition=values.definition,
+        _depth=values._depth,
+    )
+
+
+def read_local_import(values: Evaluator, call: ast.Call) -> Any:
+    """What a module of this repository defines: a value, an instance, a result, or all of it.
+
+    Raises ``Unreadable`` if any module of the script may set it while it runs.
+    """
+    if (origin := module_of(values, call.func)) is None:
+        return _whole_module(values, call)
+    inner, name = origin
+    module = inner.script
+    bound = module.bindings.get((module.tree, name), [])
+    if any(isinstance(item, ast.Starred) for item in call.args):
+        raise Unreadable(call, "its arguments are not all named")
+    passed = ast.Call(  # with values, as its arguments belong to another file
+        ast.Name(name, ast.Load()),
+        [ast.Constant(values.attempt(item)) for item in call.args],
+        [ast.keyword(item.arg, ast.Constant(values.attempt(item.value))) for item in call.keywords],
+    )
+    if len(bound) == 1 and isinstance(bound[0].node, ast.alias):
+        return read_local_import(inner, passed)  # what another module defines
+    changed = _changed(values, name)
+    if module.defines(name):
+        made = inner.of(passed)
+        if not isinstance(made, Record):
+            return made
+        returned = inner.returned(passed)
+        where = find_escape(module, holder_names(returned), methods=made.kind != "class")
+        if where is not None:
+            raise Unreadable(call, f"the module of {name} may change what it returns")
+        fields = {
+            key: Unreadable(call, f"{key} is set while the script runs")
+            if changed.get(key, set()) - made.stores
+            else value
+            for key, value in made.fields.items()
+        }
+        return Record(made.kind, fields)
+    if call.args or call.keywords:
+        return None
+    if name in changed:
+        raise Unreadable(call.func, f"{name} is set while the script runs")
+    value = inner.attempt(ast.Name(name, ast.Load()))
+    if isinstance(value, Unreadable):
+        raise Unreadable(call.func, f"{value.why}, in the module that {name} comes from")
+    return value
+
+
+def _whole_module(values: Evaluator, call: ast.Call) -> Any:
+    """A module of this repository that is imported whole, as a record of what it defines."""
+    alias = getattr(values.script.binding_of(call.func), "node", None)
+    origin = _module(values, values.script, alias) if isinstance(alias, ast.alias) else None
+    if origin is None or not origin[1] or call.args or call.keywords:
+        return None
+    module, changed = origin[0], _changed(values)
+    inner = _inside(values, module)
+    names = [key for scope, key in module.bindings if scope is module.tree]
+    return Record("class", {
+        key: Unreadable(call.func, f"{key} is set while the script runs")
+        if key in changed
+        else inner.attempt(ast.Name(key, ast.Load()))
+        for key in names
+    })  # fmt: skip
+
+
+def _changed(values: Evaluator, owner: str | None = None) -> dict[str, set[ast.AST]]:
+    """The attributes that any module of the script sets, and where.
+
+    Those that objects set of themselves count for the class ``owner`` alone.
+    """
+    changed: dict[str, set[ast.AST]] = {}
+    for script in modules_of(values):
+        for name, stores in script.stored_attributes.items():
+            for store in stores:
+                own = isinstance(store.value, ast.Name) and store.value.id == "self"
+                classes = [c.name for c in script.above(store) if isinstance(c, ast.ClassDef)]
+                if not own or owner in classes:
+                    changed.setdefault(name, set()).add(store)
+    return changed
+
+
+def _module(values: Evaluator, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
+    """The module of this repository that an import is from, and whether it binds it whole."""
+    known = (values.main or values.script).modules
+    if (script, alias) not in known:
+        known[script, alias] = _imported(values, script, alias)
+    return known[script, alias]
+
+
+def _imported(values: Evaluator, script: Script, alias: ast.alias) -> tuple[Script, bool] | None:
+    match script.parents[alias]:
+        case ast.ImportFrom(module=module, level=level):
+            start = [".", *[".."] * (level - 1)] if level else None
+            inner = _file(values, script, alias, start, f"{module or '.'}/{alias.name}")
+            if inner is not None:
+                return inner, True
+            own = None if module is None else _file(values, script, alias, start, module)
+            return None if own is None else (own, False)
+        case ast.Import() if alias.asname or "." not in alias.name:
+            whole = _file(values, script, alias, None, alias.name)
+            return None if whole is None else (whole, True)
+    return None
+
+
+def _file(
+    values: Evaluator, script: Script, node: ast.AST, start: list[str] | None, module: str
+) -> Script | None:
+    """The parsed file of a module, if there is just one."""
+    if script.folder is None:
+        return None
+    path = module.replace(".", "/") if module[0] != "." else module
+    files = []
+    for place in ["/".join(start)] if start else SEARCH_FOLDERS:
+        for file in (f"{place}/{path}.py", f"{place}/{path}/__init__.py"):
+            try:
+                text = read_nearby_text(values, node, file, script.folder)
+            except Unreadable:
+                continue
+            files.append((text, script.folder / file))
+    return parsed_file(*files[0]) if len(files) == 1 else None
+
+
+@lru_cache(maxsize=256)
+def parsed_file(text: str, file: Path) -> Script | None:
+    """The script of a file; None if its text is not Python."""
+    try:
+        return Script(parse_script(text), file.parent, file.name.lower())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def modules_of(values: Evaluator, beside: Collection[str] = ()) -> list[Script]:
+    """The script, and the modules of its repository that it imports, at any depth.
+
+    Packages ``beside`` are not followed, which may be a library's own.
+    """
+    scripts = [values.script]
+    for script in scripts:
+        for node in script.nodes:
+            if not isinstance(node, ast.alias) or _package(script, node) in beside:
+                continue
+            origin = _module(values, script, node)
+            if origin is not None and origin[0] not in scripts and len(scripts) < MAX_MODULES:
+                scripts.append(origin[0])
+    return scripts
+
+
+def _package(script: Script, alias: ast.alias) -> str:
+    return package_of(getattr(script.parents[alias], "module", None) or alias.name)

@@ -1,0 +1,356 @@
+"""Count how often a script steps its private optimizer, from the loops around ``optimizer.step()``.
+
+Loops are followed outwards through the functions that the file calls. A loop over a loader is one
+pass over the data, and a loop over ``range(n)`` runs n times. Training that cannot be followed
+(several steps, a ``while`` loop, a function that something else calls) is not counted: too few
+steps would be worse than none.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from affidavit.importers.names import NAMES
+from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.data_flow import WRAPPERS, is_private_loader, reads_records
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, root_of
+from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+COUNTED_ITERABLES = WRAPPERS | {"range"}
+OTHER_STEP_OWNERS = NAMES["other_steps"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """The passes over the data, or the steps if no loop goes over a loader; and their line."""
+
+    count: float
+    is_epochs: bool
+    line: int
+
+
+def count_passes(values: Evaluator) -> Passes:
+    """The passes that the script makes; raises ``Unreadable``."""
+    steps = [step for step in _counted_steps(values) if step not in values.others]
+    steps = values.beside_private(steps)
+    if len(steps) != 1:
+        lines = ", ".join(str(step.lineno) for step in steps)
+        raise Unreadable(
+            steps[0] if steps else values.script.tree,
+            f"step() is called in several places (lines {lines})"
+            if steps
+            else "no optimizer.step() is called in this file",
+        )
+    return passes_around(values, steps[0])
+
+
+def _counted_steps(values: Evaluator) -> list[ast.Call]:
+    steps = []
+    for node in values.script.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
+            call = values.script.parents[node]
+            if not may_be_optimizer_step(call if getattr(call, "func", None) is node else node):
+                continue
+            own = node.attr != "step" or getattr(node.value, "id", "") == "self"
+            if own and node.attr in values.script.functions:
+                continue  # its own steps count
+            if node.attr == "fit" and _is_preprocessor(values.script, node.value):
+                continue
+            if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
+                raise Unreadable(node, "training may step elsewhere")
+            steps.append(call)
+    if values.script.hidden is not None:
+        raise Unreadable(values.script.hidden, "it may name any method")
+    return steps
+
+
+def _is_preprocessor(script: Script, node: ast.expr) -> bool:
+    """Whether a name is one of scikit-learn's scalers or the like, which train no model."""
+    made = [item.value for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
+    calls = [item for item in (node, *made) if isinstance(item, ast.Call)]
+    return any(
+        script.is_of(call.func, ("sklearn",))
+        and (last_name(call.func) or "").endswith(NAMES["preparers"])
+        for call in calls
+    )
+
+
+def find_resumed_run(values: Evaluator) -> ast.AST | None:
+    """What continues an earlier run, whose steps count too, if it may run."""
+    for node in values.script.nodes:
+        match node:
+            case ast.Attribute(attr="load_checkpoint" | "load_state"):
+                counts = True
+            case ast.Attribute(attr="load_state_dict", value=owner):
+                name = (last_name(owner) or "").lower()
+                counts = name == "accountant" or "optim" in name
+            case ast.keyword(arg="resume_from_checkpoint" | "ckpt_path", value=value):
+                call = getattr(values.script.parents[node], "func", node)
+                counts = last_name(call) in ("fit", "train") and bool(values.known(value))
+            case _:
+                counts = False
+        if counts and not is_left_out(values, node):
+            return node
+    return None
+
+
+def optimizer_steps(values: Evaluator) -> list[ast.Call]:
+    """The calls of ``step()`` that may be an optimiser's, and what steps privately beside them."""
+    script = values.script
+    steps = [
+        call for call, owner in script.method_calls("step") if may_be_optimizer_step(call)
+        and not ("step" in script.functions and getattr(owner, "id", "") == "self")
+    ]  # fmt: skip
+    return [*steps, *values.updates]
+
+
+def enclosing_loops(
+    values: Evaluator, node: ast.AST, depth: int = 0
+) -> Iterator[ast.For | ast.While]:
+    """The loops around a node, and around the calls of its function."""
+    for outer in values.script.above(node):
+        if isinstance(outer, ast.For | ast.While):
+            yield outer
+        elif isinstance(outer, ast.FunctionDef) and depth < 5:
+            for call in values.known_calls(outer):
+                if call in values.script.parents:
+                    yield from enclosing_loops(values, call, depth + 1)
+
+
+def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
+    """Whether a loop has one turn."""
+    try:
+        return _iterations(values, iterable) == 1
+    except Unreadable:
+        return False
+
+
+def may_be_optimizer_step(step: ast.AST) -> bool:
+    """Whether a call of ``step``, or a method of this name, may be an optimiser's.
+
+    It is not if its object is named otherwise, or is told the noise, as an accountant is.
+    """
+    if isinstance(step, ast.Call) and "noise_multiplier" in keywords_of(step):
+        return False
+    function = getattr(step, "func", step)
+    name = (last_name(getattr(function, "value", step)) or "").lower()
+    return not any(part in name for part in OTHER_STEP_OWNERS) or "optim" in name
+
+
+def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
+    """The loops around ``node``, out to the module, through the calls of each function.
+
+    Raises ``Unreadable``.
+    """
+    count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
+    if depth > 20:
+        raise Unreadable(node, "its calls are recursive")
+    for outer in values.script.above(node):
+        match outer:
+            case ast.While():
+                raise Unreadable(
+                    outer, "the number of iterations of this loop cannot be determined"
+                )
+            case ast.For() | ast.AsyncFor():
+                times = _iterations(values, outer.iter)
+                line = outer.lineno
+                if times is None and is_epochs:
+                    raise Unreadable(outer, "loops over loaders are nested")
+                is_epochs = is_epochs or times is None
+                count *= 1 if times is None else times
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                raise Unreadable(outer, "a comprehension steps the optimiser")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                called = _only_call(values, outer)
+                rest = passes_around(values, called, depth + 1)
+                if rest.is_epochs and is_epochs:
+                    raise Unreadable(outer, "loops over loaders are nested")
+                whole = count * rest.count
+                line = rest.line if rest.count != 1 else line
+                return Passes(count=whole, is_epochs=is_epochs or rest.is_epochs, line=line)
+    return Passes(count=count, is_epochs=is_epochs, line=line)
+
+
+def minimum_passes(
+    values: Evaluator, node: ast.AST, passes: float | None, depth: int = 0
+) -> tuple[float | None, ast.AST | None]:
+    """The passes that the loops around ``node`` make at least, and what may repeat them.
+
+    How often that runs is not settled: a loop, or what a function is passed on to. The innermost
+    loop that is not counted is a pass.
+    """
+    repeats: ast.AST | None = None
+    for outer in values.script.above(node):
+        if isinstance(outer, ast.For):
+            try:
+                times = _iterations(values, outer.iter)
+            except Unreadable:
+                times = None
+            ends = any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer))
+            if times is not None and passes is not None and not ends:
+                passes *= times
+            elif times is None and passes is not None and passes > 1:
+                repeats = repeats or outer
+            elif times is None:
+                passes = 1
+        elif isinstance(outer, COMPREHENSIONS) and passes is not None and passes > 1:
+            repeats = repeats or outer
+        elif isinstance(outer, ast.FunctionDef | ast.Lambda) and depth < 20:
+            places = _running_calls(values, outer)
+            if places:
+                counts = [minimum_passes(values, place, passes, depth + 1) for place in places]
+                passes = sum(count for count, _ in counts if count is not None) or None
+                repeats = next((further for _, further in counts if further), repeats)
+            elif passes is not None and passes > 1:
+                repeats = repeats or _passed_to_a_call(values, outer)
+            break
+    return passes, repeats
+
+
+def _passed_to_a_call(values: Evaluator, function: ast.FunctionDef | ast.Lambda) -> ast.AST | None:
+    """Where a function is not called but handed over, as to ``study.optimize``, ``map``, ``spawn``.
+
+    How often it runs is then settled elsewhere.
+    """
+    script = values.script
+    uses = [function] if isinstance(function, ast.Lambda) else script.uses(function)
+    return next(
+        (
+            use
+            for use in uses
+            if getattr(script.parents[use], "func", None) is not use and not values.runs_once(use)
+        ),
+        None,
+    )
+
+
+def is_whole_pass(values: Evaluator, step: ast.AST) -> bool:
+    """Whether the loops around ``step`` in its function go to the end of the private loader."""
+    goes_over = False
+    for outer in values.script.above(step):
+        if isinstance(outer, ast.FunctionDef):
+            break
+        if isinstance(outer, ast.For):
+            if any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer)):
+                return False
+            with suppress(Unreadable):
+                goes_over = goes_over or _iterations(values, outer.iter) is None
+    return goes_over
+
+
+def _running_calls(values: Evaluator, function: ast.AST) -> list[ast.AST]:
+    """Calls of a function that all run: its only one, or several that exclude no other."""
+    try:
+        only = _only_call(values, function)
+    except Unreadable:
+        calls = values.known_calls(function)
+        pairs = itertools.combinations(calls, 2)
+        inside = all(call in values.script.parents for call in calls)
+        if not inside or any(exclude_each_other(values.script, *pair) for pair in pairs):
+            return []
+        return [call for call in calls if not is_left_out(values, call)]
+    return [] if only is function else [only]
+
+
+def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
+    """The only call of a function; raises ``Unreadable``."""
+    name = getattr(function, "name", "a lambda")
+    decorators = getattr(function, "decorator_list", [])
+    if any(
+        last_name(getattr(item, "func", item)) not in NAMES["plain_decorators"]
+        for item in decorators
+    ):
+        raise Unreadable(function, f"{name} is decorated")
+    calls = values.calls_of(function) if not isinstance(function, ast.Lambda) else []
+    if decorators and not calls:
+        return function  # its decorator runs it, as Flower's app.main() does
+    if len(calls) != 1:
+        how = f"{len(calls)} calls of {name} are" if calls else f"no call of {name} is"
+        raise Unreadable(function, f"{how} in this file")
+    # A call that app.run(main) stands for has no place of its own.
+    return calls[0] if calls[0] in values.script.parents else calls[0].func
+
+
+def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
+    """How often a loop runs; None if it goes over the private loader once."""
+    match iterable:
+        case ast.Call(func=function, args=[first, *rest]) if (
+            last_name(function) in COUNTED_ITERABLES
+        ):
+            _require_own_name(values, function)
+            if last_name(function) in ("range", "trange"):
+                counted = values.script.value_of(first) if isinstance(first, ast.Name) else first
+                match counted, rest:
+                    case ast.Call(func=ast.Name(id="len"), args=[loader]), []:
+                        if is_private_loader(values, loader):
+                            return None
+                return _range_length(values, iterable, [first, *rest])
+            return _iterations(values, first)
+        case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
+            _require_own_name(values, iterable.func)
+            own = [part for part in parts if is_private_loader(values, part)]
+            if len(own) == 1 == sum(reads_records(values, part) for part in parts):
+                return None
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            if not any(isinstance(item, ast.Starred) for item in items):
+                return len(items)
+        case ast.Name() | ast.Attribute():
+            if is_private_loader(values, iterable):
+                return None
+            made = _bound_value(values, iterable)
+            if isinstance(made, ast.Call) or _is_constant_sequence(made, values, iterable):
+                return _iterations(values, made)
+    raise Unreadable(iterable, f"what {source_text(iterable)} goes over is not settled")
+
+
+def _require_own_name(values: Evaluator, function: ast.expr) -> None:
+    """Refuse a ``tqdm`` that the file itself defines, and a ``range`` that it binds at all."""
+    root, own = root_of(function), last_name(function) in ("range", "enumerate")
+    bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
+    if any(own or not isinstance(getattr(item, "node", None), ast.alias) for item in bindings):
+        raise Unreadable(function, f"{source_text(function)} may not be what its name says")
+
+
+def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
+    """What a name is bound to alone."""
+    binding = values.script.binding_of(name)
+    if binding is None:
+        return None
+    match values.script.parents[binding.node]:
+        case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
+            return bar  # a progress bar is what it opens
+    return binding.value
+
+
+def _is_constant_sequence(
+    made: ast.expr | None, values: Evaluator, name: ast.expr
+) -> TypeGuard[ast.expr]:
+    """Whether a name is bound to a list that is written out, and that nothing can lengthen."""
+    script = values.script
+    return (
+        isinstance(made, ast.List | ast.Tuple)
+        and isinstance(name, ast.Name)
+        and len(getattr(script.parents[made], "targets", ())) == 1
+        and script.dynamic is None
+        and all(
+            getattr(script.parents[node], "iter", None) is node
+            or (isinstance(made, ast.Tuple) and isinstance(script.parents[node], ast.Call))
+            for node in script.reads_of(name.id)
+        )
+    )
+
+
+def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:
+    numbers = [values.of(argument) for argument in arguments]
+    if not numbers or not all(isinstance(number, int) for number in numbers):
+        raise Unreadable(call, "the ends of the range are not whole numbers")
+    try:
+        return float(len(range(*numbers)))
+    except (ValueError, OverflowError) as error:
+        raise Unreadable(call, f"it fails: {error}") from None
